@@ -97,7 +97,7 @@ def test_a_file_that_cannot_be_written_is_an_error(folder: Path, capsys: pytest.
         ("[]", "neither a plan nor a graph"),
         ('{"unity": "machine"}', "neither a plan nor a graph"),
         ('{"unity": "plan", "schema": 0}', f"plan schema 0, this version of unity reads {SCHEMA}: plan again"),
-        (json.dumps(sealed({"unity": "plan", "schema": SCHEMA})), "lacks the summary"),
+        (json.dumps(sealed({"unity": "plan", "schema": SCHEMA})), "damaged at $."),
         ('{"unity": "graph", "schema": 99}', "schema 99"),
         ('{"unity": "folded graph"}', "damaged"),
     ],

@@ -29,7 +29,7 @@ from unity.pcg.ir.compact_json import fold, unfold
 from unity.pcg.ir.graph import PARALLELIZATION, PCG
 from unity.pcg.ir.graph_json import from_json as read_graph
 from unity.pcg.ir.graph_json import to_json as graph_json
-from unity.plan.plan_file import read, summaries
+from unity.plan.plan_file import read, sealed, summaries
 from unity.plan.summary import Summary, differentiated_in
 from unity.search.cost.prediction import predict
 
@@ -328,12 +328,15 @@ def test_the_diff_of_a_file_equals_the_plans(tmp_path: Path) -> None:
 
 def test_damaged_summaries_are_refused(tmp_path: Path) -> None:
     planned().save(tmp_path / "plan.json")
-    data = read(tmp_path / "plan.json")
+    path = tmp_path / "plan.json"
+    data = json.loads(path.read_text())
     for part, new in (("work", 3), ("graph", {}), ("schema", 99), ("rules", [{"rule": "x"}])):
-        with pytest.raises(unity.PlanError, match=r"plan\.json"):
-            summaries("plan.json", {**data, "planned": {**data["planned"], part: new}})
-    with pytest.raises(unity.PlanError, match="lacks the summary"):
-        summaries("plan.json", {k: v for k, v in data.items() if k != "captured"})
+        path.write_text(json.dumps(sealed({**data, "planned": {**data["planned"], part: new}})))
+        with pytest.raises(unity.PlanError, match=rf"plan\.json is damaged at \$\.planned\.{part}"):
+            summaries(path, read(path))
+    path.write_text(json.dumps(sealed({k: v for k, v in data.items() if k != "captured"})))
+    with pytest.raises(unity.PlanError, match=r"damaged at \$\.captured: it is missing"):
+        read(path)
 
 
 def test_compact_graphs_are_equal_and_smaller() -> None:

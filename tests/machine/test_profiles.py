@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from small_models import MACHINE, MODELS, counted, made, named, random_point
 
 from unity.exec.measure.plan_profile import of_domains
@@ -64,10 +65,10 @@ def test_what_is_put_is_there_and_a_second_time_replaces_the_first(tmp_path: Pat
     store = Store(tmp_path / "deep" / "profiles.sqlite3")
     assert store.profile(WHERE) is None
     one, other = measurement(BODY, 8, 1e-3), measurement(BODY, 16, 2e-3)
-    for m in (one, other, replace(one, forward=3e-3)):
+    for m in (one, other, structs.replace(one, forward=3e-3)):
         store.put(WHERE, m)
     found = store.profile(WHERE)
-    assert found == Profile(WHERE, (other, replace(one, forward=3e-3)))
+    assert found == Profile(WHERE, (other, structs.replace(one, forward=3e-3)))
 
 
 @pytest.mark.parametrize("change", [{"kind": "H100"}, {"devices": 4}, {"cores": 2}, {"jax": "0.11"}, {"platform": "cuda 13"}])
@@ -79,9 +80,9 @@ def test_other_devices_and_versions_see_nothing_of_it(tmp_path: Path, change: di
 
 def test_the_key_tells_programs_shapes_and_gradients_apart() -> None:
     one = measurement(BODY, 8, 1e-3)
-    others = (measurement(body_of(128), 8, 1e-3), measurement(BODY, 16, 1e-3), replace(one, differentiated=(False, True)))
+    others = (measurement(body_of(128), 8, 1e-3), measurement(BODY, 16, 1e-3), structs.replace(one, differentiated=(False, True)))
     assert len({one.key, *(m.key for m in others)}) == 4
-    assert replace(one, forward=9.0).key == one.key
+    assert structs.replace(one, forward=9.0).key == one.key
 
 
 WRITER = """
@@ -308,12 +309,12 @@ def test_a_machine_is_saved_with_its_profile_and_its_key_changes(tmp_path: Path)
     ("spoil", "named"),
     [
         (lambda p: p | {"schema": SCHEMA + 1}, f"schema is version {SCHEMA + 1}"),
-        (lambda p: {k: v for k, v in p.items() if k != "where"}, "schema, where, measurements"),
-        (lambda p: p | {"where": {"kind": "A100"}}, "'where'"),
-        (lambda p: p | {"measurements": [["short"]]}, "measurement is damaged"),
+        (lambda p: {k: v for k, v in p.items() if k != "where"}, r"\$\.profile\.where: it is missing"),
+        (lambda p: p | {"where": {"kind": "A100"}}, r"\$\.profile\.where\.devices: it is missing"),
+        (lambda p: p | {"measurements": [["short"]]}, r"\$\.profile\.measurements\[0\]: expected array of"),
         (lambda p: p | {"measurements": [[*p["measurements"][0][:7], -1.0, *p["measurements"][0][8:]]]}, "forward.*-1"),
         (lambda p: p | {"where": p["where"] | {"kind": "NVIDIA H200"}}, "NVIDIA H200.*a100.*measure there"),
-        (lambda p: [], "must be an object"),
+        (lambda p: [], r"\$\.profile: expected object, got array"),
     ],
 )
 def test_a_spoiled_profile_is_refused_by_name(tmp_path: Path, spoil, named: str) -> None:

@@ -410,7 +410,7 @@ def test_foreign_plans_are_refused_with_the_difference(tmp_path: Path) -> None:
         (whole[: len(whole) // 2], "cannot be read"),
         ("[1, 2]", "is not a plan"),
         (json.dumps(json.loads(whole) | {"schema": 99}), "schema 99"),
-        (json.dumps(sealed(json.loads(whole) | {"types": []})), "damaged"),
+        (json.dumps(sealed(json.loads(whole) | {"types": []})), r"damaged at \$\.points\[0\]"),
         (json.dumps(sealed(json.loads(whole) | {"machine": {}})), r"damaged.* at \$\.machine"),
     ):
         path.write_text(damaged)

@@ -26,11 +26,12 @@ from test_joint import LAYERS as LAYERED
 from test_joint import layers
 
 import unity
+from unity.base.documents import encoded, parsed, typed
 from unity.base.errors import PlanError, UnityError
 from unity.cli import main
 from unity.pcg.capture.capture import capture
 from unity.pcg.capture.repetition import repeated
-from unity.pcg.ir.compact_json import fold, fold_all, unfold_all
+from unity.pcg.ir.compact_json import FoldedGraphs, fold, folded_all, unfolded_all
 from unity.pcg.ir.graph import PCG
 from unity.plan.plan_file import sealed
 from unity.report import Source, content, of_file, of_plan, page
@@ -276,9 +277,9 @@ def test_the_steps_of_a_file_equal_the_plans(of: Any, tmp_path: Path) -> None:
 @given(st.lists(small_graphs(), max_size=2))
 @settings(max_examples=25)
 def test_graphs_survive_being_folded_together(graphs: list[PCG]) -> None:
-    found = fold_all([*graphs, *graphs])
-    assert [g.key for g in unfold_all(json.loads(json.dumps(found)))] == [g.key for g in graphs] * 2
-    assert len(found["contents"]) <= sum(len(fold(g)["contents"]) for g in graphs)
+    found = folded_all([*graphs, *graphs])
+    assert [g.key for g in unfolded_all(typed(parsed(encoded(found)), FoldedGraphs))] == [g.key for g in graphs] * 2
+    assert len(found.contents) <= sum(len(fold(g)["contents"]) for g in graphs)
 
 
 def test_a_file_without_steps_shows_the_rules_at_their_lines(file: Path) -> None:
@@ -465,12 +466,15 @@ def test_other_files_are_refused(file: Path, tmp_path: Path) -> None:
     for change, message in (
         ({"unity": "graph"}, "is not a plan"),
         ({"schema": 4}, "plan schema 4"),
-        ({"planned": None}, "not a summary"),
+        ({"planned": None}, r"damaged at \$\.planned: expected object, got null"),
         ({"machine": {}}, "damaged"),
         ({"points": [{"time": 1.0, "memory": 1.0, "nodes": [], "outputs": []}]}, "damaged"),
-        ({"report": {}}, "kept for its report is damaged"),
-        ({"report": {**whole["report"], "costs": {"rows": [], "nodes": []}}}, "kept for its report is damaged"),
-        ({"report": {**whole["report"], "steps": {"told": [], "graphs": {}}}}, "no graphs that unity saved"),
+        ({"report": {}}, r"damaged at \$\.report\.steps: it is missing"),
+        (
+            {"report": {**whole["report"], "costs": {"rows": [], "nodes": []}}},
+            r"damaged at \$\.report\.costs\.nodes: expected the number",
+        ),
+        ({"report": {**whole["report"], "steps": {"told": [], "graphs": {}}}}, r"damaged at \$\.report\.steps\.graphs"),
     ):
         path = tmp_path / "other.json"
         path.write_text(json.dumps(sealed({**whole, **change})))

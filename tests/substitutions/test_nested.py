@@ -99,7 +99,7 @@ def test_files_keep_what_was_done_inside_and_refuse_what_does_not_replay(fn, arg
         ({}, "does not lead"),
         ({"0" * 32: one}, "not in the programs"),
         ({key: {**one, "to": key}}, "not in the programs"),
-        ({key: {**one, "steps": [], "inside": {}}}, "does not lead"),
+        ({key: {**one, "derivation": {"steps": [], "inside": {}}}}, "does not lead"),
         ({key: 3}, "damaged"),
     ]:
         rewriting = {**data["rewriting"], "derivation": {**derivation, "inside": changed}}

@@ -10,6 +10,7 @@ import small_models
 from operator_record import DEGREES, operator, proved_claims
 
 import unity
+from unity.base.documents import encoded, parsed, plain, typed
 from unity.base.errors import DerivationError, PlanError
 from unity.machine.hardware import Device
 from unity.machine.machine import Machine
@@ -19,7 +20,7 @@ from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, partitioned
 from unity.plan.plan_file import sealed
 from unity.substitutions.language.axioms import default_library
-from unity.substitutions.language.parallel_derivation import Parallelization
+from unity.substitutions.language.parallel_derivation import Parallelization, ParallelizationRecord
 from unity.verify.derivations.parallel import check_parallelization
 from unity.verify.proofs import claims as record
 from unity.verify.proofs.claims import claims, proved
@@ -81,18 +82,18 @@ def test_products_are_split_by_rules_of_the_library():
 
 def test_a_parallelization_survives_its_file():
     found = plan()
-    data = json.loads(json.dumps(found.parallelization.to_json()))
-    assert Parallelization.from_json(data) == found.parallelization
+    data = parsed(encoded(found.parallelization.to_record()))
+    assert Parallelization.from_record(typed(data, ParallelizationRecord)) == found.parallelization
     for wrong in (None, {}, {**data, "nodes": [99]}, {**data, "nodes": [-1]}, {**data, "types": ["Q"]}):
-        with pytest.raises(PlanError, match="missing or damaged"):
-            Parallelization.from_json(wrong)
+        with pytest.raises(PlanError, match="damaged at"):
+            Parallelization.from_record(typed(wrong, ParallelizationRecord))
 
 
 def test_equal_layers_are_written_once():
     sizes = []
     for layers in (4, 12):
         model = small_models.gpt(layers)
-        found = plan(model.loss, (model.params, model.batch)).parallelization.to_json()
+        found = plain(plan(model.loss, (model.params, model.batch)).parallelization.to_record())
         sizes.append(sum(len(json.dumps(found[k])) for k in ("types", "splits", "changes", "rows")))
     assert sizes[1] < 1.5 * sizes[0]
 
@@ -147,7 +148,7 @@ def test_a_file_whose_parallelization_does_not_replay_is_refused(tmp_path):
     data = whole["parallelization"]
     at = next(k for k, s in enumerate(data["splits"]) if s[3])
     edited = [[*s[:4], "0" * 16] if k == at else s for k, s in enumerate(data["splits"])]
-    for wrong, message in (({**data, "splits": edited}, "hash"), (None, "missing or damaged")):
+    for wrong, message in (({**data, "splits": edited}, "hash"), (None, r"damaged at \$\.parallelization")):
         path.write_text(json.dumps(sealed({**whole, "parallelization": wrong})))
         with pytest.raises(PlanError, match=message):
             unity.load(path, mlp, *MLP)

@@ -1,17 +1,18 @@
 """Replay of derivations: every step of the search passes, and no other."""
 
+import dataclasses
 import itertools
-import json
 import random
-from dataclasses import replace
 from functools import cache
 
 import jax
 import jax.numpy as jnp
 import pytest
 from derivation_cases import PROGRAMS, arguments, attention, biased, both_biased, joins, parted, struct, two_products
+from msgspec.structs import replace
 
 from benchmarks.random_programs import computed
+from unity.base.documents import encoded, parsed, plain, typed
 from unity.base.errors import DerivationError, PlanError
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import program_of
@@ -67,7 +68,7 @@ def program(fn):
 
 def filed(step):
     """Return a step after writing it to JSON and reading it."""
-    again = RewriteStep.from_json(json.loads(json.dumps(step.to_json())))
+    again = typed(parsed(encoded(step)), RewriteStep)
     assert again == step
     return again
 
@@ -92,7 +93,7 @@ def test_every_pattern_of_the_library_replays():
     for pattern in PATTERNS:
         lacking.add(str(pattern))
         for instance in small_instances(pattern.rule, (), (2, 4), 6):
-            matched = replace(pattern, rule=instance.rule)
+            matched = dataclasses.replace(pattern, rule=instance.rule)
             body = side((*matched.left, *(matched.rest if matched.dropped else ())), instance.types)
             forms = canonical_forms(body)
             for occurrence in occurrences(Reading(body), pattern):
@@ -250,10 +251,10 @@ def test_an_empty_derivation_leads_to_the_program_itself(fn):
 
 def test_damaged_files_are_refused():
     step, _ = one(MERGE)
-    data = step.to_json()
-    for key in data:
-        with pytest.raises(PlanError, match="a step of the derivation is damaged"):
-            RewriteStep.from_json({k: v for k, v in data.items() if k != key})
+    data = plain(step)
+    for key in ("rule", "hash", "backward", "tensors", "roots"):
+        with pytest.raises(PlanError, match=rf"damaged at \$\.{key}: it is missing"):
+            typed({k: v for k, v in data.items() if k != key}, RewriteStep)
 
 
 def test_a_step_cannot_replace_a_value_that_is_computed_twice():

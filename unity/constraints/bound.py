@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from unity.base.documents import Natural, Record
 from unity.base.errors import ConstraintError, OptionError, PlanError
 from unity.base.formatting import short
-from unity.constraints.kinds import Across, Constraint, Marked, OperatorPin, Pin, WithoutRules, from_json, marked_by, results_of
+from unity.constraints.kinds import Across, Constraint, Marked, OperatorPin, Passed, Pin, WithoutRules, marked_by, results_of
 from unity.constraints.paths import Spellings, matching, nearest, spellings
 from unity.constraints.resolver import Resolver
 from unity.machine.machine import Machine
@@ -26,6 +27,13 @@ from unity.search.space.offers import offered
 from unity.search.space.opening import sites_of
 
 
+class BoundRecord(Record):
+    """The constraints of a plan, and the numbers of the arguments that are weights."""
+
+    given: tuple[Passed, ...]
+    weights: tuple[Natural, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Bound:
     """All constraints on a captured function.
@@ -38,7 +46,7 @@ class Bound:
         instead: returns masks that replace the constraints at some sites, by which alternatives are searched.
     """
 
-    passed: tuple[Constraint, ...] = ()
+    passed: tuple[Passed, ...] = ()
     marked: tuple[Marked, ...] = ()
     paths: Spellings = ()
     learned: frozenset[int] = frozenset()
@@ -71,9 +79,10 @@ class Bound:
         passed = tuple(c for c in self.passed if c in some)
         return replace(self, passed=passed, marked=tuple(c for c in self.marked if c in some))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the passed constraints as JSON data. Those that the function states are part of its graph."""
-        return {"given": [c.to_json() for c in self.passed], "weights": sorted(self.learned)}
+    @property
+    def record(self) -> BoundRecord:
+        """The passed constraints for a document. Those that the function states are part of its graph."""
+        return BoundRecord(self.passed, tuple(sorted(self.learned)))
 
     def check(self, serial: PCG, parallel: PCG, machine: Machine) -> None:
         """Raise PlanError, naming the constraint and the tensor, unless a parallel graph of a program obeys all constraints."""
@@ -134,12 +143,11 @@ def bound(constraints: Iterable[Constraint], captured: Captured, fn: Callable[..
         OptionError: one of `constraints` is not a constraint.
         ConstraintError: a pin's path names no argument and no operator, or the function marks a value whose type is not chosen.
     """
-    passed = tuple(constraints)
-    for c in passed:
-        if not isinstance(c, (Pin, OperatorPin, Across, WithoutRules)):
-            raise OptionError(
-                f"constraints={list(passed)!r}: expected unity.pin, forbid, only, require or without_rules, got {c!r}"
-            )
+    passed = list[Passed]()
+    for c in (every := tuple(constraints)):
+        if not isinstance(c, Passed):
+            raise OptionError(f"constraints={list(every)!r}: expected unity.pin, forbid, only, require or without_rules, got {c!r}")
+        passed.append(c)
     unreachable = next(hidden(captured.graph), None)
     if unreachable is not None:
         what = "unity.constrain" if captured.marking is None else "unity.constrain, or a sharding that shardings='keep' keeps,"
@@ -149,12 +157,12 @@ def bound(constraints: Iterable[Constraint], captured: Captured, fn: Callable[..
         )
     marked = tuple(dict.fromkeys(map(marked_by, marks(captured.graph))))
     paths = spellings(fn, [str(node.attributes["name"]) for node in captured.graph.inputs])
-    passed = tuple(_argument_or_operator_pin(c, paths, captured) if isinstance(c, Pin) else c for c in passed)
+    bound_to = tuple(_argument_or_operator_pin(c, paths, captured) if isinstance(c, Pin) else c for c in passed)
     weights = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     count = max((int(path[5 : path.index("]")]) for path in captured.paths), default=-1) + 1
     starts = tuple(f"args[{i % count}]" for i in weights) if count else ()
     learned = frozenset(k for k, path in enumerate(captured.paths) if path.startswith(starts))
-    return Bound(passed, marked, paths, learned)
+    return Bound(bound_to, marked, paths, learned)
 
 
 def _argument_or_operator_pin(pin: Pin, paths: Spellings, captured: Captured) -> Pin | OperatorPin:
@@ -172,12 +180,9 @@ def _argument_or_operator_pin(pin: Pin, paths: Spellings, captured: Captured) ->
         hint = f"; the nearest operators are {', '.join(near)}" if near else ""
         arguments = f"no argument has the path {pin.path}{nearest(pin.path, paths)}"
         raise ConstraintError(f"{arguments}, and no operator the name{hint} (docs: constraints#paths)")
-    return replace(unbound, results=results_of(named))
+    return OperatorPin(pin.path, pin.wanted, results_of(named))
 
 
-def restored(data: Any, captured: Captured, fn: Callable[..., Any]) -> Bound:
-    """Return the constraints of a saved plan from their data. Raises PlanError if the data are damaged."""
-    try:
-        return replace(bound(map(from_json, data["given"]), captured, fn), learned=frozenset(map(int, data["weights"])))
-    except (TypeError, ValueError, IndexError, KeyError, ConstraintError) as error:
-        raise PlanError(f"its constraints are damaged: {type(error).__name__}: {error}") from error
+def restored(record: BoundRecord, captured: Captured, fn: Callable[..., Any]) -> Bound:
+    """Return the constraints of a saved plan from their record. Raises ConstraintError if they name nothing of the function."""
+    return replace(bound(record.given, captured, fn), learned=frozenset(record.weights))

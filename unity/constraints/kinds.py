@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from unity.base.documents import Record
 from unity.base.errors import ConstraintError
 from unity.base.formatting import short
 from unity.constraints.paths import matched
@@ -18,20 +17,15 @@ from unity.pcg.parallel.wanted_types import Wanted, wanted
 from unity.search.space.masks import MaskRule
 
 
-class Constraint(ABC):
+class Constraint(Record, tag_field="constraint"):
     """A condition that a plan must obey. It prints as the user wrote it."""
 
-    @abstractmethod
     def rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
         """Yield the restricted sites, each with a rule about its choices. Raises ConstraintError if a name refers to nothing."""
-
-    @abstractmethod
-    def to_json(self) -> list[Any]:
-        """Return the constraint as JSON data, its kind first."""
+        raise NotImplementedError(type(self))
 
 
-@dataclass(frozen=True)
-class Pin(Constraint):
+class Pin(Constraint, tag="pin"):
     """A sharding of arguments."""
 
     path: str
@@ -46,15 +40,11 @@ class Pin(Constraint):
             except ConstraintError as error:
                 raise ConstraintError(f"{self}: {resolver.paths[k][0]}: {error}") from None
 
-    def to_json(self) -> list[Any]:
-        return ["pin", self.path, self.wanted.to_json()]
-
     def __str__(self) -> str:
         return f'unity.pin("{self.path}", {self.wanted})'
 
 
-@dataclass(frozen=True)
-class OperatorPin(Constraint):
+class OperatorPin(Constraint, tag="operators"):
     """A sharding of operators' results.
 
     Attributes:
@@ -85,9 +75,6 @@ class OperatorPin(Constraint):
         """Return whether a node is one of the operators."""
         return node.body is not None and node.kind != CONSTRAIN and self.name in spoken(node)
 
-    def to_json(self) -> list[Any]:
-        return ["operators", self.name, self.wanted.to_json(), list(self.results)]
-
     def __str__(self) -> str:
         return f'unity.pin("{self.name}", {self.wanted})'
 
@@ -97,7 +84,6 @@ def results_of(nodes: Iterable[Node]) -> tuple[str, ...]:
     return tuple(sorted(str(tensor) for node in nodes for tensor in node.tensors))
 
 
-@dataclass(frozen=True)
 class Marked(Constraint):
     """A sharding of the values that `unity.constrain` marks at a line of the function."""
 
@@ -113,9 +99,6 @@ class Marked(Constraint):
             except ConstraintError as error:
                 raise ConstraintError(f"{self}: {error}") from None
 
-    def to_json(self) -> list[Any]:
-        raise TypeError("constraints that a function states itself are part of its graph, and not saved in files")
-
     def __str__(self) -> str:
         return f"unity.constrain(..., {self.wanted}) at {self.source}"
 
@@ -125,16 +108,15 @@ def marked_by(node: Node) -> Marked:
     return Marked(mark_of(node), short(node.source))
 
 
-@dataclass(frozen=True)
-class Across(Constraint):
+class Across(Constraint, tag="across"):
     """A condition on the dimensions that are split across a level of the machine.
 
     `word` is "forbid" (no value is split in the dimension), "only" (no value is split in another one) or "require" (all arguments
     that have the dimension are split in it).
     """
 
-    word: str
-    dimension: Dimension
+    word: Literal["forbid", "only", "require"]
+    dimension: Literal["samples", "tensor", "weights"] | tuple[str, int]
     level: str
 
     def rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
@@ -160,15 +142,11 @@ class Across(Constraint):
         if not exists and self.word != "forbid":
             raise ConstraintError(f"{self}: nothing of this program can be split in such a dimension")
 
-    def to_json(self) -> list[Any]:
-        return [self.word, list(self.dimension) if isinstance(self.dimension, tuple) else self.dimension, self.level]
-
     def __str__(self) -> str:
         return f'unity.{self.word}({self.dimension!r}, across="{self.level}")'.replace("'", '"')
 
 
-@dataclass(frozen=True)
-class WithoutRules(Constraint):
+class WithoutRules(Constraint, tag="without_rules"):
     """Names or patterns of rules that may not rewrite the program."""
 
     names: tuple[str, ...]
@@ -176,27 +154,14 @@ class WithoutRules(Constraint):
     def rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
         return iter(())
 
-    def to_json(self) -> list[Any]:
-        return ["without_rules", *self.names]
-
     def __str__(self) -> str:
         return f"unity.without_rules({', '.join(map(repr, self.names))})".replace("'", '"')
 
 
-def from_json(data: list[Any]) -> Constraint:
-    """Return the constraint that `to_json` wrote."""
-    word, *rest = data
-    if word == "pin":
-        return Pin(str(rest[0]), Wanted.from_json(rest[1]))
-    if word == "operators":
-        return OperatorPin(str(rest[0]), Wanted.from_json(rest[1]), tuple(map(str, rest[2])))
-    if word == "without_rules":
-        return WithoutRules(tuple(map(str, rest)))
-    dimension, level = rest
-    return _across(str(word), (str(dimension[0]), int(dimension[1])) if isinstance(dimension, list) else dimension, str(level))
+Passed = Pin | OperatorPin | Across | WithoutRules  # constraints that are passed to `unity.optimize`
 
 
-def pin(path: str, spec: Any) -> Constraint:
+def pin(path: str, spec: Any) -> Pin:
     """Fix the sharding of arguments (how weights are stored, how the batch is loaded) or of operators' results.
 
     Args:
@@ -214,7 +179,7 @@ def pin(path: str, spec: Any) -> Constraint:
     return Pin(path, wanted(spec))
 
 
-def forbid(dimension: Dimension, *, across: str) -> Constraint:
+def forbid(dimension: Dimension, *, across: str) -> Across:
     """Forbid splitting a dimension across a level of the machine.
 
     Args:
@@ -227,7 +192,7 @@ def forbid(dimension: Dimension, *, across: str) -> Constraint:
     return _across("forbid", dimension, across)
 
 
-def only(dimension: Dimension, *, across: str) -> Constraint:
+def only(dimension: Dimension, *, across: str) -> Across:
     """Forbid splitting any other dimension across a level: `only("samples", across="node")` is data parallelism between nodes.
 
     Weights are then replicated across that level, too. The arguments are those of `forbid`.
@@ -235,20 +200,20 @@ def only(dimension: Dimension, *, across: str) -> Constraint:
     return _across("only", dimension, across)
 
 
-def require(dimension: Dimension, *, across: str) -> Constraint:
+def require(dimension: Dimension, *, across: str) -> Across:
     """Require that all arguments with a dimension are split in it, across a whole level. The arguments are those of `forbid`."""
     if dimension == "tensor":
         raise ConstraintError('require("tensor") says nothing of arguments: give "samples", "weights", or a path and a dimension')
     return _across("require", dimension, across)
 
 
-def without_rules(*names: str) -> Constraint:
+def without_rules(*names: str) -> WithoutRules:
     """Exclude rules, by name, from rewriting the program. `*` matches anything, as in "merge-*"."""
     return WithoutRules(names)
 
 
-def _across(word: str, dimension: Any, across: str) -> Constraint:
+def _across(word: Literal["forbid", "only", "require"], dimension: Any, across: str) -> Across:
     pair = isinstance(dimension, tuple) and len(dimension) == 2 and isinstance(dimension[0], str) and isinstance(dimension[1], int)
-    if word not in ("forbid", "only", "require") or not (pair or dimension in KINDS):
+    if not (pair or dimension in KINDS):
         raise ConstraintError(f"{dimension!r} is no dimension: give {', '.join(map(repr, KINDS))}, or a path and a number")
     return Across(word, dimension, across)

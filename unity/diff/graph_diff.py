@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from unity.base.documents import Natural, Record
 from unity.base.errors import PlanError
 from unity.diff.matching import matching
 from unity.diff.skeleton import name_of, unnamed
@@ -80,13 +81,12 @@ class ChangedNode:
         return self.operands is not None or not LABELS.issuperset(self.fields) or bool(self.inside)
 
 
-@dataclass(frozen=True)
-class GraphHeader:
+class GraphHeader(Record):
     """The facts about a graph apart from its operators: whether its nodes have types, the mesh axes, the node count, the hash."""
 
     typed: bool
     axes: tuple[Axis, ...]
-    nodes: int
+    nodes: Natural
     key: str
 
 

@@ -11,6 +11,8 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from msgspec import structs
+
 from unity.diff.edits import Edit, line_of
 from unity.plan.summary import RuleUse, Summary, Talk, seconds_by_line, step_seconds
 
@@ -142,7 +144,7 @@ def _folded_collectives(every: Iterable[Collectives]) -> Iterator[Collectives]:
         seconds = _sum(c.seconds for c in group)
         line = group[0].alike.line if len(group) == 1 else joined_lines([c.alike.line for c in group])
         count, total = (after, seconds.after) if after else (before, seconds.before)
-        yield Collectives(replace(group[0].alike, line=line, count=count, seconds=total), (before, after), seconds)
+        yield Collectives(structs.replace(group[0].alike, line=line, count=count, seconds=total), (before, after), seconds)
 
 
 def line_pattern(line: str) -> str:

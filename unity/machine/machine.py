@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from unity.base.atomic_files import write
+from unity.base.documents import Misfit, at, parsed, plain, typed
+from unity.base.errors import PlanFileError
 from unity.machine.hardware import Curve, Device, Level, MachineError, check_count
-from unity.machine.level_json import fields, level_json, level_of
 from unity.machine.presets import CLUSTERS, DEVICES, KINDS, LINKS, USUAL_LINKS
 from unity.machine.profiles.profile import Profile
 from unity.pcg.types.axis import Axis
@@ -193,19 +194,24 @@ class Machine:
 
     def to_json(self) -> dict[str, Any]:
         """Return the machine as JSON data, measurements included."""
-        data: dict[str, Any] = {
-            "schema": SCHEMA,
-            "name": self.name,
-            "device": {name: getattr(self.device, name) for name in _DEVICE_FIELDS},
-            "levels": [level_json(level) for level in self.levels],
-        }
-        data |= {"reduce_in": self.reduce_in} if self.reduce_in else {}
-        return data if self.profile is None else data | {"profile": self.profile.to_json()}
+        data = {"schema": SCHEMA, **plain(replace(self, profile=None))}
+        data["levels"] = [{k: v for k, v in level.items() if v != []} for level in data["levels"]]
+        data |= {"profile": self.profile.to_json()} if self.profile is not None else {}
+        return {k: v for k, v in data.items() if v not in (None, "")}
 
     @staticmethod
     def from_json(data: Any) -> Machine:
         """Read what `to_json` returned. Raises MachineError as `load` does."""
-        return _from_json(data)
+        try:
+            fields = typed(data, dict)
+            if (schema := fields.get("schema")) != SCHEMA:
+                raise MachineError(f"schema is version {schema!r}, this release reads {SCHEMA}: write it again (Machine.save)")
+            profile = fields.get("profile")
+            machine = typed({**fields, "profile": None}, Machine)
+            with at(".profile"):
+                return machine if profile is None else machine.with_profile(Profile.from_json(profile))
+        except Misfit as fault:
+            raise MachineError(f"${fault.place}: {fault.cause}") from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Machine:
@@ -216,10 +222,8 @@ class Machine:
             OSError: the file cannot be read.
         """
         try:
-            return _from_json(json.loads(Path(path).read_text()))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise MachineError(f"{path}: not a machine's JSON: {error}") from error
-        except MachineError as error:
+            return Machine.from_json(parsed(Path(path).read_bytes()))
+        except (PlanFileError, MachineError) as error:
             raise MachineError(f"{path}: {error}") from error
 
     def __str__(self) -> str:
@@ -234,23 +238,6 @@ class Machine:
 def device_name(kind: str) -> str:
     """Return the preset's name for a kind of device that JAX reports, or JAX's own name in lower case."""
     return KINDS.get(kind) or re.sub(r"\s+", "-", kind.lower())
-
-
-_DEVICE_FIELDS = ("name", "flops", "memory", "bandwidth", "efficiency", "launch")
-
-
-def _from_json(data: Any) -> Machine:
-    schema, name, device, levels = fields(data, "the file", ("schema", "name", "device", "levels"))
-    if schema != SCHEMA:
-        raise MachineError(f"schema is version {schema!r}, this release reads {SCHEMA}: write it again (Machine.save)")
-    if not isinstance(name, str):
-        raise MachineError(f"name must be a string, got {name!r}")
-    if not isinstance(levels, list):
-        raise MachineError(f"levels must be a list, got {levels!r}")
-    parsed = tuple(level_of(level, f"levels[{index}]") for index, level in enumerate(levels))
-    profile = data.get("profile")
-    machine = Machine(name, Device(*fields(device, "device", _DEVICE_FIELDS)), parsed, reduce_in=str(data.get("reduce_in", "")))
-    return machine if profile is None else machine.with_profile(Profile.from_json(profile))
 
 
 def _known(what: str, name: str, table: Mapping[str, T]) -> T:

@@ -20,6 +20,7 @@ import jax
 import platformdirs
 
 from unity.base.atomic_files import write
+from unity.base.documents import encoded
 from unity.base.errors import PlanError
 from unity.base.installation import PACKAGE
 from unity.machine.machine import Machine
@@ -28,8 +29,9 @@ from unity.pcg.capture.clustering import EquationCluster, clusters, restored
 from unity.pcg.ir.program import Body
 from unity.pcg.jaxprs.parameter_text import text_of
 from unity.pcg.types.factors import TABLE, Entry
+from unity.plan.document import PlanDocument
 from unity.plan.plan_family import PlanFamily
-from unity.plan.plan_file import content, read, restore, sealed
+from unity.plan.plan_file import document_of, read, restore, written
 from unity.search.cost.cost import Training
 from unity.search.session import Candidate
 from unity.substitutions.language.library import Library
@@ -61,7 +63,7 @@ def _package_version() -> str:
 def entry(captured: Captured, machine: Machine, training: Training, settings: dict[str, Any]) -> Path:
     """Return the path of the file that holds, or would hold, a search's result."""
     parts = [_code_version(), captured.graph.key, sorted(captured.differentiated), machine.to_json(), repr(training), settings]
-    name = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+    name = hashlib.sha256(encoded(parts, "sorted")).hexdigest()[:32]
     return _folder() / "plans" / f"{name}.json"
 
 
@@ -77,7 +79,7 @@ def clustered(body: Body, constant: Mapping[int, int]) -> list[EquationCluster]:
         return restored(body, constant, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         operators = clusters(body, constant)
-    _write(path, [cluster.members for cluster in operators])
+    _write(path, encoded([cluster.members for cluster in operators]))
     return operators
 
 
@@ -97,7 +99,7 @@ def recall(
     if not os.path.exists(path):  # Path.exists raises where a parent folder may not be read
         return None
     try:
-        return restore(path, read(path), captured, fn, library)
+        return restore(path, read(path, PlanDocument), captured, fn, library)
     except PlanError:
         with suppress(OSError):
             path.replace(path.with_suffix(".corrupt"))
@@ -106,13 +108,13 @@ def recall(
 
 def keep(path: Path, family: PlanFamily, chosen: Candidate) -> None:
     """Write a plan into the cache."""
-    _write(path, sealed(content(family, chosen, points=False)))
+    _write(path, written(document_of(family, chosen, points=False)))
 
 
-def _write(path: Path, data: Any) -> None:
+def _write(path: Path, text: bytes) -> None:
     """Write an entry, or do nothing where the cache is not writable: planning works without it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, json.dumps(data))
+        write(path, text)
     except OSError:
         return

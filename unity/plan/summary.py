@@ -6,13 +6,16 @@ without the function that they were made for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
-from unity.base.errors import PlanFileError
+from msgspec import Meta
+from msgspec.structs import asdict, replace
+
+from unity.base.documents import Natural, Record, at, plain
 from unity.base.formatting import pattern, short
-from unity.pcg.ir.compact_json import fold, unfold
+from unity.pcg.ir.compact_json import FoldedDocument, folded, unfolded
 from unity.pcg.ir.graph import BRANCHES, PCG, PIPELINE
 from unity.pcg.ir.graph_json import to_json as graph_json
 from unity.pcg.ir.user_lines import line_behind
@@ -28,8 +31,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(Record):
     """The count of the operators of one kind at one line of the user's, and the seconds of all their runs on one device."""
 
     line: str
@@ -38,8 +40,7 @@ class Work:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Talk:
+class Talk(Record):
     """Equal collectives: their axes and purpose, their count, the bytes of one's larger side, and the seconds of all of them."""
 
     line: str
@@ -51,8 +52,7 @@ class Talk:
     seconds: float
 
 
-@dataclass(frozen=True)
-class RuleUse:
+class RuleUse(Record):
     """Equal applications of a rule: its name and statement, their count, and the user's lines and mesh axes of them."""
 
     rule: str
@@ -60,6 +60,22 @@ class RuleUse:
     times: int
     lines: tuple[str, ...]
     over: tuple[str, ...] = ()
+
+
+class SummaryRecord(Record, tag_field="unity", tag="summary"):
+    """A `Summary` in a document."""
+
+    schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)]
+    name: str
+    machine: str
+    devices: Natural
+    time: float
+    memory: float
+    work: tuple[Work, ...]
+    talk: tuple[Talk, ...]
+    rules: tuple[RuleUse, ...]
+    applications: tuple[RuleUse, ...]
+    graph: FoldedDocument
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,52 +99,19 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """Return data for other tools: the graph with every type, arguments by name, costs in seconds and bytes."""
-        return self._data(graph_json)
+        return {"unity": "summary", "schema": SCHEMA, **plain({**vars(self), "graph": None}), "graph": graph_json(self.graph)}
 
-    def folded(self) -> dict[str, Any]:
-        """Return data for a plan file, with the graph in its compact form."""
-        return self._data(fold)
-
-    def _data(self, graph: Callable[[PCG], dict[str, Any]]) -> dict[str, Any]:
-        plain = {k: v for k, v in vars(self).items() if isinstance(v, str | int | float)}
-        rows = {k: [asdict(row) for row in getattr(self, k)] for k in _ROWS}
-        return {"unity": "summary", "schema": SCHEMA, **plain, **rows, "graph": graph(self.graph)}
+    @property
+    def record(self) -> SummaryRecord:
+        """The summary for a plan file."""
+        return SummaryRecord(**{**vars(self), "schema": SCHEMA, "graph": folded(self.graph)})
 
 
-_ROWS: Mapping[str, type] = {"work": Work, "talk": Talk, "rules": RuleUse, "applications": RuleUse}
-
-
-def read_summary(data: Any) -> Summary:
-    """Return the summary in the data that `Summary.folded` wrote. Raises PlanFileError if the data are anything else."""
-    if not isinstance(data, dict) or data.get("unity") != "summary":
-        raise PlanFileError("this is not a summary of a plan that unity saved")
-    if data.get("schema") != SCHEMA:
-        raise PlanFileError(f"this summary has schema {data.get('schema')!r}, this version of unity reads {SCHEMA}: plan again")
-    try:
-        rows = {k: tuple(_row(of, row) for row in data[k]) for k, of in _ROWS.items()}
-        name, machine = str(data["name"]), str(data["machine"])
-        figures = int(data["devices"]), float(data["time"]), float(data["memory"])
-        return Summary(name, machine, *figures, unfold(data["graph"]), **rows)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise PlanFileError(f"this summary is damaged: {type(error).__name__}: {error}") from error
-
-
-def read_use(data: Mapping[str, Any]) -> RuleUse:
-    """Return a RuleUse from its data. Damaged data raise PlanFileError, TypeError or LookupError."""
-    return _row(RuleUse, data)
-
-
-def _row(of: type, data: Mapping[str, Any]) -> Any:
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-    for field in fields(of):
-        kind = _KINDS[str(field.type)]
-        for part in values[field.name] if kind is tuple else (values[field.name],):
-            if not isinstance(part, str if kind is tuple else kind) or isinstance(part, bool):
-                raise PlanFileError(f"{field.name} of a {of.__name__} should be {field.type}, and is {values[field.name]!r}")
-    return of(**values)
-
-
-_KINDS: Mapping[str, Any] = {"str": str, "int": int, "float": (int, float), "tuple[str, ...]": tuple}
+def read_summary(record: SummaryRecord) -> Summary:
+    """Return the summary of a record. Raises Misfit if its graph is damaged."""
+    with at(".graph"):
+        fields = {**asdict(record), "graph": unfolded(record.graph)}
+    return Summary(**{name: value for name, value in fields.items() if name != "schema"})
 
 
 def summary_of(plan: Plan) -> Summary:

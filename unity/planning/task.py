@@ -140,7 +140,7 @@ class Task:
     def settings(self) -> dict[str, Any]:
         """All that a plan depends on besides the function, the machine and the training, as JSON data."""
         settings = {"objective": self.objective, "limit": self.limit, "seed": self.seed, "search": self.kind, "steps": self.budget}
-        settings |= {"here": self.local, "measure": self.measure, "constraints": self.bound.to_json()}
+        settings |= {"here": self.local, "measure": self.measure, "constraints": self.bound.record}
         settings |= vars(self.options)
         return settings | self.rewriter.settings
 

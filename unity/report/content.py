@@ -8,18 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from unity.base.documents import plain
 from unity.base.formatting import duration, size
 from unity.machine.machine import Machine
 from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.parallel.serial_view import erased
 from unity.plan.plan import Plan
 from unity.plan.plan_file import read, reading, summaries
-from unity.plan.strategies import from_json
+from unity.plan.strategies import candidates
 from unity.plan.summary import RuleUse, Summary, captured_summary_of, step_seconds, summary_of
 from unity.report import arguments, costs
 from unity.report.drawing import Drawing, drawing_of
-from unity.report.live import Live, live_of
-from unity.report.live import from_json as read_live
+from unity.report.live import Live, live_of, restored
 from unity.report.picture import Description, Interned, Legend, Rows, legend_of, picture
 from unity.report.points import points_of
 from unity.report.steps import ComparedStep, all_steps, compared
@@ -69,17 +69,14 @@ def of_file(path: str | Path) -> Source:
     Raises:
         PlanError: the file does not hold a plan, or is damaged.
     """
-    data = read(path)
-    captured, planned = summaries(path, data)
-    serial = erased(planned.graph)
-    with reading(path, "machine"):
-        machine = Machine.from_json(data["machine"])
-    with reading(path, "points"):
-        chosen, *candidates = from_json(serial, machine.axes, data)
-        points = candidates, bool(data["exact"]), bool(data["whole"])
-    with reading(path, "report"):
-        live = read_live(data["report"], planned.graph) if "report" in data else None
-    return Source(captured, planned, machine, serial, chosen, *points, live)
+    document = read(path)
+    captured, planned = summaries(path, document)
+    machine, serial = document.machine, erased(planned.graph)
+    with reading(path):
+        chosen, *others = candidates(serial, machine.axes, document)
+    with reading(path, ".report"):
+        live = None if document.report is None else restored(document.report, planned.graph)
+    return Source(captured, planned, machine, serial, chosen, others, document.exact, document.whole, live)
 
 
 def content(source: Source) -> dict[str, Any]:
@@ -105,7 +102,7 @@ def content(source: Source) -> dict[str, Any]:
 
 
 def _live_content(live: Live, interned: Interned) -> tuple[Description, dict[str, Any]]:
-    figures = {"memory": live.memory, "timeline": on_page(live.timeline, interned), "blocked": live.blocked}
+    figures = {"memory": plain(live.memory), "timeline": on_page(live.timeline, interned), "blocked": list(live.blocked)}
     return lambda node: live.costs[id(node)], figures
 
 

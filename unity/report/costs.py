@@ -9,6 +9,7 @@ from unity.base.formatting import duration, short, size
 from unity.pcg.ir.graph import Node
 from unity.pcg.ir.user_lines import line_behind
 from unity.pcg.types.axis import Axis
+from unity.plan.document import MemoryTable
 from unity.plan.summary import RuleUse, Summary, Talk, seconds_by_line
 from unity.report.picture import Description, Rows
 from unity.search.cost.prediction import CollectiveTerm, Prediction
@@ -84,7 +85,7 @@ def lines(captured: Summary, planned: Summary) -> list[list[Any]]:
     return [[line or "(no line)", *([s, duration(s) if s else "0"] for s in seconds[line])] for line in order]
 
 
-def live_memory(memory: MemoryPrediction) -> dict[str, Any]:
+def live_memory(memory: MemoryPrediction) -> MemoryTable:
     """Return the live buffers of a device at its peak, by reason and by operator."""
     order = [ARGUMENTS, GRADIENTS, SLOTS]
     parts = sorted(memory.by_reason.items(), key=lambda p: (order.index(p[0]) if p[0] in order else len(order), -p[1]))
@@ -94,9 +95,9 @@ def live_memory(memory: MemoryPrediction) -> dict[str, Any]:
         key = h.why, operator, line_behind(h.node)
         rows[key] = rows.get(key, 0.0) + h.nbytes
     table = sorted(((*k, n) for k, n in rows.items() if n), key=lambda r: -r[3])
-    return {
-        "whole": [memory.total, size(memory.total)],
-        "parts": [[why, nbytes, size(nbytes)] for why, nbytes in parts if nbytes > 0],
-        "less": [[why, -nbytes, size(-nbytes)] for why, nbytes in parts if nbytes < 0],
-        "rows": [[why, operator, line, [n, size(n) if n >= 0 else f"−{size(-n)}"]] for why, operator, line, n in table],
-    }
+    return MemoryTable(
+        whole=(memory.total, size(memory.total)),
+        parts=tuple((why, nbytes, size(nbytes)) for why, nbytes in parts if nbytes > 0),
+        less=tuple((why, -nbytes, size(-nbytes)) for why, nbytes in parts if nbytes < 0),
+        rows=tuple((why, operator, line, (n, size(n) if n >= 0 else f"−{size(-n)}")) for why, operator, line, n in table),
+    )

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from unity.base.errors import PlanFileError
+from unity.base.documents import Misfit, at
 from unity.explain.tables import blocked
 from unity.pcg.ir.graph import PCG
+from unity.plan.document import CostsRecord, MemoryTable, ReportRecord, Timeline
 from unity.plan.plan import Plan
 from unity.plan.summary import Summary, differentiated_in
 from unity.report import costs, steps
-from unity.report.picture import Interned, Rows
+from unity.report.picture import Rows
 from unity.report.steps import ReportStep
-from unity.report.timeline import on_page, timeline_of
+from unity.report.timeline import timeline_of
 from unity.search.cost.prediction import predict
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import predict_memory
@@ -37,9 +37,9 @@ class Live:
 
     steps: tuple[ReportStep, ...]
     costs: Mapping[int, Rows]
-    memory: dict[str, Any]
-    timeline: dict[str, Any]
-    blocked: list[str]
+    memory: MemoryTable
+    timeline: Timeline
+    blocked: tuple[str, ...]
 
 
 def live_of(plan: Plan, planned: Summary) -> Live:
@@ -50,30 +50,29 @@ def live_of(plan: Plan, planned: Summary) -> Live:
     description = costs.exact_costs(prediction, memory, plan.pcg.axes)
     by_node = {id(node): description(node) for node, _ in plan.pcg.walk()}
     return Live(
-        steps.steps_between(plan, planned.rules), by_node, costs.live_memory(memory), timeline_of(plan.simulate()), blocked(plan)
+        steps.steps_between(plan, planned.rules),
+        by_node,
+        costs.live_memory(memory),
+        timeline_of(plan.simulate()),
+        tuple(blocked(plan)),
     )
 
 
-def to_json(live: Live, graph: PCG) -> dict[str, Any]:
-    """Return the figures as data for a plan's file. `graph` is the planned one."""
-    interned = Interned()
-    numbers = [interned.of(live.costs[id(node)]) for node, _ in graph.walk()]
-    rest = {"memory": live.memory, "timeline": live.timeline, "blocked": live.blocked}
-    return {"steps": steps.to_json(live.steps), "costs": {"rows": interned.data(), "nodes": numbers}, **rest}
+def record_of(live: Live, graph: PCG) -> ReportRecord:
+    """Return the figures for a plan's file. `graph` is the planned one."""
+    rows: dict[tuple[tuple[str, str], ...], int] = {}
+    numbers = tuple(rows.setdefault(tuple(live.costs[id(node)]), len(rows)) for node, _ in graph.walk())
+    return ReportRecord(steps.record_of(live.steps), CostsRecord(tuple(rows), numbers), live.memory, live.timeline, live.blocked)
 
 
-def from_json(data: Any, graph: PCG) -> Live:
-    """Return the figures that `to_json` described, for the same graph.
-
-    Raises:
-        PlanFileError: the data are damaged.
-    """
-    try:
-        rows, numbers = data["costs"]["rows"], data["costs"]["nodes"]
-        pairs = zip(graph.walk(), numbers, strict=True)
-        by_node = {id(node): [(str(term), str(text)) for term, text in rows[k]] for (node, _), k in pairs}
-        memory, timeline, blocked = dict(data["memory"]), dict(data["timeline"]), list(data["blocked"])
-        on_page(timeline, Interned())
-        return Live(steps.from_json(data["steps"]), by_node, memory, timeline, blocked)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise PlanFileError(f"what is kept for its report is damaged: {type(error).__name__}: {error}") from error
+def restored(record: ReportRecord, graph: PCG) -> Live:
+    """Return the figures of a record, for the same graph. Raises Misfit if they do not fit it."""
+    numbers, rows, labels = record.costs.nodes, record.costs.rows, record.timeline.labels
+    nodes = [node for node, _ in graph.walk()]
+    if len(numbers) != len(nodes) or any(k >= len(rows) for k in numbers):
+        raise Misfit(f"expected the number of one of {len(rows)} rows for each of {len(nodes)} nodes", ".costs.nodes")
+    if any(label >= len(labels) for row in record.timeline.rows for *_, label in row.bars):
+        raise Misfit(f"a bar has none of the {len(labels)} labels", ".timeline.rows")
+    by_node = {id(node): list(rows[k]) for node, k in zip(nodes, numbers, strict=True)}
+    with at(".steps"):
+        return Live(steps.restored(record.steps), by_node, record.memory, record.timeline, record.blocked)

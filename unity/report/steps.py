@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
 
+from unity.base.documents import Misfit, at
 from unity.base.formatting import short
 from unity.diff.matching import matching
-from unity.pcg.ir.compact_json import fold_all, unfold_all
+from unity.pcg.ir.compact_json import folded_all, unfolded_all
 from unity.pcg.ir.graph import BRANCHES, PCG, PIPELINE, Node
 from unity.pcg.parallel.serial_view import erased
+from unity.plan.document import StepRecord, StepsRecord
 from unity.plan.plan import Plan
-from unity.plan.summary import RuleUse, Summary, read_use
+from unity.plan.summary import RuleUse, Summary
 from unity.search.joint.nested import program
 from unity.transforms.rewriting import Rewriting, end_of, path_of, programs_of
 
@@ -109,16 +110,19 @@ def _rewriting_steps(rewriting: Rewriting, uses: Sequence[RuleUse]) -> Iterator[
         yield _rule_step(tuple(dict.fromkeys(shown)), graph)
 
 
-def to_json(steps: Sequence[ReportStep]) -> dict[str, Any]:
-    """Return steps as data for a plan's file."""
-    texts = [{"title": s.title, "says": s.says, "uses": [asdict(u) for u in s.uses]} for s in steps]
-    return {"told": texts, "graphs": fold_all(s.graph for s in steps)}
+def record_of(steps: Sequence[ReportStep]) -> StepsRecord:
+    """Return steps for a plan's file."""
+    told = tuple(StepRecord(s.title, s.says, s.uses) for s in steps)
+    return StepsRecord(told, folded_all(s.graph for s in steps))
 
 
-def from_json(data: Any) -> tuple[ReportStep, ...]:
-    """Return the steps that `to_json` described. Damaged data raise PlanFileError, KeyError, TypeError and the like."""
-    pairs = zip(data["told"], unfold_all(data["graphs"]), strict=True)
-    return tuple(ReportStep(str(s["title"]), str(s["says"]), graph, tuple(map(read_use, s["uses"]))) for s, graph in pairs)
+def restored(record: StepsRecord) -> tuple[ReportStep, ...]:
+    """Return the steps of a record. Raises Misfit if their graphs are damaged."""
+    with at(".graphs"):
+        graphs = unfolded_all(record.graphs)
+    if len(graphs) != len(record.told):
+        raise Misfit(f"expected a graph for each of {len(record.told)} steps", ".graphs.graphs")
+    return tuple(ReportStep(s.title, s.says, graph, s.uses) for s, graph in zip(record.told, graphs, strict=True))
 
 
 @dataclass(frozen=True, eq=False)

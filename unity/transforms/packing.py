@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from unity.base.documents import Record
 from unity.base.errors import DerivationError, PlanError
 from unity.pcg.capture.capture import Bodies, Captured
 from unity.pcg.capture.packed_arguments import Packing
 from unity.substitutions.rewriting.joined_weights import Joined, with_joined
+
+
+class JoiningRecord(Record):
+    """A `Joining` in a document: the hash of the graph by which the result is recognized when it is made again."""
+
+    graph: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,9 +31,10 @@ class Joining:
         """The packing that `plan.shard` applies."""
         return Packing(self.sets)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the data by which `from_json` recognizes the result when it is made again."""
-        return {"graph": self.after.graph.key}
+    @property
+    def record(self) -> JoiningRecord:
+        """The joining for a document."""
+        return JoiningRecord(self.after.graph.key)
 
     def check(self) -> None:
         """Make the joining again from the program before it. Raises DerivationError if the result differs."""
@@ -53,9 +60,9 @@ def joining_of(captured: Captured, devices: int, known: Bodies | None = None) ->
     return Joining(captured, captured.of(body, known), sets, devices) if sets else None
 
 
-def from_json(captured: Captured, data: Any, devices: int) -> Joining:
+def restored(captured: Captured, record: JoiningRecord, devices: int) -> Joining:
     """Join the weights of a plan file again. Raises PlanError if the program joins others."""
     joining = joining_of(captured, devices)
-    if joining is None or not isinstance(data, dict) or joining.after.graph.key != data.get("graph"):
+    if joining is None or joining.after.graph.key != record.graph:
         raise PlanError("the weights that it joins are others: it was made by another version of unity")
     return joining

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from unity.base.documents import Natural, Record
 from unity.base.errors import DerivationError, OptionError, PlanError
 from unity.base.interruption import UntilInterrupted
 from unity.pcg.capture.capture import Bodies, Captured
@@ -31,8 +32,7 @@ from unity.verify.derivations.canonical_form import apply_body, canonical_forms
 from unity.verify.derivations.replay import check
 
 
-@dataclass(frozen=True)
-class DirectedRule:
+class DirectedRule(Record):
     """A rule in one direction, by name."""
 
     rule: str
@@ -42,12 +42,19 @@ class DirectedRule:
         return f"{self.rule}{' (backward)' if self.backward else ''}"
 
 
-@dataclass(frozen=True)
-class NumberedRule:
+class NumberedRule(Record):
     """A rule, applied at the occurrence with this number among all of a segment."""
 
     applied: DirectedRule
-    number: int
+    number: Natural
+
+
+class RewritingRecord(Record):
+    """A `Rewriting` in a document: the hash of the graph after it, the rules by segment, and the derivation."""
+
+    graph: str
+    segments: dict[str, tuple[NumberedRule, ...]]
+    derivation: Derivation
 
 
 @dataclass(frozen=True)
@@ -121,10 +128,10 @@ class Rewriting:
             uses_of_rules += [RewrittenLines(way.applied, _lines(*where), often[key]) for way, where in steps]
         return tuple(uses_of_rules)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the rewriting as a JSON object."""
-        ways = {key: [[w.applied.rule, w.applied.backward, w.number] for w in ways] for key, ways in self.ways.items()}
-        return {"graph": self.after.graph.key, "segments": ways, "derivation": self.derivation.to_json()}
+    @property
+    def record(self) -> RewritingRecord:
+        """The rewriting for a document."""
+        return RewritingRecord(self.after.graph.key, self.ways, self.derivation)
 
 
 def rewriting_of(captured: Captured, found: Improvement, library: Library, known: Bodies | None = None) -> Rewriting:
@@ -137,27 +144,15 @@ def _way(pattern: Pattern, number: int) -> NumberedRule:
     return NumberedRule(DirectedRule(pattern.rule.name, pattern.backward), number)
 
 
-def from_json(captured: Captured, data: Any, library: Library) -> Rewriting:
-    """Replay the rewriting that `to_json` recorded. Raises PlanError if the rules, or the result, are others."""
-    try:
-        ways = {
-            str(k): tuple(NumberedRule(DirectedRule(str(r), bool(b)), int(n)) for r, b, n in steps)
-            for k, steps in data["segments"].items()
-        }
-        expected = str(data["graph"])
-    except (KeyError, TypeError, ValueError, AttributeError) as problem:
-        raise PlanError(f"its rewriting is damaged: {type(problem).__name__}: {problem}") from None
+def restored(captured: Captured, record: RewritingRecord, library: Library) -> Rewriting:
+    """Replay a rewriting from its record. Raises PlanError if the rules, or the result, are others."""
+    ways = record.segments
     whole = program(captured.body, captured.differentiated)
     changed = {key: end_of(part, path_of(part, ways[key], library)) for key, part in programs_of(whole, ways).items()}
     after = captured.of(whole.with_segments(changed))
-    if after.graph.key != expected or changed.keys() != ways.keys():
+    if after.graph.key != record.graph or changed.keys() != ways.keys():
         raise PlanError("its rewriting leads to another graph: it was made by another version of unity, or by other rules")
     return Rewriting(captured, after, ways, library)
-
-
-def derivation_of(data: Any) -> Derivation:
-    """Return the derivation that `to_json` recorded. Raises PlanError if the data are not one."""
-    return Derivation.from_json(data.get("derivation") if isinstance(data, dict) else None)
 
 
 def _derivation(whole: Program, paths: Mapping[str, RewritePath], ends: Mapping[str, Body]) -> Derivation:

@@ -14,6 +14,7 @@ import small_models
 
 import unity
 import unity.planning.task
+from unity.base.documents import plain, typed
 from unity.base.errors import DerivationError, PlanError, RuleError
 from unity.exec.measure.trial import ratio
 from unity.machine.machine import Machine
@@ -31,7 +32,7 @@ from unity.substitutions.language.library import Library
 from unity.substitutions.language.text import parse_rule
 from unity.substitutions.rewriting.occurrences import Pattern, patterns
 from unity.substitutions.rewriting.rewriting import content_key, tidy
-from unity.transforms.rewriting import budget_of, from_json, library_of, rewriting_of
+from unity.transforms.rewriting import RewritingRecord, budget_of, library_of, restored, rewriting_of
 
 MACHINE = Machine.grid(1, 8, "v100")
 USABLE = patterns(default_library().rules)
@@ -291,19 +292,23 @@ def test_rules_that_match_for_ever_end(monkeypatch):
 def test_what_a_plan_file_says_of_rewriting_is_not_believed():
     captured, body = flat(chained, CHAINED)
     *_, best = improvements(body, captured.differentiated, prices(), USABLE, Budget(30))
-    good = rewriting_of(captured, best, default_library()).to_json()
-    assert from_json(captured, good, default_library()).after.graph.key == good["graph"]
+    good = plain(rewriting_of(captured, best, default_library()).record)
+
+    def read(data, library=None):
+        return restored(captured, typed(data, RewritingRecord), library or default_library())
+
+    assert read(good).after.graph.key == good["graph"]
     with pytest.raises(PlanError, match="another graph"):
-        from_json(captured, {**good, "graph": "0"}, default_library())
+        read({**good, "graph": "0"})
     with pytest.raises(PlanError, match="another graph"):
-        from_json(captured, {**good, "segments": {}}, default_library())
-    with pytest.raises(PlanError, match="damaged"):
-        from_json(captured, {**good, "segments": 3}, default_library())
+        read({**good, "segments": {}})
+    with pytest.raises(PlanError, match=r"damaged at \$\.segments: expected object, got int"):
+        read({**good, "segments": 3})
     with pytest.raises(PlanError, match="does not have"):
-        from_json(captured, good, Library(()))
-    ((key, ((rule, backward, _),)),) = good["segments"].items()
+        restored(captured, typed(good, RewritingRecord), Library(()))
+    ((key, (step,)),) = good["segments"].items()
     with pytest.raises(PlanError, match="does not apply"):
-        from_json(captured, {**good, "segments": {key: [[rule, backward, 99]]}}, default_library())
+        read({**good, "segments": {key: [{**step, "number": 99}]}})
 
 
 def test_the_derivation_of_a_plan_replays():
@@ -336,7 +341,7 @@ def test_a_file_whose_derivation_does_not_replay_is_refused(tmp_path):
         ([{**step, "hash": "0" * 16}], "hash"),
         ([{**step, "backward": True}], "step 1"),
         ([{**step, "tensors": 3}], "damaged"),
-        (None, "no derivation"),
+        (None, r"damaged at \$\.rewriting\.derivation\.steps: expected array, got null"),
     ]:
         path.write_text(json.dumps(sealed({**whole, "rewriting": {**rewriting, "derivation": {"steps": changed, "inside": {}}}})))
         with pytest.raises(PlanError, match=message):

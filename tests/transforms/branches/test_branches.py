@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax import lax
+from msgspec import structs
 from stepped import stepped
 
 import unity
@@ -28,7 +29,7 @@ from unity.plan.plan_family import PlanFamily
 from unity.search.cost.cost import Training
 from unity.search.cost.prediction import predict
 from unity.search.session import Search
-from unity.transforms.branches import Branching, Forked, Share, branched, dealt
+from unity.transforms.branches import Branching, Forked, Share, branched, dealt, restored
 from unity.transforms.branches.choose import BranchCandidate, parts_of
 
 TREE = Machine.grid(2, 4)
@@ -458,14 +459,12 @@ def test_a_file_that_speaks_of_other_branches_is_refused():
     fn, args = towers_case()
     captured = capture(fn, *args)
     made = branched(Forked(captured), TREE.axes[:1], [Share(0, (0, 1), 0.5)], True)
-    from unity.transforms.branches import from_json
-
     program = Forked(captured)
-    assert from_json(program, made.to_json(), TREE.axes).after.graph.key == made.after.graph.key
+    assert restored(program, made.record, TREE.axes).after.graph.key == made.after.graph.key
     with pytest.raises(PlanError, match="cannot be made"):
-        from_json(program, {**made.to_json(), "shares": [[0, [0, 0], 0.5]]}, TREE.axes)
+        restored(program, structs.replace(made.record, shares=(Share(0, (0, 0), 0.5),)), TREE.axes)
     with pytest.raises(PlanError, match="none of a machine"):
-        from_json(program, {**made.to_json(), "along": ["x"]}, TREE.axes)
+        restored(program, structs.replace(made.record, along=("x",)), TREE.axes)
     other = Branching(made.program, made.after, made.along, (Share(0, (1, 0), 0.5),), made.packing)
     with pytest.raises(DerivationError, match="are others"):
         other.check()

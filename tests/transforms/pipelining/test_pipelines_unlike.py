@@ -106,7 +106,7 @@ def test_a_plan_is_saved_and_made_again(tmp_path, kind):
     assert "stages of different operators" in out.getvalue()
     assert plan.simulate().makespan == pytest.approx(plan.time, rel=0.05)
     data = json.loads((tmp_path / "plan.json").read_text())
-    data["pipelining"]["cuts"] = [99]
+    data["pipelining"]["cuts"]["places"] = [99]
     (tmp_path / "plan.json").write_text(json.dumps(sealed(data)))
     with pytest.raises(PlanError, match="cannot be made"):
         unity.load(tmp_path / "plan.json", mlp, *args)

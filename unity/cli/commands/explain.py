@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from unity.base.documents import plain
 from unity.base.formatting import duration, pattern, size
 from unity.cli.arguments import add_json
 from unity.cli.errors import CommandError
@@ -74,10 +75,10 @@ def run(options: argparse.Namespace) -> int:
 
 def data(summary: Summary) -> dict[str, Any]:
     """Return a plan's decisions and costs as data for other tools. The graph is left out: `unity show --json` prints it."""
-    plain = {k: v for k, v in vars(summary).items() if isinstance(v, str | int | float)}
-    rows = {k: [asdict(row) for row in getattr(summary, k)] for k in ("work", "talk", "rules", "applications")}
+    figures = {k: v for k, v in vars(summary).items() if isinstance(v, str | int | float)}
+    rows = {k: plain(getattr(summary, k)) for k in ("work", "talk", "rules", "applications")}
     arguments = [{"name": n, "tensor": t, "stored": s, "nbytes": b} for (n, t, s), b in _stored_arguments(summary)]
-    return {**plain, "arguments": arguments, **rows}
+    return {**figures, "arguments": arguments, **rows}
 
 
 def data_with_model(plan: Plan, about: str | None) -> dict[str, Any] | list[dict[str, Any]]:

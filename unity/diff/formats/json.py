@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from unity.base.documents import plain
 from unity.diff.graph_diff_json import to_json
 from unity.diff.regions import RegionDiff, step_costs
 from unity.plan.summary import Summary
@@ -24,9 +25,9 @@ def data(diff: PlanDiff) -> dict[str, Any]:
         "before": _side(diff.before),
         "after": _side(diff.after),
         "costs": {what: asdict(c) for what, c in step_costs(diff.before, diff.after).items()},
-        "rules": [{"mark": mark, **asdict(use)} for mark, use in diff.rules],
+        "rules": [{"mark": mark, **plain(use)} for mark, use in diff.rules],
         "regions": [_region(r) for r in diff.regions],
-        "collectives": [{**asdict(c.alike), "count": c.counts, "seconds": asdict(c.seconds)} for c in diff.collectives],
+        "collectives": [{**plain(c.alike), "count": c.counts, "seconds": asdict(c.seconds)} for c in diff.collectives],
         "graph": to_json(diff.graph),
     }
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
+from unity.base.documents import Record, encoded, plain, typed
 from unity.machine.hardware import MachineError
 
 SCHEMA = 2  # of a profile's JSON; raised for another way of measuring, too, so that older measurements are not believed
@@ -40,8 +41,7 @@ class Where:
         return f"{self.devices} x {self.kind} ({self.cores} cores, jax {self.jax}, {self.platform})"
 
 
-@dataclass(frozen=True)
-class Measurement:
+class Measurement(Record, array_like=True, dict=True):
     """The measured times of one operator on local shapes, run on all devices at once.
 
     Args:
@@ -71,7 +71,7 @@ class Measurement:
     def __post_init__(self) -> None:
         for name in ("work", "nbytes", "forward", "backward", "spread"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            if not math.isfinite(value) or value < 0:
                 raise MachineError(f"a measurement's {name} must be a finite number, zero or above, got {value!r}")
 
     @property
@@ -89,21 +89,6 @@ class Measurement:
         """The number of operands with a gradient."""
         return sum(self.differentiated)
 
-    def to_json(self) -> list[Any]:
-        """Return the fields in order, without names: a profile has hundreds of measurements."""
-        return list(asdict(self).values())
-
-    @staticmethod
-    def from_json(row: Any) -> Measurement:
-        """Read what `to_json` returned. Raises MachineError if it is damaged."""
-        try:
-            body, kind, shapes, flags, work, dtype, nbytes, forward, backward, spread = row
-            local = tuple(tuple(int(n) for n in shape) for shape in shapes)
-            texts = str(body), str(kind), local, tuple(bool(f) for f in flags)
-            return Measurement(*texts, work, str(dtype), nbytes, forward, backward, spread)
-        except (TypeError, ValueError) as error:
-            raise MachineError(f"a profile's measurement is damaged: {error}") from error
-
 
 @dataclass(frozen=True, eq=False)
 class Profile:
@@ -115,8 +100,8 @@ class Profile:
     @cached_property
     def key(self) -> str:
         """A hash of the content, whatever the order of measuring."""
-        rows = sorted(json.dumps(m.to_json()) for m in self.measurements)
-        return hashlib.sha256("\n".join([self.where.key, *rows]).encode()).hexdigest()[:32]
+        rows = sorted(map(encoded, self.measurements))
+        return hashlib.sha256(b"\n".join([self.where.key.encode(), *rows])).hexdigest()[:32]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Profile) and self.key == other.key
@@ -146,18 +131,11 @@ class Profile:
 
     def to_json(self) -> dict[str, Any]:
         """Return the profile as JSON data."""
-        return {"schema": SCHEMA, "where": asdict(self.where), "measurements": [m.to_json() for m in self.measurements]}
+        return {"schema": SCHEMA, **plain(self)}
 
     @staticmethod
     def from_json(data: Any) -> Profile:
-        """Read what `to_json` returned. Raises MachineError if it is damaged or of another schema."""
-        if not isinstance(data, dict) or not {"schema", "where", "measurements"} <= set(data):
-            raise MachineError("a profile must be an object with schema, where, measurements")
-        if data["schema"] != SCHEMA:
-            raise MachineError(f"the profile's schema is version {data['schema']!r}, this release reads {SCHEMA}: measure again")
-        try:
-            where = Where(**data["where"])
-            rows = list(data["measurements"])
-        except TypeError as error:
-            raise MachineError(f"a profile's 'where' or 'measurements' is damaged: {error}") from error
-        return Profile(where, tuple(Measurement.from_json(row) for row in rows))
+        """Read what `to_json` returned. Raises Misfit if it is damaged, and MachineError if it has another schema."""
+        if (schema := typed(data, dict).get("schema")) != SCHEMA:
+            raise MachineError(f"the profile's schema is version {schema!r}, this release reads {SCHEMA}: measure again")
+        return typed(data, Profile)

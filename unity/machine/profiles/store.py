@@ -6,7 +6,6 @@ a new one begun: nothing is lost that cannot be measured again.
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import warnings
@@ -18,8 +17,8 @@ from typing import TypeVar
 
 import platformdirs
 
-from unity.base.errors import UnityError
-from unity.machine.hardware import MachineError
+from unity.base.documents import encoded, parsed, typed
+from unity.base.errors import PlanFileError, UnityError
 from unity.machine.profiles.profile import SCHEMA, Measurement, Profile, Where
 
 T = TypeVar("T")
@@ -57,7 +56,7 @@ class Store:
 
     def put(self, where: Where, measurement: Measurement) -> None:
         """Store a measurement, replacing an older one of the same operator. Raises ProfileError if the file cannot be written."""
-        row = json.dumps(measurement.to_json())
+        row = encoded(measurement).decode()
 
         def write(database: sqlite3.Connection) -> None:
             with database:
@@ -131,6 +130,6 @@ def _number(path: Path) -> int | None:
 def _row(text: str) -> Measurement | None:
     """Parse a stored measurement. Returns None if it is damaged, so that it is measured again."""
     try:
-        return Measurement.from_json(json.loads(text))
-    except (MachineError, json.JSONDecodeError):
+        return typed(parsed(text.encode()), Measurement)
+    except PlanFileError:
         return None

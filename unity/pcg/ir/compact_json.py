@@ -6,88 +6,152 @@ content, and its operands, each the number of a node, or a pair of that and the 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from unity.base.errors import PlanFileError
-from unity.pcg.ir.graph import PCG
-from unity.pcg.ir.graph_json import from_json, to_json
+from msgspec.structs import asdict
+
+from unity.base.documents import Misfit, Natural, Record, at, encoded, plain, typed
+from unity.pcg.ir.graph import PCG, Node
+from unity.pcg.ir.graph_json import (
+    SCHEMA,
+    NodeContent,
+    Reference,
+    Schema,
+    assembled,
+    check_mark,
+    content_of,
+    keyed,
+    node_of,
+    skeleton,
+    values,
+)
+from unity.pcg.types.axis import Axis
 
 MARK = "folded graph"
-SEVERAL = "folded graphs"
+Row = tuple[int | Reference, ...]  # without bounds: msgspec 0.22 confuses those of a number with the length of a pair
+
+
+class FoldedContent(NodeContent):
+    """A node without its operands. Its nested graph has contents of its own."""
+
+    inside: FoldedGraph | None = None
+
+
+class GraphRows(Record):
+    """A graph whose nodes refer to contents."""
+
+    axes: tuple[Axis, ...]
+    inputs: Natural
+    nodes: tuple[Row, ...]
+    outputs: tuple[Reference, ...]
+
+
+class FoldedGraph(GraphRows):
+    """A graph with the contents of its nodes."""
+
+    contents: tuple[FoldedContent, ...]
+
+
+class FoldedDocument(FoldedGraph, tag_field="unity", tag=MARK):
+    """A graph with its hash."""
+
+    schema: Schema
+    key: str
+
+
+class KeyedRows(GraphRows):
+    """One of several graphs."""
+
+    key: str
+
+
+class FoldedGraphs(Record, tag_field="unity", tag="folded graphs"):
+    """Several graphs that share the contents of their nodes."""
+
+    contents: tuple[FoldedContent, ...]
+    graphs: tuple[KeyedRows, ...]
 
 
 def fold(graph: PCG) -> dict[str, Any]:
     """Convert a graph to data for `json.dumps`. Raises TypeError if an attribute is not plain data."""
-    return {**_alone(to_json(graph)), "unity": MARK}
-
-
-def fold_all(graphs: Iterable[PCG]) -> dict[str, Any]:
-    """Convert several graphs to data, in which they share the contents of their nodes."""
-    contents: dict[str, int] = {}
-    rows = [_rows(to_json(graph), contents) for graph in graphs]
-    return {"unity": SEVERAL, "contents": _listed(contents), "graphs": rows}
+    return plain(folded(graph))
 
 
 def unfold(data: Any) -> PCG:
     """Read a graph from the data of `fold`, with the same key. Raises PlanFileError for anything else."""
-    if not isinstance(data, dict) or data.get("unity") != MARK:
-        raise PlanFileError(f"this is not a graph that unity saved: it lacks the mark 'unity: {MARK}'")
-    try:
-        whole = _unfolded(data)
-    except DAMAGED as error:
-        raise PlanFileError(f"this graph is damaged: {type(error).__name__}: {error}") from error
-    return from_json({**whole, "unity": "graph"})
+    check_mark(data, MARK)
+    return unfolded(typed(data, FoldedDocument))
 
 
-def unfold_all(data: Any) -> tuple[PCG, ...]:
-    """Read the graphs from the data of `fold_all`. Raises PlanFileError for anything else."""
-    if not isinstance(data, dict) or data.get("unity") != SEVERAL:
-        raise PlanFileError(f"these are no graphs that unity saved: they lack the mark 'unity: {SEVERAL}'")
-    try:
-        contents = _contents(data["contents"])
-        whole = [_with_rows(graph, contents) for graph in data["graphs"]]
-    except DAMAGED as error:
-        raise PlanFileError(f"these graphs are damaged: {type(error).__name__}: {error}") from error
-    return tuple(from_json({**graph, "unity": "graph"}) for graph in whole)
+def folded(graph: PCG) -> FoldedDocument:
+    """Convert a graph to its compact form."""
+    return FoldedDocument(**asdict(_folded(graph)), schema=SCHEMA, key=graph.key)
 
 
-DAMAGED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+def folded_all(graphs: Iterable[PCG]) -> FoldedGraphs:
+    """Convert several graphs to a compact form in which they share the contents of their nodes."""
+    contents = _Contents()
+    rows = tuple(KeyedRows(**asdict(contents.rows(graph)), key=graph.key) for graph in graphs)
+    return FoldedGraphs(tuple(contents.every), rows)
 
 
-def _alone(data: dict[str, Any]) -> dict[str, Any]:
-    """Compact a graph's data, with a list of contents for this graph alone."""
-    contents: dict[str, int] = {}
-    return {**_rows(data, contents), "contents": _listed(contents)}
+def unfolded(document: FoldedDocument) -> PCG:
+    """Return the graph that `folded` converted. Raises Misfit for any other document."""
+    return keyed(_unfolded(document, document.contents), document.key)
 
 
-def _rows(data: dict[str, Any], contents: dict[str, int]) -> dict[str, Any]:
-    """Replace the nodes of a graph's data by rows. New contents are numbered and added to `contents`."""
-    nodes = []
-    for node in data["nodes"]:
-        content = {k: v for k, v in node.items() if k != "operands"}
-        if "inside" in content:
-            content["inside"] = _alone(content["inside"])
-        reads = [number if index == 0 else [number, index] for number, index in node["operands"]]
-        nodes.append([contents.setdefault(json.dumps(content), len(contents)), *reads])
-    return {**data, "nodes": nodes}
+def unfolded_all(document: FoldedGraphs) -> tuple[PCG, ...]:
+    """Return the graphs that `folded_all` converted. Raises Misfit for any other document."""
+    graphs = list[PCG]()
+    for k, rows in enumerate(document.graphs):
+        with at(f".graphs[{k}]"):
+            graphs.append(keyed(_unfolded(rows, document.contents), rows.key))
+    return tuple(graphs)
 
 
-def _listed(contents: dict[str, int]) -> list[Any]:
-    return [json.loads(c) for c in contents]
+class _Contents:
+    """Distinct contents of nodes, in the order of first appearance."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[bytes, int] = {}
+        self.every: list[FoldedContent] = []
+
+    def rows(self, graph: PCG) -> GraphRows:
+        """Return a graph whose nodes refer to these contents, to which new ones are added."""
+        axes, inputs, references, outputs = skeleton(graph)
+        nodes = tuple(
+            (self.of(node), *(number if index == 0 else (number, index) for number, index in operands))
+            for node, operands in zip(graph.nodes, references, strict=True)
+        )
+        return GraphRows(axes, inputs, nodes, outputs)
+
+    def of(self, node: Node) -> int:
+        """Return the number of a node's content."""
+        inside = None if node.inside is None else _folded(node.inside)
+        content = FoldedContent(**content_of(node), inside=inside)
+        number = self.numbers.setdefault(encoded(content), len(self.every))
+        if number == len(self.every):
+            self.every.append(content)
+        return number
 
 
-def _unfolded(data: dict[str, Any]) -> dict[str, Any]:
-    return _with_rows({k: v for k, v in data.items() if k != "contents"}, _contents(data["contents"]))
+def _folded(graph: PCG) -> FoldedGraph:
+    contents = _Contents()
+    rows = contents.rows(graph)
+    return FoldedGraph(**asdict(rows), contents=tuple(contents.every))
 
 
-def _contents(listed: list[Any]) -> list[dict[str, Any]]:
-    return [{**c, "inside": _unfolded(c["inside"])} if "inside" in c else c for c in listed]
-
-
-def _with_rows(data: dict[str, Any], contents: list[dict[str, Any]]) -> dict[str, Any]:
-    nodes = [
-        {**contents[content], "operands": [[r, 0] if isinstance(r, int) else r for r in reads]} for content, *reads in data["nodes"]
-    ]
-    return {**data, "nodes": nodes}
+def _unfolded(graph: GraphRows, contents: Sequence[FoldedContent]) -> PCG:
+    nodes = list[Node]()
+    for k, (number, *reads) in enumerate(graph.nodes):
+        with at(f".nodes[{k}]"):
+            if not isinstance(number, int) or not 0 <= number < len(contents):
+                raise Misfit(f"there is no content {number}")
+            operands = values([(r, 0) if isinstance(r, int) else r for r in reads], nodes)
+        with at(f".contents[{number}]"):
+            content = contents[number]
+            with at(".inside"):
+                inside = None if content.inside is None else _unfolded(content.inside, content.inside.contents)
+            nodes.append(node_of(content, operands, inside, len(graph.axes)))
+    return assembled(graph.axes, graph.inputs, nodes, graph.outputs)

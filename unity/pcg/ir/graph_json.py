@@ -1,175 +1,220 @@
-"""Graphs as JSON data, with a schema version.
+"""Graphs as JSON data of declared types, with a schema version.
 
 The programs of operators are stored as hashes: a graph read from a file can be shown and compared, not run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+from msgspec import Meta, field
+from msgspec.structs import asdict
 
+from unity.base.documents import Misfit, Natural, Record, at, plain, typed
 from unity.base.errors import PlanFileError
 from unity.pcg.ir.graph import PCG, Node, Value
 from unity.pcg.ir.program import Outline, Tensor, tensor_type
+from unity.pcg.ir.state_text import StateText, state_of, state_text
 from unity.pcg.types.axis import Axis
-from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
 
 SCHEMA = 1
+MARK = "graph"
 KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}  # random key types → their generators
-STATES = {"U": UNUSED, "R": REPLICATED, "S": PARTIAL}
+Schema = Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)]
+Reference = tuple[Natural, Natural]  # the number of a node, and of its result
+
+
+class NodeContent(Record, omit_defaults=True):
+    """A node without its operands and its nested graph. Empty fields are left out."""
+
+    kind: str
+    tensors: tuple[tuple[str, tuple[Natural, ...]], ...]
+    types: tuple[tuple[StateText, ...], ...] = ()
+    attributes: dict[str, Any] = field(default_factory=dict)
+    body: Outline | None = None
+    source: str = ""
+    scope: str = ""
+
+
+class NodeRecord(NodeContent, kw_only=True):
+    """A node of a graph."""
+
+    operands: tuple[Reference, ...]
+    inside: GraphRecord | None = None
+
+
+class GraphRecord(Record):
+    """A graph. Its first nodes are its inputs."""
+
+    axes: tuple[Axis, ...]
+    inputs: Natural
+    nodes: tuple[NodeRecord, ...]
+    outputs: tuple[Reference, ...]
+
+
+class GraphDocument(GraphRecord, tag_field="unity", tag=MARK):
+    """A graph with its hash."""
+
+    schema: Schema
+    key: str
 
 
 def to_json(graph: PCG) -> dict[str, Any]:
     """Convert a graph to data for `json.dumps`. Raises TypeError if an attribute is not plain data."""
-    return {"unity": "graph", "schema": SCHEMA, "key": graph.key, **_graph(graph)}
+    return plain(GraphDocument(**asdict(_record(graph)), schema=SCHEMA, key=graph.key))
 
 
 def from_json(data: Any) -> PCG:
     """Read a graph from the data of `to_json`, with the same key. Raises PlanFileError for anything else."""
-    if not isinstance(data, dict) or data.get("unity") != "graph":
-        raise PlanFileError("this is not a graph that unity saved: it lacks the mark 'unity: graph'")
+    check_mark(data, MARK)
+    document = typed(data, GraphDocument)
+    return keyed(_graph(document), document.key)
+
+
+def check_mark(data: Any, mark: str) -> None:
+    """Raise PlanFileError unless data are those of a graph, in the form that a mark names, of a schema that is read here."""
+    if not isinstance(data, dict) or data.get("unity") != mark:
+        raise PlanFileError(f"this is not a graph that unity saved: it lacks the mark 'unity: {mark}'")
     schema = data.get("schema")
-    if not isinstance(schema, int) or schema < 1:
-        raise PlanFileError(f"this graph's schema is {schema!r}, which no version of unity has written: the file is damaged")
-    if schema > SCHEMA:
+    if isinstance(schema, int) and schema > SCHEMA:
         raise PlanFileError(f"this graph has schema {schema}, this version of unity reads up to {SCHEMA}: use a newer one")
-    try:
-        graph = _read_graph(data)
-        key = graph.key
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise PlanFileError(f"this graph is damaged: {type(error).__name__}: {error}") from error
-    if key != data.get("key"):
-        raise PlanFileError(f"this graph is damaged: its content has the hash {key}, but it says {data.get('key')}")
+    if schema != SCHEMA or isinstance(schema, bool):
+        raise Misfit(f"{schema!r} is a schema that no version of unity has written", ".schema")
+
+
+def keyed(graph: PCG, key: str) -> PCG:
+    """Return a graph that was read. Raises Misfit unless it has the hash that its data name."""
+    if graph.key != key:
+        raise Misfit(f"the graph has the hash {graph.key}, not {key}: it was edited", ".key")
     return graph
 
 
-def _graph(graph: PCG) -> dict[str, Any]:
+def _record(graph: PCG) -> GraphRecord:
+    axes, inputs, references, outputs = skeleton(graph)
+    nodes = tuple(node_record(node, operands) for node, operands in zip(graph.nodes, references, strict=True))
+    return GraphRecord(axes, inputs, nodes, outputs)
+
+
+def node_record(node: Node, operands: tuple[Reference, ...] = ()) -> NodeRecord:
+    """Return a node with references in place of its operands."""
+    inside = None if node.inside is None else _record(node.inside)
+    return NodeRecord(**content_of(node), operands=operands, inside=inside)
+
+
+def skeleton(graph: PCG) -> tuple[tuple[Axis, ...], int, list[tuple[Reference, ...]], tuple[Reference, ...]]:
+    """Return a graph's axes, its number of inputs, the operands of every node, and its outputs."""
     number = {id(n): i for i, n in enumerate(graph.nodes)}
 
-    def reference(v: Value) -> list[int]:
-        return [number[id(v.node)], v.index]
+    def references(values: Sequence[Value]) -> tuple[Reference, ...]:
+        return tuple((number[id(v.node)], v.index) for v in values)
 
+    operands = [references(n.operands) for n in graph.nodes]
+    return graph.axes, len(graph.inputs), operands, references(graph.outputs)
+
+
+def content_of(node: Node) -> dict[str, Any]:
+    """Return the fields of a `NodeContent`. Raises TypeError if an attribute is not plain data."""
+    program = node.body or node.outline
     return {
-        "axes": [[a.name, a.size, a.level, *([a.reduce_in] if a.reduce_in else [])] for a in graph.axes],
-        "inputs": len(graph.inputs),  # the first nodes
-        "nodes": [node_json(n, reference) for n in graph.nodes],
-        "outputs": [reference(v) for v in graph.outputs],
-    }
-
-
-def node_json(node: Node, reference: Callable[[Value], list[int]]) -> dict[str, Any]:
-    """Convert a node to data. `reference` converts its operands."""
-    known = node.body or node.outline
-    data = {
         "kind": node.kind,
-        "operands": [reference(v) for v in node.operands],
-        "tensors": [[str(getattr(t.dtype, "name", t.dtype)), list(t.shape)] for t in node.tensors],
-        "types": [[_state(s) for s in t] for t in node.types],
-        "attributes": {k: _plain(v) for k, v in node.attributes.items()},
-        "body": {"key": known.key, "primitives": list(known.primitives)} if known else None,
-        "inside": _graph(node.inside) if node.inside is not None else None,
+        "tensors": tuple((str(getattr(t.dtype, "name", t.dtype)), t.shape) for t in node.tensors),
+        "types": tuple(tuple(map(state_text, t)) for t in node.types),
+        "attributes": {k: _written(v) for k, v in node.attributes.items()},
+        "body": Outline(program.key, tuple(program.primitives)) if program else None,
         "source": node.source,
         "scope": node.scope,
     }
-    return {k: v for k, v in data.items() if v not in (None, "", [], {}) or k in ("kind", "operands", "tensors")}
 
 
-def _state(state: State) -> str:
-    if state.kind != "P":
-        return state.kind
-    return f"P{state.dim}" if state.outer == 1 else f"P{state.dim}/{state.outer}"
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value to JSON data that tells tuples from lists."""
+def _written(value: Any) -> Any:
+    """Convert a value to JSON data that tells tuples from lists, and has the numbers that JSON lacks."""
+    if type(value) is float and not math.isfinite(value):
+        return {"float": str(value)}
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if type(value) is tuple:
-        return {"tuple": [_plain(v) for v in value]}
-    if type(value) is list:
-        return [_plain(v) for v in value]
+    if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
+        items = [_written(v) for v in value]
+        return {"tuple": items} if type(value) is tuple else items
     raise TypeError(f"{value!r} of type {type(value).__name__} cannot be written into a graph's file")
 
 
-def _read_plain(value: Any) -> Any:
+def _read(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) == 1:
+        if isinstance(items := value.get("tuple"), list):
+            return tuple(map(_read, items))
+        if (number := value.get("float")) in ("inf", "-inf", "nan"):
+            return float(number)
     if isinstance(value, dict):
-        return tuple(_read_plain(v) for v in value["tuple"])
-    return [_read_plain(v) for v in value] if isinstance(value, list) else value
+        raise Misfit("expected a number, a text, a list or a tuple")
+    return list(map(_read, value)) if isinstance(value, list) else value
 
 
-def _read_graph(data: Mapping[str, Any]) -> PCG:
+def _graph(record: GraphRecord) -> PCG:
     nodes: list[Node] = []
-
-    def value(reference: Any) -> Value:
-        node, index = map(natural, reference)
-        _require(node < len(nodes), f"an operand is node {node}, which is not there yet")
-        _require(index < len(nodes[node].tensors), f"node {node} has no result {index}")
-        return Value(nodes[node], index)
-
-    axes = tuple(Axis(_text(name), natural(size), natural(level), *map(_text, more)) for name, size, level, *more in data["axes"])
-    for entry in data["nodes"]:
-        nodes.append(read_node(entry, value, len(axes)))
-    count = natural(data["inputs"])
-    inputs = tuple(nodes[:count])
-    _require(len(inputs) == count and all(n.kind == "input" for n in inputs), "its inputs do not come first")
-    return PCG(inputs, tuple(value(v) for v in data["outputs"]), axes)
+    for k, entry in enumerate(record.nodes):
+        with at(f".nodes[{k}]"):
+            nodes.append(read_node(entry, nodes, len(record.axes)))
+    return assembled(record.axes, record.inputs, nodes, record.outputs)
 
 
-def read_node(data: Mapping[str, Any], value: Callable[[Any], Value], axes: int) -> Node:
-    """Read a node of a graph with `axes` axes from the data of `node_json`. Damaged data raise KeyError or ValueError."""
-    types = tuple(tuple(_read_state(_text(s)) for s in t) for t in data.get("types", ()))
-    tensors = tuple(_read_tensor(dtype, shape) for dtype, shape in data["tensors"])
-    _require(all(len(t) == axes for t in types), "a type speaks of other axes than the graph has")
-    _require(not types or len(types) == len(tensors), "there are more types than results, or fewer")
-    body = data.get("body")
+def read_node(record: NodeRecord, nodes: Sequence[Node], axes: int) -> Node:
+    """Return a node whose operands are among `nodes`."""
+    with at(".operands"):
+        operands = values(record.operands, nodes)
+    with at(".inside"):
+        inside = None if record.inside is None else _graph(record.inside)
+    return node_of(record, operands, inside, axes)
+
+
+def values(references: Iterable[Reference], nodes: Sequence[Node]) -> tuple[Value, ...]:
+    """Return the results that references name. Raises Misfit if one names none."""
+    for number, index in references:
+        if not 0 <= number < len(nodes) or index >= len(nodes[number].tensors):
+            raise Misfit(f"node {number} is not there yet, or has no result {index}")
+    return tuple(Value(nodes[number], index) for number, index in references)
+
+
+def node_of(content: NodeContent, operands: tuple[Value, ...], inside: PCG | None, axes: int) -> Node:
+    """Return a node of a graph with `axes` axes. Raises Misfit if its types do not fit."""
+    if content.types and (len(content.types) != len(content.tensors) or any(len(t) != axes for t in content.types)):
+        raise Misfit(f"expected no types, or one of {axes} states for each of {len(content.tensors)} results", ".types")
+    with at(".attributes"):
+        attributes = {k: _read(v) for k, v in content.attributes.items()}
     return Node(
-        kind=_text(data["kind"]),
-        operands=tuple(value(v) for v in data["operands"]),
-        tensors=tensors,
-        inside=_read_graph(data["inside"]) if data.get("inside") is not None else None,
-        attributes={_text(k): _read_plain(v) for k, v in data.get("attributes", {}).items()},
-        types=types,
-        source=_text(data.get("source", "")),
-        scope=_text(data.get("scope", "")),
-        outline=Outline(_text(body["key"]), tuple(map(_text, body["primitives"]))) if body is not None else None,
+        kind=content.kind,
+        operands=operands,
+        tensors=tuple(_tensor(dtype, shape) for dtype, shape in content.tensors),
+        inside=inside,
+        attributes=attributes,
+        types=tuple(tuple(map(state_of, t)) for t in content.types),
+        source=content.source,
+        scope=content.scope,
+        outline=content.body,
     )
 
 
-def _require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise ValueError(otherwise)
+def assembled(axes: tuple[Axis, ...], inputs: int, nodes: Sequence[Node], outputs: Iterable[Reference]) -> PCG:
+    """Return the graph of some nodes. Raises Misfit if its inputs or outputs do not fit them."""
+    if inputs > len(nodes) or any(n.kind != "input" for n in nodes[:inputs]):
+        raise Misfit(f"the first {inputs} nodes are not the inputs", ".inputs")
+    with at(".outputs"):
+        return PCG(tuple(nodes[:inputs]), values(outputs, nodes), axes)
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} should be text")
-    return value
+def _tensor(dtype: str, shape: Sequence[int]) -> Tensor:
+    try:
+        return tensor_type(tuple(shape), _dtype(dtype))
+    except TypeError:
+        raise Misfit(f"{dtype!r} is no type of numbers", ".tensors") from None
 
 
-def natural(value: Any) -> int:
-    """Return a natural number of a file. Raises ValueError for anything else."""
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} should be a natural number")
-    return value
-
-
-def _read_tensor(dtype: Any, shape: Any) -> Tensor:
-    return tensor_type(tuple(natural(n) for n in shape), _dtype(_text(dtype)))
-
-
+@lru_cache(maxsize=256)
 def _dtype(name: str) -> Any:
     if name in KEYS:
         return jax.eval_shape(lambda: jax.random.key(0, impl=KEYS[name])).dtype
     return jnp.dtype(name)
-
-
-def _read_state(text: str) -> State:
-    if text in STATES:
-        return STATES[text]
-    dim, _, outer = text.removeprefix("P").partition("/")
-    if not text.startswith("P"):
-        raise ValueError(f"{text!r} is no state")
-    return partitioned(int(dim), int(outer) if outer else 1)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from unity.base.documents import Record
 from unity.base.errors import CaptureError
 from unity.pcg.jaxprs.batched_loops import predicates, with_one_predicate
 from unity.pcg.jaxprs.foreign_primitives import adopted
@@ -203,8 +204,7 @@ class Body:
         return tuple(e.name for e in self.equations)
 
 
-@dataclass(frozen=True)
-class Outline:
+class Outline(Record):
     """A body as files store it: its hash, and the names of its primitives, in order."""
 
     key: str

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from typing import Any
 
 from jax.sharding import PartitionSpec
 
+from unity.base.documents import Positive, Record
 from unity.base.errors import ConstraintError
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Type, digits
 
 # The constraint on one dimension: the axes or levels that slice it (none: it is whole), a number of slices over any axes, or None.
-Entry = tuple[str, ...] | int | None
+Entry = tuple[str, ...] | Positive | None
 Slices = tuple[frozenset[int] | int | None, ...]  # the constraints on all dimensions, with axes by position
 Names = Mapping[str, tuple[int, ...]]  # from the names of axes and levels to the positions of their axes
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(Record):
     """A `PartitionSpec` as plain data. Dimensions after the last entry are whole."""
 
     entries: tuple[Entry, ...]
@@ -53,15 +52,6 @@ class Wanted:
 
     def __str__(self) -> str:
         return f"P({', '.join(map(_entry_text, self.entries))})"
-
-    def to_json(self) -> list[Any]:
-        """Return the specification as JSON data."""
-        return [list(e) if isinstance(e, tuple) else e for e in self.entries]
-
-    @staticmethod
-    def from_json(data: Any) -> Wanted:
-        """Return the specification that `to_json` wrote."""
-        return Wanted(tuple(tuple(map(str, e)) if isinstance(e, list) else e for e in data))
 
 
 def wanted(spec: Any) -> Wanted:

@@ -9,7 +9,6 @@ itself is rounded: a narrow number in a wide type.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -67,7 +66,7 @@ def partial(dtype: Any, type_: Type, axes: Sequence[Axis], kinds: str = "S") -> 
 
 def narrowly(axes: Iterable[Axis]) -> tuple[Axis, ...]:
     """Return the axes with partial sums of every type added in that type."""
-    return tuple(replace(a, reduce_in=OWN) for a in axes)
+    return tuple(Axis(a.name, a.size, a.level, OWN) for a in axes)
 
 
 def held(dtype: Any, type_: Type, axes: Sequence[Axis]) -> Any:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from unity.base.documents import Natural, Positive, Record
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(Record, array_like=True):
     """A mesh axis.
 
     Attributes:
@@ -17,6 +16,6 @@ class Axis:
     """
 
     name: str
-    size: int
-    level: int
+    size: Positive
+    level: Natural
     reduce_in: str = ""

@@ -34,7 +34,7 @@ class Training:
     """
 
     backward: bool = True
-    optimizer_slots: int = 2
+    optimizer_slots: float = 2
 
 
 @dataclass(frozen=True, eq=False)

@@ -114,7 +114,7 @@ def _holds_at_three(pair: CandidateRule, rng: np.random.Generator) -> bool:
     """Return whether a parallel rule also holds on axes of three devices, if it is well-typed there."""
     if not pair.axes:
         return True
-    axes = tuple(replace(a, size=3) for a in pair.axes)
+    axes = tuple(Axis(a.name, 3, a.level, a.reduce_in) for a in pair.axes)
     types = next(resized(pair.types, pair.free, (4 * 3 ** len(axes),)))
     same_types = agree(pair.rule, types, axes)
     return same_types is None or (same_types and equal_at(pair.rule, types, axes, rng))

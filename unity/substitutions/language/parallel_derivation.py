@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from unity.base.errors import PlanError
+from msgspec import Meta
+
+from unity.base.documents import Misfit, Natural, Record, at
+from unity.pcg.ir.state_text import TypeText, type_of, type_text
 from unity.pcg.types.parallel_type import State, Type
 
 T = TypeVar("T")
@@ -76,40 +79,78 @@ class Parallelization:
     rows: tuple[Row, ...]
     outputs: tuple[tuple[Changes, ...], ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON data in which equal types, splits, changes and rows are shared."""
+    def to_record(self) -> ParallelizationRecord:
+        """Return the document's form, in which equal types, splits, changes and rows are shared."""
         types, splits, changes, rows = _Numbers(), _Numbers(), _Numbers(), _Numbers()
 
         def through(passed: Changes) -> int:
-            return changes.of(tuple((c.kind, types.of(c.after), int(c.again)) for c in passed))
+            return changes.of(tuple(ChangeRow(c.kind, types.of(type_text(c.after)), c.again) for c in passed))
+
+        def split(s: Split) -> int:
+            return splits.of(SplitRow(s.operator, type_text(s.operands), type_text(s.results), s.rule, s.hash))
 
         def row(r: Row) -> int:
-            placed = tuple(map(types.of, r.placed))
-            return rows.of((tuple(map(splits.of, r.splits)), placed, tuple(map(through, r.changes)), r.again))
+            placed = tuple(types.of(type_text(t)) for t in r.placed)
+            return rows.of(NodeRow(tuple(map(split, r.splits)), placed, tuple(map(through, r.changes)), r.again))
 
-        nodes = [row(r) for r in self.rows]
-        outputs = [[through(c) for c in of_graph] for of_graph in self.outputs]
-        return {
-            "types": [_shown(t) for t in types.every],
-            "splits": [[s.operator, _shown(s.operands), _shown(s.results), s.rule, s.hash] for s in splits.every],
-            "changes": changes.every,
-            "rows": rows.every,
-            "nodes": nodes,
-            "outputs": outputs,
-        }
+        nodes = tuple(map(row, self.rows))
+        outputs = tuple(tuple(map(through, of_graph)) for of_graph in self.outputs)
+        return ParallelizationRecord(types.every, splits.every, changes.every, rows.every, nodes, outputs)
 
     @classmethod
-    def from_json(cls, data: Any) -> Parallelization:
-        """Return the parallelization that `to_json` wrote. Raises PlanError for any other data."""
-        try:
-            types = [_states(t) for t in data["types"]]
-            splits = [Split(str(o), _states(a), _states(b), str(rule), str(digest)) for o, a, b, rule, digest in data["splits"]]
-            changes = [tuple(Change(str(kind), types[t], bool(again)) for kind, t, again in c) for c in data["changes"]]
-            pick = _picked
-            rows = [Row(pick(splits, s), pick(types, t), pick(changes, c), int(again)) for s, t, c, again in data["rows"]]
-            return cls(pick(rows, data["nodes"]), tuple(pick(changes, of_graph) for of_graph in data["outputs"]))
-        except (KeyError, IndexError, TypeError, ValueError) as problem:
-            raise PlanError(f"its parallelization is missing or damaged: {type(problem).__name__}: {problem}") from None
+    def from_record(cls, record: ParallelizationRecord) -> Parallelization:
+        """Return the parallelization that `to_record` converted. Raises Misfit if one part refers to what another lacks."""
+        pick = _picked
+        types = tuple(map(type_of, record.types))
+        splits = [Split(s.operator, type_of(s.operands), type_of(s.results), s.rule, s.hash) for s in record.splits]
+        with at(".changes"):
+            afters = [pick(types, [c.after for c in passed]) for passed in record.changes]
+        pairs = [zip(passed, after, strict=True) for passed, after in zip(record.changes, afters, strict=True)]
+        changes = [tuple(Change(c.kind, t, c.again) for c, t in passed) for passed in pairs]
+        with at(".rows"):
+            rows = [Row(pick(splits, r.splits), pick(types, r.placed), pick(changes, r.changes), r.again) for r in record.rows]
+        with at(".nodes"):
+            nodes = pick(rows, record.nodes)
+        with at(".outputs"):
+            return cls(nodes, tuple(pick(changes, of_graph) for of_graph in record.outputs))
+
+
+class SplitRow(Record, array_like=True):
+    """A `Split`."""
+
+    operator: str
+    operands: TypeText
+    results: TypeText
+    rule: str
+    hash: str
+
+
+class ChangeRow(Record, array_like=True):
+    """A `Change`, with the number of its type."""
+
+    kind: str
+    after: Natural
+    again: bool
+
+
+class NodeRow(Record, array_like=True):
+    """A `Row`, with the numbers of its splits, types and changes."""
+
+    splits: tuple[Natural, ...]
+    placed: tuple[Natural, ...]
+    changes: tuple[Natural, ...]
+    again: Annotated[int, Meta(ge=0, le=2)]
+
+
+class ParallelizationRecord(Record):
+    """A `Parallelization` in a document: tables of distinct values, and the numbers of the nodes' rows."""
+
+    types: tuple[TypeText, ...]
+    splits: tuple[SplitRow, ...]
+    changes: tuple[tuple[ChangeRow, ...], ...]
+    rows: tuple[NodeRow, ...]
+    nodes: tuple[Natural, ...]
+    outputs: tuple[tuple[Natural, ...], ...]
 
 
 class _Numbers:
@@ -122,28 +163,11 @@ class _Numbers:
         return self.numbers.setdefault(value, len(self.numbers))
 
     @property
-    def every(self) -> list:
-        return list(self.numbers)
+    def every(self) -> tuple[Any, ...]:
+        return tuple(self.numbers)
 
 
 def _picked(every: Sequence[T], numbers: Sequence[int]) -> tuple[T, ...]:
-    if any(n < 0 for n in numbers):
-        raise ValueError("a number below zero")
+    if numbers and max(numbers) >= len(every):
+        raise Misfit(f"there is no number {max(numbers)} among {len(every)}")
     return tuple(every[n] for n in numbers)
-
-
-def _shown(states: Sequence[State]) -> str:
-    return " ".join(s.kind if s.kind != "P" else f"P{s.dim}" + (f"/{s.outer}" if s.outer > 1 else "") for s in states)
-
-
-def _states(text: str) -> tuple[State, ...]:
-    return tuple(map(_state, text.split()))
-
-
-def _state(text: str) -> State:
-    if text in ("U", "R", "S"):
-        return State(text)
-    if not text.startswith("P"):
-        raise ValueError(f"{text!r} is no state")
-    dim, _, outer = text.removeprefix("P").partition("/")
-    return State("P", int(dim), int(outer or 1))

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Any
 
+from unity.base.documents import Natural, Record
 from unity.base.errors import DerivationError, PlanError
 from unity.base.formatting import short
 from unity.pcg.capture.capture import Captured, graph_of
@@ -33,8 +33,7 @@ class Apart(Exception):
     """Raised for branches that cannot be put on separate groups of devices. The message tells which, where, and why."""
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(Record):
     """The assignment of one region's branches to groups of devices.
 
     Attributes:
@@ -43,9 +42,18 @@ class Share:
         weight: the time of the slowest group, as a share of the time of all branches.
     """
 
-    region: int
-    groups: tuple[int, ...]
+    region: Natural
+    groups: tuple[Natural, ...]
     weight: float
+
+
+class BranchingRecord(Record):
+    """A `Branching` in a document: its axes, the groups of its branches, whether weights are packed, and which never are."""
+
+    along: tuple[str, ...]
+    shares: tuple[Share, ...]
+    packed: bool
+    whole: tuple[Natural, ...]
 
 
 @dataclass(frozen=True)
@@ -219,11 +227,11 @@ class Branching:
         """The program without branches on separate devices, as captured or rewritten."""
         return self.program.before
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the data from which `from_json` makes the branching again."""
-        shares = [[s.region, list(s.groups), s.weight] for s in self.shares]
-        packed = {"packed": bool(self.packing), "whole": sorted(self.whole)}
-        return {"along": [axis.name for axis in self.along], "shares": shares, **packed}
+    @property
+    def record(self) -> BranchingRecord:
+        """The branching for a document."""
+        along = tuple(axis.name for axis in self.along)
+        return BranchingRecord(along, tuple(self.shares), bool(self.packing), tuple(sorted(self.whole)))
 
     def check(self) -> None:
         """Make the branching again from the program before it. Raises DerivationError if the result differs."""
@@ -290,15 +298,14 @@ def _stitched(program: Forked, along: tuple[Axis, ...], shares: Sequence[Share],
     return graph
 
 
-def from_json(program: Forked, data: dict[str, Any], axes: Sequence[Axis]) -> Branching:
+def restored(program: Forked, record: BranchingRecord, axes: Sequence[Axis]) -> Branching:
     """Make the branches of a plan file again. Raises PlanError if the program or the machine does not allow it."""
-    names = list(data["along"])
+    names = record.along
     along = [axis for axis in axes if axis.name in names]
     if len(along) != len(names):
         raise PlanError(f"branches along {' '.join(names)} are none of a machine with axes {' '.join(a.name for a in axes)}")
-    shares = [Share(int(region), tuple(map(int, groups)), float(weight)) for region, groups, weight in data["shares"]]
     try:
-        return branched(program, along, shares, bool(data["packed"]), [int(k) for k in data["whole"]])
+        return branched(program, along, record.shares, record.packed, record.whole)
     except Apart as reason:
         raise PlanError(f"the branches along {' '.join(names)} cannot be made: {reason}") from None
 

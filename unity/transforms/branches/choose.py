@@ -208,7 +208,7 @@ class _Choosing:
         branching = found.branching
         if all(abs(parts[s.region] - s.weight) <= NEAR * s.weight for s in branching.shares):
             return found
-        shares = [replace(s, weight=parts[s.region]) for s in branching.shares]
+        shares = [Share(s.region, s.groups, parts[s.region]) for s in branching.shares]
         again = branched(self.program, branching.along, shares, self.wish.pack, self.wish.whole)
         search = replace(self.wish.search(again.after), guessed=found.search.guessed or found.search.rate)
         candidate = self.wish.choose(search)

@@ -13,6 +13,7 @@ from math import inf, prod
 
 import numpy as np
 
+from unity.base.documents import Natural, Record
 from unity.machine.collectives import collective
 from unity.machine.machine import Machine
 from unity.pcg.capture.clustering import clusters
@@ -28,11 +29,10 @@ WIDTHS = 12  # bounds on the width that are tried
 SENT = 6  # messages of a tick, forward and backward (`unity.pcg.parallel.stages.sends`)
 
 
-@dataclass(frozen=True)
-class Cuts:
+class Cuts(Record):
     """Places of a chain between stages, and the slowest stage's share of the time of all stages."""
 
-    places: tuple[int, ...]
+    places: tuple[Natural, ...]
     weight: float
 
 

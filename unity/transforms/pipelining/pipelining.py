@@ -7,15 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import prod
-from typing import Any
+from typing import Annotated
 
+from msgspec import Meta
+
+from unity.base.documents import Natural, Positive, Record
 from unity.base.errors import DerivationError
 from unity.pcg.capture.capture import Captured
 from unity.pcg.capture.packed_arguments import NOTHING, Packing
 from unity.pcg.ir.graph import PCG
-from unity.pcg.parallel.stages import FOLLOWED, GPIPE, ONE_F_ONE_B, TWO_BW, Mixed, Schedule
+from unity.pcg.parallel.stages import FOLLOWED, GPIPE, ONE_F_ONE_B, SCHEDULES, TWO_BW, Mixed, Schedule
 from unity.pcg.propagation.solver import nested_body
 from unity.pcg.types.axis import Axis
+from unity.transforms.pipelining.balance import Cuts
 from unity.transforms.pipelining.evened import EVENED, evened
 from unity.transforms.pipelining.micro import LayerScan, Positioned, scans, walked
 from unity.transforms.pipelining.numbered import NUMBERED, draws, numbered
@@ -133,6 +137,29 @@ class MicroBatched:
     staged: Callable[[PCG], PCG]
 
 
+class PipelineRecord(Record, tag_field="pipeline"):
+    """A `Pipelining` in a document: the names of its axes, its micro-batches for each stage, and its schedule."""
+
+    along: tuple[str, ...]
+    rounds: Positive
+    schedule: Annotated[str, Meta(pattern=rf"^(?:{'|'.join(SCHEDULES)})\Z")]
+
+
+class AlikeRecord(PipelineRecord, tag="equal steps"):
+    """An `AlikePipelining` in a document."""
+
+    rolled: Natural
+    scan: Natural
+
+
+class UnlikeRecord(PipelineRecord, tag="different stages"):
+    """An `Unlike` in a document."""
+
+    cuts: Cuts
+    pack: bool
+    whole: tuple[Natural, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Pipelining(ABC):
     """A program before and after a part of it became a pipeline.
@@ -153,9 +180,10 @@ class Pipelining(ABC):
     schedule: Schedule
     walk: MicroBatched
 
+    @property
     @abstractmethod
-    def to_json(self) -> dict[str, Any]:
-        """Return the data from which a plan file makes the pipeline again."""
+    def record(self) -> AlikeRecord | UnlikeRecord:
+        """The data from which a plan file makes the pipeline again."""
 
     @property
     @abstractmethod
@@ -184,9 +212,10 @@ class AlikePipelining(Pipelining):
     rolled: int
     scan: int
 
-    def to_json(self) -> dict[str, Any]:
-        along = [axis.name for axis in self.along]
-        return {"rolled": self.rolled, "scan": self.scan, "along": along, "rounds": self.rounds, "schedule": self.schedule.kind}
+    @property
+    def record(self) -> AlikeRecord:
+        along = tuple(axis.name for axis in self.along)
+        return AlikeRecord(along, self.rounds, self.schedule.kind, self.rolled, self.scan)
 
     @property
     def note(self) -> str:

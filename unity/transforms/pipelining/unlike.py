@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
-from typing import Any
 
 from unity.base.errors import InfeasibleError
 from unity.machine.machine import Machine
@@ -17,7 +16,7 @@ from unity.transforms.pipelining.apart import with_stages
 from unity.transforms.pipelining.balance import Cuts, Loads, estimated
 from unity.transforms.pipelining.chain import SampleChain, chain_of
 from unity.transforms.pipelining.choose import ROUNDS, PipelineCandidate, PipelineWish, ladders
-from unity.transforms.pipelining.pipelining import SCHEDULE_NAMES, MicroBatched, Pipelining
+from unity.transforms.pipelining.pipelining import SCHEDULE_NAMES, MicroBatched, Pipelining, UnlikeRecord
 from unity.transforms.pipelining.staging import Staging, tail_after
 
 TRIES = 3  # sets of axes, or pipelines where nothing fits, that are searched unless a pipeline is asked for
@@ -39,11 +38,10 @@ class Unlike(Pipelining):
     packed: Packing
     whole: frozenset[int] = frozenset()
 
-    def to_json(self) -> dict[str, Any]:
-        along, kind = [axis.name for axis in self.along], self.schedule.kind
-        cuts, weight = list(self.cuts.places), self.cuts.weight
-        packed = {"pack": self.pack, "whole": sorted(self.whole)}
-        return {"cuts": cuts, "weight": weight, "along": along, "rounds": self.rounds, "schedule": kind, **packed}
+    @property
+    def record(self) -> UnlikeRecord:
+        along, whole = tuple(axis.name for axis in self.along), tuple(sorted(self.whole))
+        return UnlikeRecord(along, self.rounds, self.schedule.kind, self.cuts, self.pack, whole)
 
     @property
     def note(self) -> str:

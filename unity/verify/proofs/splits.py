@@ -65,7 +65,7 @@ def _says(rule: Rule, operator: VocabularyOperator, states: tuple[State, ...], a
     axes = rule.named("axis")
     if len(axes) != 1:
         return False
-    mesh = (replace(axis, name=axes[0]),)
+    mesh = (Axis(axes[0], axis.size, axis.level, axis.reduce_in),)
     return any(_justifies(instance, right, operator, states, mesh) for instance, right in _instances(rule, operator))
 
 

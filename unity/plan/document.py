@@ -1,0 +1,138 @@
+"""The declared types of plan files and of entries of the plan cache."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+
+from unity.base.documents import Natural, Record
+from unity.constraints.bound import BoundRecord
+from unity.machine.machine import Machine
+from unity.pcg.ir.compact_json import FoldedGraphs
+from unity.plan.strategies import Figure, Strategies
+from unity.plan.summary import RuleUse, SummaryRecord
+from unity.search.substitution.trace import RuleApplication
+from unity.substitutions.language.parallel_derivation import ParallelizationRecord
+from unity.transforms.branches import BranchingRecord
+from unity.transforms.packing import JoiningRecord
+from unity.transforms.pipelining import AlikeRecord, UnlikeRecord
+from unity.transforms.rewriting import RewritingRecord
+
+SCHEMA = 9
+
+
+class TrainingRecord(Record):
+    """The parts of a training step that were planned."""
+
+    backward: bool
+    optimizer_slots: Annotated[int, Meta(ge=0)] | Figure
+
+
+class PlanDocument(Strategies, tag_field="unity", tag="plan", kw_only=True):
+    """A plan: all that is computed and predicted. The first of its points is the plan's own, the others are of its frontier.
+
+    Attributes:
+        graph: the hash of the captured graph.
+        arguments: the shapes and types of the function's arguments and constants.
+        differentiated: the numbers of the arguments that gradients are computed of.
+        shardings: whether the shardings that the function states are constraints.
+        limit: bytes on one device that the plan may need.
+        seconds: the time of the search.
+        interrupted: whether Ctrl-C ended the search.
+        exact: whether the points are all that the frontier has.
+        whole: whether the points form a frontier, or are only some points of one.
+        checksums: the checksum of every other part.
+    """
+
+    schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
+    graph: str
+    arguments: tuple[str, ...]
+    rewriting: RewritingRecord | None
+    pipelining: AlikeRecord | UnlikeRecord | None
+    branching: BranchingRecord | None
+    joining: JoiningRecord | None
+    machine: Machine
+    training: TrainingRecord
+    differentiated: tuple[Natural, ...]
+    applications: tuple[RuleApplication, ...]
+    constraints: BoundRecord
+    shardings: Literal["free", "keep"]
+    limit: float | None
+    seconds: float
+    interrupted: bool
+    exact: bool
+    whole: bool
+    checksums: dict[str, str] = field(default_factory=dict)
+
+
+class StepRecord(Record):
+    """The texts of a report's step."""
+
+    title: str
+    says: str
+    uses: tuple[RuleUse, ...]
+
+
+class StepsRecord(Record):
+    """The steps of a report, and the graph after each."""
+
+    told: tuple[StepRecord, ...]
+    graphs: FoldedGraphs
+
+
+class CostsRecord(Record):
+    """Distinct descriptions of costs, as terms and texts, and the number of each node's."""
+
+    rows: tuple[tuple[tuple[str, str], ...], ...]
+    nodes: tuple[Natural, ...]
+
+
+Priced = tuple[float, str]  # a figure to sort by, and its text
+
+
+class MemoryTable(Record):
+    """The live buffers of a device at its peak: in all, by reason, negative ones, and by reason, operator and line."""
+
+    whole: Priced
+    parts: tuple[tuple[str, float, str], ...]
+    less: tuple[tuple[str, float, str], ...]
+    rows: tuple[tuple[str, str, str, Priced], ...]
+
+
+class TimelineRow(Record):
+    """A device or a link of a simulated step. A bar has a start, a length, and the number of its label."""
+
+    name: str
+    kind: str
+    busy: str
+    bars: tuple[tuple[float, float, Natural], ...]
+
+
+class Timeline(Record):
+    """A simulated step: its time, its rows, and how many rows and bars are not shown."""
+
+    whole: str
+    seconds: float
+    rows: tuple[TimelineRow, ...]
+    left: tuple[Natural, Natural]
+    labels: tuple[str, ...]
+
+
+class ReportRecord(Record):
+    """The part of a report that needs the plan's function."""
+
+    steps: StepsRecord
+    costs: CostsRecord
+    memory: MemoryTable
+    timeline: Timeline
+    blocked: tuple[str, ...]
+
+
+class SavedPlan(PlanDocument, kw_only=True):
+    """A plan that a user saved, with what is shown of it without its function."""
+
+    captured: SummaryRecord
+    planned: SummaryRecord
+    parallelization: ParallelizationRecord
+    report: ReportRecord | None = None
