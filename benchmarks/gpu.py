@@ -97,7 +97,7 @@ def case(name: str, small: bool, rounds: int) -> dict[str, Any]:
     spent = time.perf_counter() - started
     machine = Machine.local(devices)
     plan = unity.optimize(model.loss, *args, machine=machine, search="captured", progress=False)
-    differentiated = plan._made.search.differentiated
+    differentiated = plan.family.search.differentiated
     found = predict(plan.pcg, machine, differentiated)
     plain = predict(plan.pcg, machine.with_profile(None), differentiated)
     measured, spread, alone = seconds(plan, model, rounds)
@@ -148,7 +148,7 @@ def by_others() -> list[dict[str, Any]]:
         others = Profile(profile.where, tuple(m for m in profile.measurements if m.content not in own))
         figures = {"model": row["model"], "measured ms": row["measured ms"]}
         for name, known in (("by others", others), ("by none", None)):
-            found = predict(plan.pcg, machine.with_profile(known), plan._made.search.differentiated).time * 1e3
+            found = predict(plan.pcg, machine.with_profile(known), plan.family.search.differentiated).time * 1e3
             figures |= {f"{name} ms": found, f"{name} error": abs(found - row["measured ms"]) / row["measured ms"]}
         rows.append(figures)
     return rows

@@ -94,7 +94,7 @@ class Strategy:
 
 def candidates(plan: Plan, count: int) -> Iterator[tuple[str, Plan]]:
     """Different strategies of a plan's program: some on the frontier, the usual ones, then random ones."""
-    made, seen = plan._made, set()
+    made, seen = plan.family, set()
 
     def fresh(candidate: Candidate) -> bool:
         key = Plan(made, candidate).pcg.key
@@ -119,7 +119,7 @@ def candidates(plan: Plan, count: int) -> Iterator[tuple[str, Plan]]:
 
 def strategies(plan: Plan, machine: Machine, count: int) -> list[Strategy]:
     """So many of the candidates, in their order, whose predicted times are apart. If those are too few, the most that are apart."""
-    differentiated, plain = plan._made.search.differentiated, machine.with_profile(None)
+    differentiated, plain = plan.family.search.differentiated, machine.with_profile(None)
     seen: list[tuple[str, Plan, Prediction]] = []
     found: list[tuple[str, Plan, Prediction]] = []
     for name, candidate in candidates(plan, count):

@@ -248,8 +248,8 @@ def within(plan: unity.Plan, memory: float) -> unity.Plan | None:
     """The plan, or if it takes more memory than that the fastest of its program that does not."""
     if plan.memory <= memory:
         return plan
-    candidate = plan._made.search.under(memory)
-    return None if candidate is None else Plan(plan._made, candidate)
+    candidate = plan.family.search.under(memory)
+    return None if candidate is None else Plan(plan.family, candidate)
 
 
 def difference(before: unity.Plan, after: unity.Plan) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def wanted(plan: Plan, domains: bool, every: bool) -> Wanted:
             those of the plans on the frontier.
         every: whether to include all of the domains' operators, not only those that are split in one way along all axes.
     """
-    family, search = plan._made, plan._made.search
+    family, search = plan.family, plan.family.search
     operators: Wanted = {}
     if domains:
         operators |= of_domains(search.assembled, every)

@@ -235,11 +235,11 @@ def pipelined_trials(
     plan = asked(rng, drawing, args, machine, pipelines=(stages, rng.choice((2, 4)), schedule))
     kind = f"pipeline {schedule}"
     yield Trial(kind, machine, plan)
-    yield from assigned(rng, plan._made, count_of(plan._made.captured), kind)
+    yield from assigned(rng, plan.family, count_of(plan.family.captured), kind)
 
 
 def branched_trials(rng: random.Random, drawing: Program, args: Sequence[Any], machine: unity.Machine) -> Iterator[Trial]:
     """Branches on groups of devices, and random assignments of them."""
     plan = asked(rng, drawing, args, machine, branches=rng.choice([n for n in (2, 3, 4) if machine.devices % n == 0]))
     yield Trial("branches", machine, plan)
-    yield from assigned(rng, plan._made, count_of(plan._made.captured), "branches")
+    yield from assigned(rng, plan.family, count_of(plan.family.captured), "branches")

@@ -111,7 +111,7 @@ def test_substitutions_give_what_was_found(monkeypatch: pytest.MonkeyPatch) -> N
 
     improvements = fitting.improvements
     monkeypatch.setattr(fitting, "improvements", once)
-    assert plan(search="unity-rules")._made.interrupted
+    assert plan(search="unity-rules").family.interrupted
     with pytest.raises(KeyboardInterrupt):  # and not that nothing fits
         plan(search="unity-rules", memory_limit=1e5)
     monkeypatch.setattr(fitting, "improvements", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))

@@ -49,7 +49,7 @@ def plan(fn, *args, machine=TWO, search="unity-rules", **options):
 
 
 def collectives(found):
-    return Counter((c.kind, c.direction) for c in traffic(found.pcg, found._made.captured.differentiated))
+    return Counter((c.kind, c.direction) for c in traffic(found.pcg, found.family.captured.differentiated))
 
 
 def stored(found):
@@ -94,7 +94,7 @@ def test_unity_figures_1_and_2():
     where = stored(found)
     assert where["args[0]['2']"] == partitioned(0), "the contracted dimension"
     rounds_of_rings = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
-    sent = sum(rounds_of_rings[c.kind] * c.elements * c.count for c in traffic(found.pcg, found._made.captured.differentiated))
+    sent = sum(rounds_of_rings[c.kind] * c.elements * c.count for c in traffic(found.pcg, found.family.captured.differentiated))
     assert 0 < sent <= 131_072
 
 
@@ -143,7 +143,7 @@ def test_larger_budgets_are_never_worse_and_no_budget_beats_the_exact_search(nam
     assert found[0].applications == ()
     assert not collectives(found[0])
     for p in found:  # more, where two operators change a value in the same way: the graph has that once
-        assert p.time >= predict(p.pcg, machine, p._made.captured.differentiated).time * (1 - 1e-9)
+        assert p.time >= predict(p.pcg, machine, p.family.captured.differentiated).time * (1 - 1e-9)
 
 
 def test_it_is_deterministic(monkeypatch, tmp_path):

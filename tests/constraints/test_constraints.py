@@ -201,7 +201,9 @@ def test_data_parallel_between_nodes_means_that_only_gradients_are_sent_there() 
     model = MODELS["gpt"]()
     levels = [unity.only("samples", across="node"), unity.require("samples", across="node")]
     plan = planned(model.loss, model.params, model.batch, machine=unity.Machine.grid(2, 4, "a100"), constraints=levels)
-    between = [c for c in traffic(plan.pcg, plan._made.captured.differentiated) if any(plan.pcg.axes[i].level == 0 for i in c.axes)]
+    between = [
+        c for c in traffic(plan.pcg, plan.family.captured.differentiated) if any(plan.pcg.axes[i].level == 0 for i in c.axes)
+    ]
     assert between
     assert {c.kind for c in between} == {"all-reduce"}
 
@@ -619,11 +621,11 @@ def test_explain_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_plan_that_breaks_a_constraint_is_refused() -> None:
     free = planned(loss, *arguments())
     plan = planned(loss, *arguments(), constraints=[unity.pin("params['w1']", P("node", "device"))])
-    bound = plan._made.bound
+    bound = plan.family.bound
     bound.check(plan.serial, plan.pcg, FOUR)
     with pytest.raises(unity.PlanError, match=r"does not obey.*unity\.pin"):
         bound.check(free.serial, free.pcg, FOUR)
-    samples = planned(loss, *arguments(), constraints=[unity.only("samples", across="device")])._made.bound
+    samples = planned(loss, *arguments(), constraints=[unity.only("samples", across="device")]).family.bound
     tensor: PCG = planned(loss, *arguments(), constraints=[unity.pin("params['w1']", P(None, "device"))]).pcg
     with pytest.raises(unity.PlanError, match=r"does not obey.*unity\.only"):
         samples.check(free.serial, tensor, FOUR)
@@ -662,7 +664,7 @@ def test_patterns() -> None:
 
 def test_a_pin_whose_operators_a_plan_lacks_is_not_obeyed() -> None:
     plan = planned(scoped, *SCOPED, constraints=[unity.pin("dot_general at up", P("node", "device"))])
-    bound = plan._made.bound
+    bound = plan.family.bound
     (pin,) = bound.passed
     bound.check(plan.original, plan.pcg, plan.machine)
     renamed = replace(bound, passed=(structs.replace(pin, name="dot_general at nowhere"),))

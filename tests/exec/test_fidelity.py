@@ -36,7 +36,7 @@ def test_frontier_runs_as_predicted(name: str, tmp_path: Path, monkeypatch: pyte
         params, batch = arrays(model.params), arrays(model.batch)
         wanted = jax.jit(jax.value_and_grad(model.loss))(params, batch)
         plans = spread(model)
-        assert sum(predicted_elements(plans[-1].pcg, plans[-1]._made.captured.differentiated).values()) > 0
+        assert sum(predicted_elements(plans[-1].pcg, plans[-1].family.captured.differentiated).values()) > 0
         for plan in plans:
             for gradient in (False, True) if plan is plans[0] else (True,):
                 found = plan.check(gradient=gradient)

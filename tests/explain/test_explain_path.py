@@ -66,7 +66,7 @@ def test_alternatives_are_the_best_plans_with_other_types(f: Function, data: st.
     matrices = [k for k, n in enumerate(plan.pcg.inputs) if n.tensors[0].ndim == 2]
     k = data.draw(st.sampled_from(matrices))
     node, path = plan.serial.inputs[k], str(plan.serial.inputs[k].attributes["name"])
-    same, others = alternatives(plan._made, node, plan.candidate, 1e12, len(SPECS))
+    same, others = alternatives(plan.family, node, plan.candidate, 1e12, len(SPECS))
     assert same is not None
     assert same.candidate.time == pytest.approx(plan.time, rel=1e-9)
     found = {show(a.types.results[0], FOUR.axes, 2): a.candidate.time for a in (same, *others)}
@@ -110,7 +110,7 @@ def test_operators_by_kind_line_label_and_scope() -> None:
 def test_every_collective_and_all_computing_is_somebodys() -> None:
     plan = plan_of(constraints=[unity.pin("params['layers'][*]", P("node")), unity.pin("batch['x']", P("device"))])
     costs, every = Costs(plan), [t.parallel for t in typed(plan)]
-    total = predict(plan.pcg, FOUR, plan._made.captured.differentiated)
+    total = predict(plan.pcg, FOUR, plan.family.captured.differentiated)
     assert sum(map(costs.compute, every)) == pytest.approx(sum(t.forward + t.backward for t in total.operators))
     known = {id(t) for node in every for t in costs.collectives(node)}
     assert total.collectives
@@ -121,7 +121,7 @@ def test_all_fit_the_limit() -> None:
     lean = plan_of(objective="memory").memory
     plan = plan_of(memory_limit=lean * 1.2)
     node = plan.serial.inputs[0]
-    same, others = alternatives(plan._made, node, plan.candidate, lean * 1.2, 3)
+    same, others = alternatives(plan.family, node, plan.candidate, lean * 1.2, 3)
     assert same is not None
     assert others
     assert all(a.candidate.memory <= lean * 1.2 for a in (same, *others))
@@ -131,7 +131,7 @@ def test_all_fit_the_limit() -> None:
 
 def test_interchangeable_axes_are_not_told_apart() -> None:
     plan = plan_of(machine=unity.Machine.grid(1, 4, "a100"))
-    _, others = alternatives(plan._made, plan.serial.inputs[0], plan.candidate, 1e12, 9)
+    _, others = alternatives(plan.family, plan.serial.inputs[0], plan.candidate, 1e12, 9)
     kinds = [sorted((s.kind, s.dim) for s in a.types.results[0]) for a in others]
     assert len({tuple(k) for k in kinds}) == len(kinds)
 
@@ -148,7 +148,7 @@ def test_inside_of_a_pipeline() -> None:
     machine = unity.Machine.grid(2, 4)
     plan = pipelines.planned(pipelines.loss, (params, ids, ids), machine, machine.axes[:1], 2)
     node = next(t.serial for t in meant(plan, "dot_general"))
-    same, others = alternatives(plan._made, node, plan.candidate, 1e12, 2)
+    same, others = alternatives(plan.family, node, plan.candidate, 1e12, 2)
     assert same is not None
     assert same.candidate.time == pytest.approx(plan.time, rel=1e-3)
     assert len(others) == 2

@@ -124,6 +124,8 @@ def test_files_of_the_schema_before_are_refused_by_name(tmp_path: Path) -> None:
         (("points", 0, "time"), "fast", r"\$\.points\[0\]\.time: expected float, got str"),
         (("points", 0, "time"), -1.0, r"\$\.points\[0\]\.time: expected float >= 0"),
         (("points", 0, "nodes", 1), 99, r"\$\.points\[0\]: it does not fit the graph"),
+        (("rows", 0, 0), [], r"\$\.points\[0\]: it does not fit the graph: a node has fewer types than results"),
+        (("rows", 0, 2), [9], r"\$\.points\[0\]: it does not fit the graph: an operand that is gathered again does not exist"),
         (("types", 0), "P0/0", r"\$\.types\[0\]: expected a text of another form"),
         (("types", 0), "U", r"\$\.types\[0\]: expected a state for each of the machine's 3 axes"),
         (("machine", "device", "memory"), "80 GB", r"\$\.machine\.device\.memory: expected int, got str"),

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import pickle
+import re
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -463,3 +464,12 @@ def test_plans_found_before_a_user_described_an_operator_are_not_taken(monkeypat
         monkeypatch.setitem(TABLE, "mine", entry(factors))
         codes.append(cache._code_version())
     assert len(set(codes)) == 3
+
+
+def test_private_attributes_of_plans_are_read_nowhere_else() -> None:
+    folder = Path(unity.__file__).parent
+    face = folder / "plan" / "plan.py"
+    private = set(re.findall(r"(?:def |self\.)(_[a-z]\w*)", face.read_text()))
+    assert {"_devices", "_shardings", "_program"} <= private
+    reads = re.compile(rf"(?<!\bself)\.({'|'.join(private)})\b")
+    assert not [path for path in folder.rglob("*.py") if path != face and reads.search(path.read_text())]

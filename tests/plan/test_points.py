@@ -21,7 +21,7 @@ def planned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> unity.Plan:
 
 
 def searched(plan: unity.Plan) -> bool:
-    return "frontier" in vars(plan._made) or "frontier" in vars(plan._made.search)
+    return "frontier" in vars(plan.family) or "frontier" in vars(plan.family.search)
 
 
 def saved(plan: unity.Plan, path: Path) -> dict[str, Any]:
@@ -52,5 +52,5 @@ def test_what_was_searched_for_is_saved_whole(tmp_path: Path, monkeypatch: pytes
     assert data["whole"]
     again = unity.load(tmp_path / "plan.json", loss, *arguments(LAYERS))
     assert [p.time for p in again.frontier] == wanted
-    assert not searched(again) or "frontier" not in vars(again._made.search)
+    assert not searched(again) or "frontier" not in vars(again.family.search)
     assert content(of_plan(again))["frontier"]["whole"]

@@ -339,7 +339,7 @@ def test_kept_shardings_are_those_of_the_plan(tmp_path: Path) -> None:
         plan = unity.optimize(deep, w, x, machine=machine, progress=False)
     assert plan.time <= kept.time
     assert kept.in_shardings[0].spec == P(None, ("d0", "d1"))
-    stated = [str(c) for c in kept._made.bound.every]
+    stated = [str(c) for c in kept.family.bound.every]
     assert stated[0] == "unity.pin(\"args[0]\", P(None, ('d0', 'd1')))"
     assert [text[: text.index(" at ")] for text in stated[1:]] == [
         f"unity.constrain(..., {spec})" for spec in ("P('n0', ('d0', 'd1'))", "P('n0', ('d0', 'd1'))", "P(None, ('d0', 'd1'))")
@@ -356,7 +356,7 @@ def test_kept_constraints_for_the_compiler_leave_open_what_they_leave_open() -> 
     with jax.set_mesh(AUTO):
         kept = unity.optimize(fn, w, placed(x, P("x"), AUTO), machine=MACHINE, shardings="keep", progress=False)
         close(jax.jit(kept)(w, x), fn(jnp.asarray(w), jnp.asarray(x)))
-    stated = [str(c) for c in kept._made.bound.every]
+    stated = [str(c) for c in kept.family.bound.every]
     assert [text.partition(" at ")[0] for text in stated] == [
         "unity.pin(\"args[1]\", P('d0', None))",
         "unity.constrain(..., P(UNCONSTRAINED, ('d1', 'd2')))",
@@ -408,7 +408,7 @@ def test_a_transformer_for_a_mesh_is_planned_and_trained_there(shardings: str) -
         wanted, found = (jax.jit(jax.value_and_grad(f))(*args) for f in (transformer, plan))
         close(found, wanted)
         assert types(found) == types(wanted)
-    stated = [str(c) for c in plan._made.bound.every]
+    stated = [str(c) for c in plan.family.bound.every]
     assert len(stated) == (0 if shardings == "free" else 7 + 6)  # arguments, and lines that state a sharding of what is not an iota
 
 

@@ -27,7 +27,7 @@ def sent(plan) -> float:
     rounds = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
     sizes = [plan.machine.axes[k].size for k in range(len(plan.machine.axes))]
     total = 0
-    for c in traffic(plan.pcg, plan._made.captured.differentiated):
+    for c in traffic(plan.pcg, plan.family.captured.differentiated):
         n = 1
         for k in c.axes:
             n *= sizes[k]
@@ -159,7 +159,7 @@ def test_unity_figure_16b():
     machine = Machine.grid(1, 8, "v100")
     plan = unity.optimize(fn, params, ids, f(samples, 1), machine=machine, progress=False)
     joined = 4 * samples * tables * width
-    found = [c for c in traffic(plan.pcg, plan._made.captured.differentiated) if c.nbytes >= joined / 64]
+    found = [c for c in traffic(plan.pcg, plan.family.captured.differentiated) if c.nbytes >= joined / 64]
     assert sorted((c.kind, c.direction, c.nbytes) for c in found if c.kind != "all-reduce") == [
         ("all-to-all", "backward", joined // 8),
         ("all-to-all", "forward", joined // 8),

@@ -46,7 +46,7 @@ def test_every_recipe_is_a_plan_and_none_beats_the_plan(name: str, machine: unit
 
 def gathered(plan: unity.Plan, kind: str) -> float:
     """Bytes of the full sides of all collectives of a kind in a step."""
-    return sum(c.count * c.nbytes for c in traffic(plan.pcg, plan._made.captured.differentiated) if c.kind == kind)
+    return sum(c.count * c.nbytes for c in traffic(plan.pcg, plan.family.captured.differentiated) if c.kind == kind)
 
 
 def test_fsdp_sends_no_more_than_every_weight_gathered_twice_and_its_gradient_scattered_once() -> None:

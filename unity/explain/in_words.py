@@ -32,7 +32,7 @@ def in_words(plan: Plan) -> str:
         f" {duration(communication)} communicating), {size(plan.memory)} on {on}"
     ]
     inputs = plan.pcg.inputs
-    weights = plan._made.captured.differentiated
+    weights = plan.family.captured.differentiated
     lines += _rows("weights", _arguments([n for k, n in enumerate(inputs) if k in weights], plan.machine))
     lines += _rows("inputs", _arguments([n for k, n in enumerate(inputs) if k not in weights], plan.machine))
     lines += _rows("sent", _sent(prediction, plan.machine))

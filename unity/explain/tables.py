@@ -45,7 +45,7 @@ def explain(plan: Plan, file: Any = None) -> None:
     """Print a plan's transformations, arguments, memory, operators and collectives."""
     console = Console(file=file, markup=False, highlight=False)
     console.width = max(console.width, 140)  # wide enough for a type and a line number side by side
-    family = plan._made
+    family = plan.family
     differentiated = differentiated_in(plan)
     prediction = predict(plan.pcg, plan.machine, differentiated)
     compute = sum(t.forward + t.backward for t in prediction.operators)
@@ -73,7 +73,7 @@ def explain(plan: Plan, file: Any = None) -> None:
 
 def _constraints(plan: Plan) -> list[str]:
     """Return lines that list the constraints."""
-    bound = plan._made.bound
+    bound = plan.family.bound
     rows = [f"    {c}" for c in dict.fromkeys((*bound.passed, *bound.marked))]
     return ["constrained by:", *rows] if rows else []
 
@@ -98,7 +98,7 @@ def _pipelining(plan: Plan) -> list[str]:
         more = [f"    not by 1F1B: {note}"] if note else []
         more += [f"    {UNDRAINED}"] if plan.pipelining.schedule.kind == TWO_BW else []
         return [f"a pipeline: {plan.pipelining}; it idles {plan.pipelining.schedule.bubble:.0%} of the time", *more]
-    _, refused = scans(plan._made.captured)
+    _, refused = scans(plan.family.captured)
     return [f"no pipeline of {reason}" for reason in refused] if plan.machine.devices > 1 else []
 
 

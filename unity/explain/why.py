@@ -87,7 +87,7 @@ def meant(plan: Plan, path: str) -> list[Twin]:
     """
     nodes = typed(plan)
     arguments = [t for t in nodes if t.serial.kind == "input"]
-    paths = spellings(plan._made.fn, [t.name for t in arguments])
+    paths = spellings(plan.family.fn, [t.name for t in arguments])
     operators = [t for t in nodes if t.serial.kind != "input"]
     matches = [arguments[k] for k in matching(path, paths)] or [t for t in operators if path in _spoken(t.serial)]
     if not matches:
@@ -123,7 +123,7 @@ class Costs:
     @cached_property
     def differentiated(self) -> frozenset[int]:
         """The arguments that the planned step computes gradients of."""
-        family = self.plan._made
+        family = self.plan.family
         return family.captured.differentiated if family.search.training.backward else frozenset()
 
     @cached_property
@@ -141,7 +141,7 @@ class Costs:
 
     def held(self, node: Node) -> list[Held]:
         """Return the buffers of a node, and of the type changes of its results, that are live at the peak of memory."""
-        training, machine = self.plan._made.search.training, self.plan.machine
+        training, machine = self.plan.family.search.training, self.plan.machine
         memory = predict_memory(self.plan.pcg, self.differentiated, training, backend_of(machine))
         after = {id(node), *(id(n) for n in self.changes(node))}
         return [h for h in memory.held if id(h.node) in after and h.nbytes]
@@ -224,7 +224,7 @@ def answer(plan: Plan, group: Sequence[Twin]) -> Answer:
         ValueDescription(name, str(v.tensor), show(v.type, axes, v.tensor.ndim), in_words(v, axes))
         for name, v in zip(names, values, strict=True)
     ]
-    limit = max(plan._made.limit or 0.0, plan.memory)
+    limit = max(plan.family.limit or 0.0, plan.memory)
     return Answer(
         name=twin.name,
         line=short(node.source),
@@ -239,7 +239,7 @@ def answer(plan: Plan, group: Sequence[Twin]) -> Answer:
 
 def _choices(plan: Plan, twin: Twin, limit: float) -> tuple[TypeChoice, ...]:
     """Return the best plan with a node's present types, and the best plans with others."""
-    same, others = alternatives(plan._made, twin.serial, plan.candidate, limit, ALTERNATIVES)
+    same, others = alternatives(plan.family, twin.serial, plan.candidate, limit, ALTERNATIVES)
     rows = [Alternative(twin.types, plan.candidate) if same is None else same, *others]
     return tuple(
         TypeChoice(shown(row.types, twin.serial, plan.pcg.axes), row.candidate.time, row.candidate.memory, k == 0)
@@ -284,7 +284,7 @@ def in_words(v: Value, axes: tuple[Axis, ...]) -> str:
 
 def _constraints(plan: Plan, node: Node) -> list[str]:
     """Return the constraints that restrict a node of the serial graph."""
-    bound, search = plan._made.bound, plan._made.search
+    bound, search = plan.family.bound, plan.family.search
     if not bound.every:
         return []
     opened = search.assembled.opened

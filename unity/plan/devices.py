@@ -53,7 +53,7 @@ def _shared_facts(plan: Plan) -> dict[str, str]:
     """Return the facts that must be equal in all processes, by the words for them in an error."""
     return {
         "the function, or the shapes of its arguments": f"{plan.__name__}, {plan.original.key}",
-        "the arrays that it closes over": " ".join(map(array_text, plan._made.captured.consts)),
+        "the arrays that it closes over": " ".join(map(array_text, plan.family.captured.consts)),
         "the machine": str(plan.machine),
         "the plan": f"{plan!r}, {plan.pcg.key}",
     }

@@ -62,25 +62,24 @@ class Plan:
 
     `unity.optimize` and `unity.load` return plans. A plan works inside `jax.jit`, `jax.grad` and `jax.value_and_grad`; its results
     and gradients are ordinary arrays.
+
+    Attributes:
+        family: the function, its graph, its transformations and the search, which all plans of the frontier share.
+        candidate: the plan's point of the frontier.
     """
 
-    def __init__(self, made: PlanFamily, candidate: Candidate, devices: Sequence[Any] | None = None) -> None:
-        self._made, self._candidate, self._devices = made, candidate, devices
-        self.__name__ = getattr(made.fn, "__name__", "plan")
-        self.__doc__ = made.fn.__doc__
+    def __init__(self, family: PlanFamily, candidate: Candidate, devices: Sequence[Any] | None = None) -> None:
+        self.family, self.candidate, self._devices = family, candidate, devices
+        self.__name__ = getattr(family.fn, "__name__", "plan")
+        self.__doc__ = family.fn.__doc__
         self._placements: dict[Mesh | None, Placement] = {}  # by the user's mesh
         self._types: dict[Any, ResultTypes] = {}  # the cache of `_result_types`
         self._typed: dict[Any, Callable[..., tuple]] = {}  # the program for each mesh and types of results
 
     @property
-    def candidate(self) -> Candidate:
-        """The plan's point of the frontier."""
-        return self._candidate
-
-    @property
     def machine(self) -> Machine:
         """The machine that the function was planned for."""
-        return self._made.search.machine
+        return self.family.search.machine
 
     @property
     def time(self) -> float:
@@ -95,66 +94,66 @@ class Plan:
     @property
     def search_seconds(self) -> float:
         """Seconds that the search took (near zero from the cache)."""
-        return self._made.seconds
+        return self.family.seconds
 
     @property
     def original(self) -> PCG:
         """The serial graph as captured."""
-        return self._made.original.graph
+        return self.family.original.graph
 
     @property
     def serial(self) -> PCG:
         """The serial graph that was parallelized: as captured, or transformed."""
-        return self._made.captured.graph
+        return self.family.captured.graph
 
     @property
     def rewriting(self) -> Rewriting:
         """The rewriting of the captured program before it was parallelized; false, and without rules, if there was none."""
-        return self._made.rewriting or Rewriting.none(self._made.original)
+        return self.family.rewriting or Rewriting.none(self.family.original)
 
     @property
     def pipelining(self) -> Pipelining | None:
         """The pipeline that a scan was made into, or None."""
-        return self._made.pipelining
+        return self.family.pipelining
 
     @property
     def branching(self) -> Branching | None:
         """The branches that run on separate groups of devices, and the weights packed for them, or None."""
-        return self._made.branching
+        return self.family.branching
 
     @property
     def joining(self) -> Joining | None:
         """The weights that `shard` joins once, which the program would join in every step. None without `pack=True`."""
-        return self._made.joining
+        return self.family.joining
 
     @property
     def applications(self) -> tuple[RuleApplication, ...]:
         """The rules that parallelized the graph, in order; empty except with `search="unity-rules"`."""
-        return self._made.applications
+        return self.family.applications
 
     @property
     def tried(self) -> tuple[Tried, ...]:
         """The plans that this one was chosen from, itself first; empty except with `measure=True`, and not saved in files."""
-        return self._made.tried
+        return self.family.tried
 
     def simulate(self) -> Simulation:
         """Simulate one step on every device and link, and return its schedule: the makespan, a trace, a picture."""
         from unity.search.simulator import simulate
 
-        return simulate(self.pcg, self.machine, differentiated_in(self), training=self._made.search.training)
+        return simulate(self.pcg, self.machine, differentiated_in(self), training=self.family.search.training)
 
     @cached_property
     def pcg(self) -> PCG:
         """The parallel graph: every tensor with its parallel type, and the operators that change types."""
         graph = parallelize(self.serial, self.candidate.assignment)
         check(graph)
-        self._made.bound.check(self.serial, graph, self.machine)
+        self.family.bound.check(self.serial, graph, self.machine)
         return graph
 
     @cached_property
     def frontier(self) -> Frontier:
         """The Pareto frontier of time and memory, whose points are plans too."""
-        return Frontier(self._made, self._candidate, partial(Plan, self._made))
+        return Frontier(self.family, self.candidate, partial(Plan, self.family))
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -181,12 +180,12 @@ class Plan:
     @property
     def in_specs(self) -> tuple[Any, ...]:
         """The partition specifications of the arguments, over `mesh_shape`: a pytree for each argument. Needs no devices."""
-        return jax.tree.unflatten(self._made.captured.in_tree, self._boundary.specs[: len(self._made.captured.paths)])
+        return jax.tree.unflatten(self.family.captured.in_tree, self._boundary.specs[: len(self.family.captured.paths)])
 
     @property
     def out_specs(self) -> Any:
         """The partition specifications of the results, over `mesh_shape`: a pytree as the function returns it."""
-        first, tree = len(self.pcg.inputs), self._made.captured.out_tree
+        first, tree = len(self.pcg.inputs), self.family.captured.out_tree
         return jax.tree.unflatten(tree, self._boundary.specs[first : first + tree.num_leaves])
 
     @property
@@ -216,7 +215,7 @@ class Plan:
         Args:
             devices: devices, or a mesh, whose devices are taken and whose axes are not.
         """
-        return Plan(self._made, self._candidate, tuple(devices.devices.flat) if isinstance(devices, Mesh) else tuple(devices))
+        return Plan(self.family, self.candidate, tuple(devices.devices.flat) if isinstance(devices, Mesh) else tuple(devices))
 
     @property
     def in_shardings(self) -> Any:
@@ -224,22 +223,22 @@ class Plan:
 
         While a mesh with explicit axes is set, they are of that mesh (docs: moving#under-a-mesh-of-your-own).
         """
-        return self._placement.arguments
+        return self.placement.arguments
 
     @property
-    def _placement(self) -> Placement:
+    def placement(self) -> Placement:
         """The shardings of the arguments, on the user's mesh while one with explicit axes is set."""
-        return self._placement_on(set_mesh_like(self.mesh))
+        return self.placement_on(set_mesh_like(self.mesh))
 
-    def _placement_on(self, mesh: Mesh | None) -> Placement:
+    def placement_on(self, mesh: Mesh | None) -> Placement:
         """Return the shardings of the arguments on a mesh of the user's, or on the plan's."""
         if mesh not in self._placements:
-            captured = self._made.captured
+            captured = self.family.captured
             n = len(captured.paths)  # the inputs after these are the function's constants
             shapes = tuple(node.tensors[0].shape for node in self.serial.inputs[:n])
             own = self._shardings[:n]
             shardings = own if mesh is None else tuple(on_mesh(s, mesh, self.machine.axes) for s in own)
-            self._placements[mesh] = Placement(self.__name__, captured.in_tree, captured.paths, shapes, shardings, self._packing)
+            self._placements[mesh] = Placement(self.__name__, captured.in_tree, captured.paths, shapes, shardings, self.packing)
         return self._placements[mesh]
 
     @overload
@@ -255,9 +254,9 @@ class Plan:
         With several processes, each passes whole arrays; `shard_local` takes each process's part. With `pack=True`, weights of
         branches, and weights that the program joins, are returned packed (`unshard` unpacks them).
         """
-        args = by_position(self._made.fn, args, named) if named else args
-        args = jax.tree.unflatten(jax.tree.structure(args), self._packing.pack(jax.tree.leaves(args)))
-        placed = self._placement.whole(args)
+        args = by_position(self.family.fn, args, named) if named else args
+        args = jax.tree.unflatten(jax.tree.structure(args), self.packing.pack(jax.tree.leaves(args)))
+        placed = self.placement.whole(args)
         return placed[0] if len(args) == 1 else placed
 
     def unshard(self, tree: Any, argument: int = 0) -> Any:
@@ -269,7 +268,7 @@ class Plan:
             tree: an argument, its gradients, or a tree that contains such trees.
             argument: the argument's place among those of the function.
         """
-        return self._placement.unpacked(tree, argument)
+        return self.placement.unpacked(tree, argument)
 
     def shard_state(self, tree: Any, argument: int = 0) -> Any:
         """Place a tree that mirrors the weights, such as an optimizer's state from a checkpoint, as the plan needs it.
@@ -281,11 +280,11 @@ class Plan:
             tree: a tree that contains trees of the argument's structure.
             argument: the argument's place among those of the function.
         """
-        placed = self._placement.packed(tree, argument)
+        placed = self.placement.packed(tree, argument)
         return jax.tree.map(place, placed, self.shardings_like(placed))
 
     @property
-    def _packing(self) -> Packing:
+    def packing(self) -> Packing:
         """The packing of weights by all transformations; empty if none packs any."""
         transformations = (self.branching, self.joining, self.pipelining)  # no weight is packed by two of them
         return Packing(tuple(slot for t in transformations if t is not None for slot in t.packing.slots))
@@ -301,7 +300,7 @@ class Plan:
             part: this process's part of the argument.
             argument: the argument's place among those of the function.
         """
-        return self._placement.part(part, argument)
+        return self.placement.part(part, argument)
 
     def shardings_like(self, tree: Any) -> Any:
         """Return shardings for a tree that mirrors the weights, such as an optimizer's state, whose moments follow their weights.
@@ -311,13 +310,13 @@ class Plan:
         Args:
             tree: arrays or `jax.ShapeDtypeStruct`s, such as `jax.eval_shape(optimizer.init, params)`.
         """
-        weights = weights_of(self.in_shardings, self._placement.shapes, self._made.captured.differentiated)
+        weights = weights_of(self.in_shardings, self.placement.shapes, self.family.captured.differentiated)
         return following(tree, weights, NamedSharding(set_mesh_like(self.mesh) or self.mesh, PartitionSpec()))
 
     @cached_property
     def _program(self) -> Callable[..., tuple]:
         """The lowered function of all leaves, with its effects, jitted for calls outside of any jit."""
-        return jax.jit(with_effects(program(self.pcg, self.mesh), self._made.captured, self.pcg, self.mesh))
+        return jax.jit(with_effects(program(self.pcg, self.mesh), self.family.captured, self.pcg, self.mesh))
 
     @cached_property
     def _runnable_program(self) -> Callable[..., tuple]:
@@ -333,9 +332,9 @@ class Plan:
                 rule in it is for reverse only (docs: plan#derivatives); or the devices are CPU devices, whose runtime would mix up
                 the messages of branches (docs: branches#on-virtual-devices).
         """
-        captured = self._made.captured
-        args = by_position(self._made.fn, args, named) if named else args
-        leaves = self._placement_on(None).leaves(self._checked(args))
+        captured = self.family.captured
+        args = by_position(self.family.fn, args, named) if named else args
+        leaves = self.placement_on(None).leaves(checked(self.__name__, captured, self.packing, args))
         mesh = explicit_mesh((*leaves, *captured.consts))
         types = self._result_types(jax.tree.leaves(args), mesh)
         run = self._runnable_program if mesh is None else self._program_under(mesh, types.specs)
@@ -355,7 +354,7 @@ class Plan:
 
         Raises PlanError where the function then computes in other types than were planned.
         """
-        original = self._made.original
+        original = self.family.original
         weak = tuple(map(is_weak, leaves))
         if mesh is None and weak == original.weak[0]:
             return ResultTypes(original.weak[1], ())
@@ -363,7 +362,7 @@ class Plan:
         avals = [jax.typeof(x) for x in leaves]
         shardings = tuple(sharding_of(a) if a.shape == shape else None for a, shape in zip(avals, shapes, strict=False))
         if (key := (weak, mesh, shardings)) not in self._types:
-            self._types[key] = result_types(self._made.fn, original, weak, shardings, mesh)
+            self._types[key] = result_types(self.family.fn, original, weak, shardings, mesh)
         if not self._types[key].same:
             refuse_weak(self.__name__, original, weak)
         return self._types[key]
@@ -376,10 +375,6 @@ class Plan:
         pipeline.
         """
         return Stream(self)
-
-    def _checked(self, args: tuple[Any, ...]) -> list[Any]:
-        """Return the leaves of a call's arguments, packed as `shard` packs them. Raises PlanError if they are not as planned."""
-        return checked(self.__name__, self._made.captured, self._packing, args)
 
     def explain(self, path: Any = None, *, file: Any = None) -> None:
         """Print the plan's decisions: every operator's parallelization and cost, every collective, what could not be split.
@@ -436,11 +431,11 @@ class Plan:
         The timeline is that of the search's memory model, operator by operator. Nothing is compiled, and no devices are needed.
         """
         training = self._training(gradient)
-        return memory_timeline(self.pcg, self._made.captured.differentiated, training, backend_of(self.machine))
+        return memory_timeline(self.pcg, self.family.captured.differentiated, training, backend_of(self.machine))
 
     def _training(self, gradient: bool | None) -> Training:
         """Return the training options of a step, with gradients if `gradient` is true, or by default if they were planned."""
-        planned = self._made.search.training
+        planned = self.family.search.training
         return Training(planned.backward if gradient is None else gradient, planned.optimizer_slots if planned.backward else 0)
 
     def check(self, *, gradient: bool | None = None, devices: Sequence[Any] | None = None) -> Check:
@@ -456,7 +451,7 @@ class Plan:
         """
         from unity.exec.compiled.check import compare
 
-        plan = self if devices is None else Plan(self._made, self._candidate, devices)
+        plan = self if devices is None else Plan(self.family, self.candidate, devices)
         return compare(step_of(plan, self._training(gradient)))
 
     @cached_property
@@ -489,7 +484,7 @@ class Plan:
         """
         from unity.plan.plan_file import save
 
-        save(path, self._made, self._candidate)
+        save(path, self.family, self.candidate)
 
     def report(self, path: str | Path) -> None:
         """Write a self-contained HTML page: graph, steps, frontier, timeline, memory, and each device's part of every tensor.

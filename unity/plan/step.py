@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def step_of(plan: Plan, training: Training) -> PlannedStep:
     """Return one step of a plan: the function, and with `training.backward` its weights' gradients."""
-    differentiated = frozenset(plan._made.captured.differentiated if training.backward else ())
+    differentiated = frozenset(plan.family.captured.differentiated if training.backward else ())
     return PlannedStep(plan.pcg, plan.mesh, differentiated, training)
 
 

@@ -14,6 +14,7 @@ from unity.base.errors import PlanError
 from unity.exec.two_buffered_weights import Streamed
 from unity.pcg.jaxprs.weak_types import with_weak_type
 from unity.pcg.parallel.stages import TWO_BW
+from unity.plan.call_arguments import checked
 from unity.plan.effects import run_effects
 
 if TYPE_CHECKING:
@@ -45,13 +46,13 @@ class Stream:
     """
 
     def __init__(self, plan: Plan) -> None:
-        captured, pipelining = plan._made.captured, plan.pipelining
+        captured, pipelining = plan.family.captured, plan.pipelining
         if pipelining is None or pipelining.schedule.kind != TWO_BW:
             raise PlanError(
                 f"{plan.__name__} has no pipeline by 2BW, so its steps are those of `jax.value_and_grad`: ask for one with"
                 " pipelines=(stages, micro-batches, '2bw') (docs: pipelines#2bw)"
             )
-        if plan._packing:
+        if plan.packing:
             raise PlanError(
                 f"{plan.__name__} has packed weights, which are not known to `stream`: plan without pack=True (docs: pipelines#2bw)"
             )
@@ -116,9 +117,9 @@ class Stream:
         return list(flight.arrays)
 
     def _leaves(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        leaves = self._plan._checked(args)
+        leaves = checked(self._plan.__name__, self._captured, self._plan.packing, args)
         if not any(isinstance(x, jax.core.Tracer) for x in leaves):
-            leaves = self._plan._placement_on(None).leaves(leaves, depth=4)
+            leaves = self._plan.placement_on(None).leaves(leaves, depth=4)
         return (*leaves, *self._captured.consts)
 
     def _named(self, results: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, Any]:

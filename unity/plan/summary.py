@@ -127,7 +127,7 @@ def captured_summary_of(plan: Plan) -> Summary:
     machine, differentiated = plan.machine.alone, differentiated_in(plan)
     graph = on_one_device(plan.original)
     prediction = predict(graph, machine, differentiated)
-    memory = predict_memory(graph, differentiated, plan._made.search.training, backend_of(machine)).total
+    memory = predict_memory(graph, differentiated, plan.family.search.training, backend_of(machine)).total
     return Summary(plan.__name__, machine.name, 1, prediction.time, memory, plan.original, *_costs(prediction, graph))
 
 
@@ -146,7 +146,7 @@ def seconds_by_line(rows: Iterable[Work | Talk]) -> dict[str, float]:
 
 def differentiated_in(plan: Plan) -> Collection[int]:
     """Return the numbers of the arguments that a plan's step computes gradients of."""
-    return plan._made.captured.differentiated if plan._made.search.training.backward else ()
+    return plan.family.captured.differentiated if plan.family.search.training.backward else ()
 
 
 def on_one_device(graph: PCG) -> PCG:

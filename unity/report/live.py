@@ -46,7 +46,7 @@ def live_of(plan: Plan, planned: Summary) -> Live:
     """Return the figures of a plan, given its summary."""
     differentiated = differentiated_in(plan)
     prediction = predict(plan.pcg, plan.machine, differentiated)
-    memory = predict_memory(plan.pcg, differentiated, plan._made.search.training, backend_of(plan.machine))
+    memory = predict_memory(plan.pcg, differentiated, plan.family.search.training, backend_of(plan.machine))
     description = costs.exact_costs(prediction, memory, plan.pcg.axes)
     by_node = {id(node): description(node) for node, _ in plan.pcg.walk()}
     return Live(

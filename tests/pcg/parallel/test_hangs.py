@@ -140,8 +140,8 @@ WHOLE = ("layers by gpipe", "layers by 1f1b", "branches of towers")  # frontiers
 def test_whatever_the_search_can_choose_reaches_all_its_devices(name: str) -> None:
     """Of both ends of a frontier, or all of it, and of plans that are drawn whatever they cost."""
     plan = PLANS[name]()
-    search = plan._made.search
-    ends = [Plan(plan._made, candidate) for candidate in (search.fastest, search.leanest)]
+    search = plan.family.search
+    ends = [Plan(plan.family, candidate) for candidate in (search.fastest, search.leanest)]
     graphs = [point.pcg for point in (plan.frontier if name in WHOLE else ends)]
     for seed in range(6):
         found = search.assembled.assignment(random_point(search.assembled, np.random.default_rng(seed)))
@@ -164,7 +164,7 @@ def test_without_the_rule_there_are_plans_that_hang_and_the_checker_refuses_just
 ) -> None:
     without_the_rule(monkeypatch)
     plan = PLANS[name]()
-    search, bad = plan._made.search, 0
+    search, bad = plan.family.search, 0
     for seed in range(4):
         found = search.assembled.assignment(random_point(search.assembled, np.random.default_rng(seed)))
         graph = parallelize(plan.serial, found)
@@ -379,10 +379,10 @@ COMPILED = ["layers by gpipe", "layers by 1f1b", "layers by 2bw", "mlp by 1f1b",
 def test_compiled_programs_have_no_collective_that_not_all_devices_reach(name: str) -> None:
     """Of drawn plans, which communicate more than good ones."""
     plan = PLANS[name]()
-    search, inside = plan._made.search, 0
+    search, inside = plan.family.search, 0
     for seed in range(2):
         point = random_point(search.assembled, np.random.default_rng(seed))
-        drawn = Plan(plan._made, search.candidate(search.assembled, point))
+        drawn = Plan(plan.family, search.candidate(search.assembled, point))
         assert hung(drawn) == []
         inside += sent_inside(step_of(drawn, Training()).compile().as_text() or "", drawn)
     assert inside
@@ -394,10 +394,10 @@ def test_the_check_says_of_compiled_programs_what_the_checker_says_of_graphs(
 ) -> None:
     without_the_rule(monkeypatch)
     plan = PLANS[name]()
-    search, bad = plan._made.search, set[bool]()
+    search, bad = plan.family.search, set[bool]()
     for seed in seeds:
         point = random_point(search.assembled, np.random.default_rng(seed))
-        drawn = Plan(plan._made, search.candidate(search.assembled, point))
+        drawn = Plan(plan.family, search.candidate(search.assembled, point))
         found = drawn.check()
         bad.add(bool(crossing(drawn.pcg)))
         assert bool(found.disagreements) is bool(crossing(drawn.pcg))
@@ -412,10 +412,10 @@ def test_the_check_says_of_compiled_programs_what_the_checker_says_of_graphs(
 def test_drawn_plans_run_and_compute_the_function(name: str) -> None:
     plan = PLANS[name]()
     args = test_branches.CASES["summed"]()[1] if "summed" in name else language_arguments()
-    wanted = jax.jit(jax.value_and_grad(plan._made.fn))(*args)
-    search = plan._made.search
+    wanted = jax.jit(jax.value_and_grad(plan.family.fn))(*args)
+    search = plan.family.search
     point = random_point(search.assembled, np.random.default_rng(0))
-    for one in (Plan(plan._made, search.candidate(search.assembled, point)), Plan(plan._made, search.leanest)):
+    for one in (Plan(plan.family, search.candidate(search.assembled, point)), Plan(plan.family, search.leanest)):
         assert hung(one) == []  # or the process would end
         found, _ = stepped(one, *args)
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
@@ -440,9 +440,9 @@ def test_a_saved_plan_that_hangs_is_refused(tmp_path: Path, monkeypatch: pytest.
     with monkeypatch.context() as patch:
         without_the_rule(patch)
         plan = like_stages(ONE_F_ONE_B)
-        search = plan._made.search
+        search = plan.family.search
         drawn = (random_point(search.assembled, np.random.default_rng(seed)) for seed in range(12))
-        plans = (Plan(plan._made, search.candidate(search.assembled, point)) for point in drawn)
+        plans = (Plan(plan.family, search.candidate(search.assembled, point)) for point in drawn)
         next(plan for plan in plans if crossing(plan.pcg)).save(tmp_path / "plan.json")
     with pytest.raises(unity.PlanError, match=r"plan.json .*cannot be used here.*wait for the others for ever"):
         unity.load(tmp_path / "plan.json", language, *structs)

@@ -82,7 +82,7 @@ def planned(loss: Any, params: Any, x: Any) -> Plan:
 
 def predictions(plan: Plan) -> list[MemoryPrediction]:
     graph: PCG = plan.pcg
-    return [predict_memory(graph, plan._made.captured.differentiated, Training(), backend) for backend in (GPU, CPU)]
+    return [predict_memory(graph, plan.family.captured.differentiated, Training(), backend) for backend in (GPU, CPU)]
 
 
 def layers(params: Any, x: Any) -> Any:
@@ -150,7 +150,7 @@ def test_weights_gathered_in_scans_are_live_from_the_start() -> None:
 
 def test_both_sides_of_a_change_of_type_are_live_at_once() -> None:
     plan = planned(layers, [(f(256, 256), f(256, 256))] * 4, f(2048, 256)).frontier[-1]
-    flow = gradients(plan.pcg, plan._made.captured.differentiated)
+    flow = gradients(plan.pcg, plan.family.captured.differentiated)
     region = Region(plan.pcg, Setting(plan.pcg, flow, True, CPU))
     both = {
         i: local(node.operands[0], plan.pcg) + local(Value(node), plan.pcg)

@@ -46,7 +46,7 @@ def test_the_peak_over_time_is_what_the_search_predicts(backend: Any, gradient: 
     training = Training(gradient)
     for plan in (planned(), transformer()):
         for point in (plan.frontier[0], plan.frontier[-1]):
-            weights = point._made.captured.differentiated
+            weights = point.family.captured.differentiated
             timeline = memory_timeline(point.pcg, weights, training, backend)
             predicted = predict_memory(point.pcg, weights, training, backend)
             table = timeline.step - predicted.step  # of pointers to results, which the search leaves out

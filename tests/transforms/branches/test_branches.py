@@ -180,7 +180,7 @@ def test_a_packed_plan_takes_the_functions_own_weights_too():
 def test_only_the_devices_of_a_branch_hold_its_packed_weights():
     fn, args = dlrm_case()
     without, plan = (planned(fn, args, FOUR, FOUR.axes, pack) for pack in (False, True))
-    packing = plan._packing
+    packing = plan.packing
     tables = {n for s in packing.slots for n in s.leaves if n is not None}
     assert len(tables) >= len(ROWS)
     params, _, _ = plan.shard(*args)
@@ -191,7 +191,7 @@ def test_only_the_devices_of_a_branch_hold_its_packed_weights():
         assert s.stacked[0] == 4
         assert all(shard.data.shape[0] == 1 for shard in shards)
     # nothing is left of the tables' gradients to add up over groups
-    flows = plan._made.captured.differentiated
+    flows = plan.family.captured.differentiated
     moved = [sum(c.elements for c in traffic(p.pcg, flows) if c.node.kind == "replicate") for p in (without, plan)]
     assert moved[1] < moved[0] - sum(n * 8 for n in ROWS) / 2
     assert plan.memory < without.memory
@@ -324,8 +324,8 @@ def test_optimize_finds_branches_saves_them_and_says_so(tmp_path):
     plan.save(tmp_path / "plan.json")
     loaded = unity.load(tmp_path / "plan.json", fn, *args)
     assert loaded.pcg.key == plan.pcg.key
-    assert loaded._packing == plan._packing
-    assert plan._packing
+    assert loaded.packing == plan.packing
+    assert plan.packing
     close(jax.jit(loaded)(*loaded.shard(*args)), fn(*args), 2e-5)
     assert plan.simulate().makespan > 0
     assert "branches" in str(plan.diff())
@@ -342,9 +342,9 @@ def test_costs_count_what_the_slowest_group_takes():
     plan = unity.optimize(fn, params, *batch, machine=TREE, progress=False, search="captured", branches=2)
     assert plan.branching is not None
     (share,) = plan.branching.shares
-    parts = parts_of(BranchCandidate(plan.branching, plan._made.search, plan.candidate), TREE, Training())
+    parts = parts_of(BranchCandidate(plan.branching, plan.family.search, plan.candidate), TREE, Training())
     assert parts == pytest.approx({0: share.weight}, rel=1e-3)
-    assert predict(plan.pcg, TREE, plan._made.captured.differentiated).time == pytest.approx(plan.time, rel=0.02)
+    assert predict(plan.pcg, TREE, plan.family.captured.differentiated).time == pytest.approx(plan.time, rel=0.02)
 
 
 def test_branches_are_taken_where_they_are_faster():
@@ -390,7 +390,7 @@ def test_branches_are_found_inside_of_scans(tmp_path):
     assert [n.kind for n, _ in plan.pcg.walk()].count(BRANCHES) == 2
     assert plan.branching is not None
     (share,) = plan.branching.shares
-    parts = parts_of(BranchCandidate(plan.branching, plan._made.search, plan.candidate), TREE, Training())
+    parts = parts_of(BranchCandidate(plan.branching, plan.family.search, plan.candidate), TREE, Training())
     assert parts == pytest.approx({0: share.weight}, rel=0.02)
     step, found = stepped(plan, *args)
     close(step, jax.jit(jax.value_and_grad(fn))(*args), 2e-5)

@@ -54,7 +54,7 @@ def test_a_pinned_argument_lies_as_it_is_pinned_and_is_not_packed(pipelines: Any
     plan = branched(pack=True, pipelines=pipelines, constraints=pins)
     assert plan.in_shardings[0]["v2"].spec == P(("d0", "d1"), None)
     assert plan.in_shardings[1]["users"].spec == P("n0", None)
-    names = [path.rpartition("[")[2] for path in plan._made.captured.paths]
+    names = [path.rpartition("[")[2] for path in plan.family.captured.paths]
     packed = [{names[k] for s in made(p).packing.slots for k in s.leaves if k is not None} for p in (free, plan)]
     assert "'v2']" in packed[0]
     assert packed[1]
@@ -68,7 +68,7 @@ def test_what_is_pinned_is_packed_by_no_plan_from_a_file(tmp_path: Path) -> None
     plan.save(tmp_path / "plan.json")
     loaded = unity.load(tmp_path / "plan.json", loss, weights(), batch())
     assert loaded.pcg.key == plan.pcg.key
-    assert loaded._packing == plan._packing
+    assert loaded.packing == plan.packing
     plan.check_derivation()
 
 

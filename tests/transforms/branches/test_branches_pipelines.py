@@ -79,7 +79,7 @@ def test_what_was_found_is_said_saved_and_made_again(tmp_path: Path) -> None:
     loaded = unity.load(tmp_path / "plan.json", loss, weights(), batch())
     assert loaded.pcg.key == plan.pcg.key
     assert loaded.original.key == plan.original.key
-    assert loaded._packing == plan._packing
+    assert loaded.packing == plan.packing
     close(jax.jit(loaded)(*loaded.shard(weights(), batch())), loss(weights(), batch()), 2e-5)
     assert plan.simulate().makespan > 0
     assert plan.memory_timeline().peak > 0

@@ -156,7 +156,7 @@ def test_the_schedule_bounds_what_is_held():
 
 def test_under_a_limit_a_plan_is_found_that_gpipe_has_not(tmp_path):
     args = structs(*arguments(batch=512, count=8, width=32))
-    least = {k: planned(loss, args, 4, 16, kind=k)._made.search.leanest.memory for k in (ONE_F_ONE_B, GPIPE)}
+    least = {k: planned(loss, args, 4, 16, kind=k).family.search.leanest.memory for k in (ONE_F_ONE_B, GPIPE)}
     limit = (least[ONE_F_ONE_B] + least[GPIPE]) / 2
     options: dict[str, Any] = {"machine": TREE, "progress": False, "search": "captured", "memory_limit": limit}
     plan = unity.optimize(loss, *args, **options, pipelines=(4, 16))
@@ -280,9 +280,9 @@ def test_of_a_replicated_loss_the_gradient_is_a_partial_sum(kind):
     """What goes back through sums inside of stages is the gradient of the one loss, not of every device's copy."""
     args = arguments(batch=16)
     plan = planned(loss, args, 2, 4, kind=kind)
-    search = plan._made.search
+    search = plan.family.search
     drawn = (search.candidate(search.assembled, random_point(search.assembled, np.random.default_rng(k))) for k in range(200))
-    plans = [one for one in (Plan(plan._made, c) for c in drawn) if REPLICATED in next(tails(one)).types[0]][:2]
+    plans = [one for one in (Plan(plan.family, c) for c in drawn) if REPLICATED in next(tails(one)).types[0]][:2]
     assert len(plans) == 2
     wanted = jax.jit(jax.value_and_grad(lambda *a: 3 * loss(*a)))(*args)
     for one in plans:

@@ -170,7 +170,7 @@ def test_gradients_of_layers_are_sent_while_the_rest_of_the_ticks_runs():
     first, last = (e for e in mapped.params["jaxpr"].eqns if e.primitive.name == "scan" and "ppermute" in str(e.params["jaxpr"]))
     assert (first.params["length"], last.params["length"]) == (1, 7)
     early, late = (waiting(mapped.params["jaxpr"], loop) for loop in (first, last))
-    names = plan._made.captured.paths
+    names = plan.family.captured.paths
     gradients = slice(-len(step.weights), None)  # after the flight and the results
     wait = {names[k]: flag for k, flag in zip(step.weights, late[1][gradients], strict=True)}
     assert wait == {"args[0]['in']": True, "args[0]['layers']": False, "args[0]['out']": False}
@@ -205,7 +205,7 @@ def test_nothing_idles_and_two_versions_are_held():
     more = plan.memory - other.memory
     stage = 2 * 64 * 64 * 4  # bytes of the weights of one of four stages
     assert 3 * stage <= more <= 3.5 * stage  # and of their gradients: before a tick, and after it
-    (point,) = Minimizer(plan._made.search.assembled.problem).at([0.0])
+    (point,) = Minimizer(plan.family.search.assembled.problem).at([0.0])
     assert predict_memory(plan.pcg, [0, 1, 2], Training()).additive == pytest.approx(point.memory, rel=0.01)
 
 
@@ -223,8 +223,8 @@ def test_what_leads_to_the_pipeline_is_held_for_two_batches():
         one = jnp.zeros((width, width))
         params = {"first": [one] * count, "layers": jnp.zeros((LAYERS, width, width)), "out": jnp.zeros((width, 3))}
         plan = planned(deep, structs(params, jnp.zeros((256, width)), jnp.zeros((256, 3))), 2, 8)
-        (point,) = Minimizer(plan._made.search.assembled.problem).at([0.0])
-        numbers = sorted(plan._made.captured.differentiated)
+        (point,) = Minimizer(plan.family.search.assembled.problem).at([0.0])
+        numbers = sorted(plan.family.captured.differentiated)
         assert predict_memory(plan.pcg, numbers, Training()).additive == pytest.approx(point.memory, rel=0.01)
         found[count] = plan.check()
     assert found[4].timeline.step == pytest.approx(found[4].memory.total, rel=0.2)

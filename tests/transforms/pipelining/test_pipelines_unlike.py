@@ -85,7 +85,7 @@ def test_only_a_stages_own_devices_hold_packed_weights():
             assert "n0" in str(x.sharding.spec[0])
     for own, wanted in zip(jax.tree.leaves(plan.unshard(plan.shard(*args)[0])), jax.tree.leaves(args[0]), strict=True):
         np.testing.assert_array_equal(own, wanted)
-    found = (traffic(p.pcg, p._made.captured.differentiated) for p in (plan, planned(mlp, args, TREE.axes[:1])))
+    found = (traffic(p.pcg, p.family.captured.differentiated) for p in (plan, planned(mlp, args, TREE.axes[:1])))
     added = ([c.elements for c in some if c.direction == "backward" and c.kind in ADDING and 0 in c.axes] for some in found)
     packed, whole = map(sum, added)
     assert packed <= 1 < whole  # no gradient of a weight crosses stages
@@ -117,11 +117,11 @@ def test_a_pinned_argument_is_not_packed(tmp_path):
     options = {"machine": TREE, "search": "captured", "pipelines": (2, 4), "pack": True, "progress": False}
     plan = unity.optimize(mlp, *args, **options, constraints=unity.pin("params[2][0]", PartitionSpec("device", None)))
     assert plan.in_shardings[0][2][0].spec == PartitionSpec(("d0", "d1"), None)
-    packed = {plan._made.captured.paths[k] for s in plan._packing.slots for k in s.leaves if k is not None}
+    packed = {plan.family.captured.paths[k] for s in plan.packing.slots for k in s.leaves if k is not None}
     assert packed
     assert "args[0][2][0]" not in packed
     free = unity.optimize(mlp, *args, **options)
-    assert "args[0][2][0]" in {free._made.captured.paths[k] for s in free._packing.slots for k in s.leaves if k is not None}
+    assert "args[0][2][0]" in {free.family.captured.paths[k] for s in free.packing.slots for k in s.leaves if k is not None}
     value, gradient = jax.jit(jax.value_and_grad(plan))(*plan.shard(*args))
     assert largest_difference((value, plan.unshard(gradient)), jax.jit(jax.value_and_grad(mlp))(*args)) < 1e-5
     plan.save(tmp_path / "plan.json")
@@ -130,7 +130,7 @@ def test_a_pinned_argument_is_not_packed(tmp_path):
 
 def test_what_is_predicted_is_what_was_searched_for():
     plan = planned(translated, translated_arguments(), pack=True, axes=SQUARE.axes[:1], machine=SQUARE)
-    found = predict(plan.pcg, SQUARE, plan._made.captured.differentiated)
+    found = predict(plan.pcg, SQUARE, plan.family.captured.differentiated)
     assert found.time == pytest.approx(plan.time, rel=1e-9)
 
 
@@ -146,7 +146,7 @@ def test_weights_may_be_split_inside_of_stages():
     assert stages is not None
     split = {s for n in stages.nodes if n.kind == "dot_general" for s in n.operands[1].type[1:]}
     assert {s.kind for s in split} & {"P"}
-    inside = [c for c in traffic(plan.pcg, plan._made.captured.differentiated) if c.part < 1]
+    inside = [c for c in traffic(plan.pcg, plan.family.captured.differentiated) if c.part < 1]
     assert inside
     assert all(0 not in c.axes for c in inside)
 

@@ -45,7 +45,7 @@ def test_values_and_gradients_are_the_functions_and_traffic_is_the_plans(model, 
         assert largest_difference(step, jax.jit(jax.value_and_grad(fn))(*args)) < 1e-10
         plan.check_derivation()
     assert all(line.predicted == line.compiled for line in checked.lines), checked
-    differentiated = plan._made.captured.differentiated
+    differentiated = plan.family.captured.differentiated
     assert predict(plan.pcg, machine, differentiated).time == pytest.approx(plan.time, rel=1e-9)
 
 
@@ -94,7 +94,7 @@ def test_only_what_stages_begin_with_comes_down_to_the_first():
     """Words begin; numbers, and masks, are handed on only."""
     plan = planned(translated, translated_arguments(), SQUARE.axes[:1], 2, False, SQUARE, ONE_F_ONE_B)
     (pipeline,) = [n for n in plan.pcg.nodes if n.kind == PIPELINE]
-    sent = [c for c in traffic(plan.pcg, plan._made.captured.differentiated) if c.node is pipeline]
+    sent = [c for c in traffic(plan.pcg, plan.family.captured.differentiated) if c.node is pipeline]
     assert {c.direction for c in sent} == {"forward"}
     ticks = 4 + 2 - 1
     assert sorted(c.count for c in sent) == [ticks, ticks, 2 * ticks]

@@ -85,7 +85,7 @@ def data_with_model(plan: Plan, about: str | None) -> dict[str, Any] | list[dict
     """Return `data` together with what takes memory and what could not be split; or the reasons for what `about` names."""
     if about is not None:
         return answers(plan, about)
-    memory = predict_memory(plan.pcg, differentiated_in(plan), plan._made.search.training, backend_of(plan.machine))
+    memory = predict_memory(plan.pcg, differentiated_in(plan), plan.family.search.training, backend_of(plan.machine))
     held = [{"why": h.why, "made_by": h.node.kind, "line": line_behind(h.node), "nbytes": h.nbytes} for h in memory.held]
     return {**data(summary_of(plan)), "held": held, "undivided": [asdict(row) for row in undivided(plan)], "blocked": blocked(plan)}
 

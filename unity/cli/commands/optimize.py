@@ -121,7 +121,7 @@ def in_words(plan: Plan, path: Path | None) -> str:
     """Return a plan in a few lines."""
     lines = [
         f"{plan.__name__} on {plan.machine}",
-        f"{duration(plan.time)} a step, {size(plan.memory)} on each device (predicted); {plan._made.searched}",
+        f"{duration(plan.time)} a step, {size(plan.memory)} on each device (predicted); {plan.family.searched}",
     ]
     if plan.rewriting:
         lines.append(f"rewritten by {', '.join(f'{times} × {way}' for way, times in plan.rewriting.applied)}")
@@ -143,7 +143,7 @@ def data(plan: Plan, path: Path | None, frontier: bool) -> dict[str, Any]:
         "time": plan.time,
         "memory": plan.memory,
         "search_seconds": plan.search_seconds,
-        "interrupted": plan._made.interrupted,
+        "interrupted": plan.family.interrupted,
         "rules": {str(way): times for way, times in plan.rewriting.applied},
         "pipeline": None if plan.pipelining is None else str(plan.pipelining),
         "branches": None if plan.branching is None else str(plan.branching),
