@@ -46,9 +46,9 @@ def test_a_library_comes_back_as_it_was(path):
 WRONG = {
     "a changed rule": (lambda d: d["rules"][0].update(rule="add(x, y) = mul(x, y)"), "rule add.is.add was changed"),
     "an open rule": (lambda d: d["rules"][1].update(status="open"), "rule cancel is open, not proved"),
-    "a missing field": (lambda d: d["rules"][0].pop("hash"), "an entry lacks 'hash'"),
+    "a missing field": (lambda d: d["rules"][0].pop("hash"), r"damaged at \$\.rules\[0\]\.hash: it is missing"),
     "another schema": (lambda d: d.update(schema=99), "has schema 99"),
-    "no library": (lambda d: d.pop("rules"), "not a library"),
+    "no library": (lambda d: d.pop("rules"), r"damaged at \$\.rules: it is missing"),
 }
 
 

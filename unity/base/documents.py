@@ -98,6 +98,5 @@ def encoded(value: Any, order: Literal["sorted"] | None = None) -> bytes:
 
 def _number(value: Any) -> Any:
     """Return one of NumPy's numbers as Python's."""
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"{value!r} of type {type(value).__name__} cannot be written into a document")
+    assert isinstance(value, np.generic), f"{value!r} of type {type(value).__name__} is no data"
+    return value.item()

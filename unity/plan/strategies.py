@@ -100,7 +100,7 @@ def _candidate(graph: PCG, axes: tuple[Axis, ...], types: Sequence[Type], rows: 
     described = [(n, rows[k]) for n, k in zip(nodes, point.nodes, strict=True)]
     following = {id(m) for n in nodes if n.kind in THROUGH and n.inside is not None for m in (n, *n.inside.inputs)}
     if any(len(row.results) != len(n.tensors) and (row.results or id(n) not in following) for n, row in described):
-        raise ValueError("a node has fewer types than results, or more")
+        raise Misfit("it does not fit the graph: a node has fewer types than results, or more")
     results = {id(n): tuple(types[t] for t in row.results) for n, row in described if row.results}
     operands = {
         (id(n), p): tuple(types[t] for t in through)
@@ -114,7 +114,7 @@ def _candidate(graph: PCG, axes: tuple[Axis, ...], types: Sequence[Type], rows: 
     }
     again = frozenset((id(n), p) for n, row in described for p in row.again)
     if not again <= operands.keys():
-        raise ValueError("an operand that is gathered again does not exist")
+        raise Misfit("it does not fit the graph: an operand that is gathered again does not exist")
     recomputed, rerun = (frozenset(id(n) for n, row in described if row.rerun == wanted) for wanted in (1, 2))
     return Candidate(point.time, point.memory, Assignment(axes, results, operands, outputs, again, recomputed, rerun))
 

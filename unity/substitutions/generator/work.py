@@ -6,17 +6,18 @@ If a process dies, for instance because Z3 is out of memory, its task alone fail
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
 from unity.base.atomic_files import write
+from unity.base.documents import encoded, parsed, typed
+from unity.base.errors import PlanFileError
 from unity.base.installation import PACKAGE
 from unity.substitutions.generator.discover import Counts, discover
 from unity.substitutions.generator.family import Family
@@ -72,17 +73,15 @@ def run(task: FamilyTask) -> Outcome:
     texts = tuple((print_body(r.rule), r.operators) for r in rules)
     outcome = Outcome(task.family.name, texts, counts, tuple(map(print_body, unproved)))
     if path:
-        write(path, json.dumps(asdict(outcome)))
+        write(path, encoded(outcome))
     return outcome
 
 
 def _read(path: Path) -> Outcome | None:
     """Read a saved outcome. Returns None if it is missing or unreadable."""
     try:
-        data = json.loads(path.read_text())
-        rules = tuple((str(text), int(size)) for text, size in data["rules"])
-        return Outcome(str(data["family"]), rules, Counts(**data["counts"]), tuple(data["opened"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        return typed(parsed(path.read_bytes()), Outcome)
+    except (OSError, PlanFileError):
         return None
 
 

@@ -8,12 +8,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from unity.base.atomic_files import write
-from unity.base.errors import RuleError
+from unity.base.documents import Record, parsed, plain, typed
+from unity.base.errors import PlanFileError, RuleError
 from unity.substitutions.language.rule import Rule, content_hash
 from unity.substitutions.language.text import parse_rule, print_body
 
 SCHEMA = 1
+
+
+class LibraryRow(Record):
+    """A `LibraryEntry` in a file, with the hash of its text."""
+
+    name: str
+    rule: str
+    hash: str
+    status: str
+    axioms: tuple[str, ...]
+    work: int
+    instances: int
+    found: dict[str, Any]
+
+
+class LibraryDocument(Record):
+    """A `Library` in a file."""
+
+    schema: int
+    rules: tuple[LibraryRow, ...]
+    made: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,16 +67,8 @@ class LibraryEntry:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data."""
-        return {
-            "name": self.rule.name,
-            "rule": print_body(self.rule),
-            "hash": self.hash,
-            "status": self.status,
-            "axioms": list(self.axioms),
-            "work": self.work,
-            "instances": self.instances,
-            "found": dict(self.found),
-        }
+        numbers, found = (self.axioms, self.work, self.instances), dict(self.found)
+        return plain(LibraryRow(self.rule.name, print_body(self.rule), self.hash, self.status, *numbers, found))
 
 
 @dataclass(frozen=True)
@@ -86,32 +102,26 @@ class Library:
 def load(path: str | Path) -> Library:
     """Read a library. Raises RuleError, naming the rule, if a rule was changed, is not proved, or cannot be parsed."""
     try:
-        data = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as problem:
+        document = typed(parsed(Path(path).read_bytes()), LibraryDocument)
+    except (OSError, PlanFileError) as problem:
         raise RuleError(f"{path}: {problem}") from None
-    if not isinstance(data, dict) or not isinstance(data.get("rules"), list):
-        raise RuleError(f"{path}: not a library of rules")
-    if data.get("schema") != SCHEMA:
-        raise RuleError(f"{path}: has schema {data.get('schema')}, and this version reads schema {SCHEMA}")
-    return Library(tuple(_entry(path, item) for item in data["rules"]), data.get("made", {}))
+    if document.schema != SCHEMA:
+        raise RuleError(f"{path}: has schema {document.schema}, and this version reads schema {SCHEMA}")
+    return Library(tuple(_entry(path, row) for row in document.rules), document.made)
 
 
-def _entry(path: str | Path, item: Any) -> LibraryEntry:
+def _entry(path: str | Path, row: LibraryRow) -> LibraryEntry:
+    name = row.name
+    if content_hash(row.rule) != row.hash:
+        was = f"its hash is not {row.hash}. Verify the library again"
+        raise RuleError(f"{path}: rule {name} was changed after it was proved: {was}")
+    if row.status != "proved":
+        raise RuleError(f"{path}: rule {name} is {row.status}, not proved")
     try:
-        name, text = str(item["name"]), str(item["rule"])
-        axioms, work, instances = tuple(map(str, item["axioms"])), int(item["work"]), int(item["instances"])
-        origin, status, hash_ = dict(item["found"]), str(item["status"]), str(item["hash"])
-    except (KeyError, TypeError, ValueError) as problem:
-        raise RuleError(f"{path}: an entry lacks {problem}") from None
-    if content_hash(text) != hash_:
-        raise RuleError(f"{path}: rule {name} was changed after it was proved: its hash is not {hash_}. Verify the library again")
-    if status != "proved":
-        raise RuleError(f"{path}: rule {name} is {status}, not proved")
-    try:
-        rule = parse_rule(f"{name} {text}")
+        rule = parse_rule(f"{name} {row.rule}")
     except RuleError as problem:
         raise RuleError(f"{path}: rule {name}: {problem}") from None
-    return LibraryEntry(rule, axioms, work, instances, origin, status)
+    return LibraryEntry(rule, row.axioms, row.work, row.instances, row.found, row.status)
 
 
 def merged(libraries: Iterable[Library]) -> Library:
