@@ -17,7 +17,7 @@ from unity.pcg.capture.capture import capture
 from unity.pcg.capture.packed_arguments import Packing
 from unity.substitutions.language.rearrangement import after, reshaped, transposed
 from unity.substitutions.rewriting.joined_weights import Joined, with_joined
-from unity.transforms.packing import from_json, joining_of
+from unity.transforms.packing import JoiningRecord, joining_of, restored
 
 EIGHT = Machine.grid(1, 8)
 RNG = np.random.default_rng(0)
@@ -235,10 +235,9 @@ def test_a_file_that_joins_other_weights_is_refused():
     found = joining_of(captured, 8)
     assert found is not None
     found.check()
-    assert from_json(captured, found.to_json(), 8).sets == found.sets
-    for wrong in ({"graph": "0"}, 3):
-        with pytest.raises(PlanError, match="joins are others"):
-            from_json(captured, wrong, 8)
+    assert restored(captured, found.record, 8).sets == found.sets
+    with pytest.raises(PlanError, match="joins are others"):
+        restored(captured, JoiningRecord("0"), 8)
     other = capture(lambda p, x: jnp.sum(x @ jnp.concatenate([p["q"], p["k"]], 1)), *args)
     with pytest.raises(DerivationError, match="another program"):
         replace(found, before=other).check()

@@ -65,7 +65,7 @@ class Prices:
         flops = sum(1.0 + (spec.flops if (spec := spec_of(body, e)) else 0.0) for e in body.equations)
         total = self.work * flops * prod(part_of_work(c.divided, a.size) for c, a in zip(along, self.axes, strict=True))
         carried = carrying(body, (True,) * len(body.inputs), (True,) * len(body.outputs)) if self.training else frozenset()
-        for v in {r.variable for c in along for r in c.reduced if isinstance(r.variable, int)}:
+        for v in {v for c in along for r in c.reduced if isinstance(v := r.variable, int)}:
             of_axis = [next((r for r in c.reduced if r.variable == v), None) for c in along]
             pieces = prod(a.size for c, a in zip(along, self.axes, strict=True) if v in c.partitions)
             kinds = {r.kind for r in of_axis if r is not None and r.kind}

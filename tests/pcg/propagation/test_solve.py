@@ -220,7 +220,7 @@ def test_a_custom_rule_that_rounds_cotangents_is_not_replicated_for_use() -> Non
 
     @rounded.defjvp
     def _(primals: Any, tangents: Any) -> Any:
-        return rounded(*primals), jax.lax.reduce_precision(*tangents, 8, 7)
+        return rounded(primals[0]), jax.lax.reduce_precision(tangents[0], 8, 7)
 
     x = jnp.ones((4, 4))
     assert not any(s == REPLICATED for c in choices(close(jax.make_jaxpr(rounded)(x))) for s in c.operands)

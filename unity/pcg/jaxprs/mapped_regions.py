@@ -181,7 +181,7 @@ class _Region:
             rule = _Rule((self.key, *_content(eqn)), self, eqn)
             return with_jvp(rule)(*operands) if name == "custom_jvp_call" else with_vjp(rule)(*self.varied(eqn.invars, operands))
         params = {key: self.traced(value) for key, value in eqn.params.items()}
-        plain = [[core.Var(_plain(v.aval)) for v in variables] for variables in (eqn.invars, eqn.outvars)]
+        plain: list[list[Any]] = [[core.Var(_plain(v.aval)) for v in variables] for variables in (eqn.invars, eqn.outvars)]
         return function_of(eqn.replace(invars=plain[0], outvars=plain[1], params=params), without_shardings)(*operands)
 
     def traced(self, value: Any) -> Any:
