@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 import unity
 
@@ -28,6 +28,13 @@ def is_the_function(fn: Any, *args: Any, **options: Any) -> unity.Plan:
     return plan
 
 
+# A sum of a constant, which is read whole and in part by one operator, once counted half.
+READ_TWICE = aliased_programs.Program(
+    aliased_programs.Block((("remat", [0], *[aliased_programs.Block((), (0,))] * 2), ("add", 0, 10)), (6, 1, 11)), ()
+)
+
+
+@example(READ_TWICE)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(aliased_programs.programs)
 def test_random_programs_in_which_values_are_several_things(program: aliased_programs.Program) -> None:
