@@ -18,8 +18,8 @@ GRID = unity.Machine.grid(4, 12, "a100")  # axes n0 n1 of size 2, d0 of size 3, 
         (range(5), "all 48 devices"),
         ((0, 1), "node (4)"),
         ((2, 3, 4), "device (12)"),
-        ((0, 2, 3, 4), "2 of node (4) × device (12)"),
-        ((2, 4), "6 of device (12)"),
+        ((0, 2, 3, 4), "n0 (2 of node's 4) × device (12)"),
+        ((2, 4), "d0·d2 (6 of device's 12)"),
     ],
 )
 def test_axes_are_named_by_level(axes, words):

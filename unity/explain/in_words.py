@@ -42,14 +42,17 @@ def in_words(plan: Plan) -> str:
 
 
 def axes_in_words(axes: Collection[int], machine: Machine) -> str:
-    """Return mesh axes, given by number, in words: `all 32 devices`, `node (4)`, `node (4) × 2 of device (8)`."""
+    """Return mesh axes, given by number, in words: `all 32 devices`, `node (4) × d0 (2 of device's 8)`."""
     if prod(machine.axes[k].size for k in axes) == machine.devices:
         return f"all {machine.devices} devices"
     words = []
     for index, level in enumerate(machine.levels):
-        part = prod(machine.axes[k].size for k in axes if machine.axes[k].level == index)
-        if part > 1:
-            words.append(f"{level.name} ({level.size})" if part == level.size else f"{part} of {level.name} ({level.size})")
+        chosen = [machine.axes[k] for k in sorted(axes) if machine.axes[k].level == index]
+        part = prod(axis.size for axis in chosen)
+        if part == level.size > 1:
+            words.append(f"{level.name} ({level.size})")
+        elif part > 1:
+            words.append(f"{'·'.join(axis.name for axis in chosen)} ({part} of {level.name}'s {level.size})")
     return " × ".join(words)
 
 
@@ -62,7 +65,7 @@ def _arguments(nodes: Iterable[Node], machine: Machine) -> list[str]:
     """Return a row for every way in which arguments are stored, that of the most bytes first."""
     by_storage: dict[str, list[Node]] = {}
     for node in nodes:
-        by_storage.setdefault(_storage(node.types[0], machine), []).append(node)
+        by_storage.setdefault(storage_in_words(node.types[0], machine), []).append(node)
     rows = []
     for words, alike in sorted(by_storage.items(), key=lambda item: -_nbytes(item[1])):
         first, *others = dict.fromkeys(
@@ -77,7 +80,8 @@ def _nbytes(nodes: Iterable[Node]) -> int:
     return sum(n.tensors[0].nbytes for n in nodes)
 
 
-def _storage(type_: Type, machine: Machine) -> str:
+def storage_in_words(type_: Type, machine: Machine) -> str:
+    """Return how an argument is stored: `dimension 0 over node (4), dimension 1 over device (8)`, or `whole on every device`."""
     dims: dict[int, list[int]] = {}
     for k, state in enumerate(type_):
         if state.kind == "P":

@@ -15,8 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from unity.base.formatting import duration, pattern, short, size
+from unity.explain.in_words import axes_in_words, storage_in_words
 from unity.explain.kernels import inferred_kernels
 from unity.explain.undivided import Undivided, headline, undivided
+from unity.machine.machine import Machine
 from unity.pcg.capture.capture import unparallelized
 from unity.pcg.ir.user_lines import line_behind
 from unity.pcg.parallel.stages import TWO_BW
@@ -66,7 +68,7 @@ def explain(plan: Plan, file: Any = None) -> None:
     console.print(_arguments(plan))
     console.print(_memory(predict_memory(plan.pcg, differentiated, family.search.training, backend_of(plan.machine))))
     console.print(_operators(prediction, plan.pcg.axes))
-    console.print(_collectives(prediction, plan.pcg.axes))
+    console.print(_collectives(prediction, plan.machine))
     for line in blocked(plan):
         console.print(line, style="yellow")
 
@@ -151,7 +153,7 @@ def _arguments(plan: Plan) -> Table:
     for node in plan.pcg.inputs:
         tensor = node.tensors[0]
         piece = tensor.nbytes / copies(node.types[0], axes)
-        rows.append(((pattern(str(node.attributes["name"])), str(tensor), show(node.types[0], axes, tensor.ndim)), piece))
+        rows.append(((pattern(str(node.attributes["name"])), str(tensor), storage_in_words(node.types[0], plan.machine)), piece))
     return _filled(table, [(k[0], str(n), k[1], k[2], size(b)) for k, n, b in _grouped(rows)], "kinds of arguments")
 
 
@@ -188,12 +190,12 @@ def _undivided(rows: Sequence[Undivided]) -> Table:
     return _filled(table, cells, "kinds of operators")
 
 
-def _collectives(prediction: Prediction, axes: tuple[Axis, ...]) -> Table:
+def _collectives(prediction: Prediction, machine: Machine) -> Table:
     table = Table("collective", "×", "over", "bytes", "time", "why", "line", title="collectives", title_justify="left")
 
     def key(t: CollectiveTerm) -> tuple[str, str, str, str, str]:
         c = t.collective
-        over = "·".join(axes[i].name for i in c.axes)
+        over = axes_in_words(c.axes, machine)
         return c.kind, over, size(c.nbytes), f"{c.direction} of {c.node.kind}", line_behind(c.node)
 
     rows = _grouped((key(t), t.seconds) for t in prediction.collectives)
