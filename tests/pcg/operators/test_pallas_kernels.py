@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
 
 import unity
 from unity.pcg.capture.capture import capture
@@ -436,6 +438,15 @@ def plain_layers(params: Any, x: Any) -> Any:
     return (lax.scan(lambda h, w: (h + jnp.tanh(h @ w), None), x, params)[0] ** 2).mean()
 
 
+REGION = AbstractMesh((2,), ("x",), axis_types=(AxisType.Auto,))
+ROWS, HEADS, ALL = P("x"), P(None, "x"), P()
+
+
+def on_devices(fn: Callable[..., Any], *specs: P) -> Callable[..., Any]:
+    """Return a function of one device's pieces as one of all, whose results are as its first operand."""
+    return jax.shard_map(fn, mesh=REGION, in_specs=specs, out_specs=specs[0], check_vma=False)
+
+
 def planned(fn: Any, *args: Any, **options: Any) -> Plan:
     return unity.optimize(fn, *args, machine=MACHINE, budget=0, progress=False, **options)
 
@@ -461,8 +472,29 @@ def states(plan: Plan, kind: str) -> set[str]:
             [(1, 1, 16, 8), (8, 2, 16, 8)],
             "attention",
         ),
+        (
+            lambda w, x: (jnp.tanh(on_devices(multiplied, ROWS, ALL)(x, w)) ** 2).sum(),
+            lambda w, x: (jnp.tanh(x @ w) ** 2).sum(),
+            [(64, 64), (64, 64)],
+            "product",
+        ),
+        (
+            lambda params, x: on_devices(lambda x, params: layers(params, x)[None], ROWS, ALL)(x, params).sum(),
+            lambda params, x: sum(plain_layers(params, half) for half in jnp.split(x, 2)),
+            [(2, 64, 64), (64, 64)],
+            "product",
+        ),
+        (
+            lambda w, x: (on_devices(attending, HEADS, HEADS, HEADS)(x * w, x, x) ** 2).sum(),
+            lambda w, x: (attended(x * w, x, x) ** 2).sum(),
+            [(1, 1, 16, 8), (8, 2, 16, 8)],
+            "attention",
+        ),
     ],
-    ids=["product", "scan and remat", "attention"],
+    ids=[
+        *("product", "scan and remat", "attention"),
+        *("product in a shard_map", "scan and remat in a shard_map", "attention in a shard_map"),
+    ],
 )
 def test_plans_with_divided_kernels_are_the_function(fn: Any, plain: Any, shapes: Any, kind: str) -> None:
     args = normal(*shapes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
@@ -23,7 +24,7 @@ from unity.base.errors import CaptureError
 from unity.pcg.jaxprs.batched_loops import predicates, with_one_predicate
 from unity.pcg.jaxprs.foreign_primitives import adopted
 from unity.pcg.jaxprs.function_primitives import HELD, name_of
-from unity.pcg.jaxprs.jaxprs import RULED, floating
+from unity.pcg.jaxprs.jaxprs import RULED, Program, floating, is_reference
 from unity.pcg.jaxprs.parameter_text import array_text, identities, text_of
 from unity.pcg.jaxprs.source_lines import Place, place_of
 from unity.pcg.jaxprs.weak_types import changes_weak_type_alone
@@ -231,7 +232,11 @@ def params_key(params: Mapping[str, Any]) -> str:
 def _program_key(value: Any) -> str | None:
     if isinstance(value, Body):
         return value.key
-    return _key_of_jaxpr(value) if isinstance(value, (core.ClosedJaxpr, core.Jaxpr)) else None
+    if not isinstance(value, Program):
+        return None
+    if any(is_reference(v.aval) for v in value.invars):  # a kernel's, which is no body
+        return re.sub(r" at 0x[0-9a-f]+", "", str(value))
+    return _key_of_jaxpr(value)
 
 
 @lru_cache(maxsize=16384)
@@ -266,7 +271,7 @@ class _Builder:
 
     def new(self, aval: Any, where: str = "") -> int:
         number = len(self.tensors)
-        if not hasattr(aval, "dtype") or type(aval).__name__ == "AbstractRef":
+        if not hasattr(aval, "dtype") or is_reference(aval):
             raise CaptureError(
                 f"{where or 'an argument'} makes an {type(aval).__name__}, which is changed in place: a plan is a graph of values"
                 " only.\n    Use functional updates (x.at[...].set) instead of jax.Ref. (docs: capture#effects)"

@@ -16,7 +16,7 @@ import jax
 from jax.extend import core
 
 from unity.base.errors import CaptureError
-from unity.pcg.jaxprs.jaxprs import RULED, Program, each
+from unity.pcg.jaxprs.jaxprs import RULED, Program, each, is_reference
 from unity.pcg.jaxprs.source_lines import Place, place_of
 
 INSPECT = "inspect_sharding"
@@ -58,7 +58,7 @@ def dropped(name: str, line: str, reason: str) -> Notice:
 def is_effect(eqn: core.JaxprEqn) -> bool:
     """Return whether an equation runs for its effect alone, not as a program of others, nor to change a `jax.Ref`."""
     nests = any(isinstance(p, Program) for p in each(eqn.params))
-    return bool(eqn.effects) and not nests and not any(_is_reference(v.aval) for v in (*eqn.invars, *eqn.outvars))
+    return bool(eqn.effects) and not nests and not any(is_reference(v.aval) for v in (*eqn.invars, *eqn.outvars))
 
 
 def is_ordered(primitive: core.Primitive, params: Mapping[str, Any]) -> bool:
@@ -110,7 +110,7 @@ class _Pruning:
         if not isinstance(value, core.Jaxpr):  # closed, before JAX 0.12
             inside = self.program(value.jaxpr, keep, call, reason)
             return value if inside is value.jaxpr else value.replace(jaxpr=inside)
-        if not value.effects or any(_is_reference(v.aval) for v in value.invars):  # a kernel's program changes references
+        if not value.effects or any(is_reference(v.aval) for v in value.invars):  # a kernel's program changes references
             return value
         read = _read(value)
         eqns = [new for e in value.eqns if (new := self.equation(e, keep, call, reason, read)) is not None]
@@ -172,8 +172,3 @@ def _effects(eqns: Sequence[core.JaxprEqn]) -> frozenset[Any]:
 
 def _effects_inside(params: Mapping[str, Any]) -> frozenset[Any]:
     return frozenset().union(*(p.effects for p in each(params) if isinstance(p, Program)))
-
-
-def _is_reference(aval: Any) -> bool:
-    """Return whether a value can be changed in place (`jax.Ref`)."""
-    return type(aval).__name__ == "AbstractRef"

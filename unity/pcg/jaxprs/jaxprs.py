@@ -47,6 +47,11 @@ def floating(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
+def is_reference(aval: Any) -> bool:
+    """Return whether a value of a type can be changed in place (`jax.Ref`)."""
+    return type(aval).__name__ == "AbstractRef"
+
+
 def with_equations(value: Any, change: Callable[[core.JaxprEqn], core.JaxprEqn]) -> Any:
     """Change every equation of a program, or of the programs in a parameter. Returns the same object if none changes.
 

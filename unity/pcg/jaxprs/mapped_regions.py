@@ -16,9 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.core import ShapedArray
 from jax.extend import core, source_info_util
 from jax.extend.core import primitives
 from jax.interpreters.ad import Zero
@@ -28,11 +26,11 @@ from unity.base.errors import CaptureError
 from unity.pcg.jaxprs.jaxprs import RULED, Program, called, chosen_of, equations, floating, merged, with_equations
 from unity.pcg.jaxprs.mesh_context import apart
 from unity.pcg.jaxprs.parameter_text import identities, text_of
-from unity.pcg.jaxprs.shardings import without_shardings
+from unity.pcg.jaxprs.shardings import literal_value, plain, without_shardings
 from unity.pcg.jaxprs.source_lines import Place, place_of
 from unity.pcg.jaxprs.stacked_collectives import COLLECTIVES, agreed, stacked
 from unity.pcg.jaxprs.summed_products import contracted
-from unity.pcg.jaxprs.weak_types import is_weak, struct_of
+from unity.pcg.jaxprs.weak_types import struct_of
 from unity.pcg.types.varying_axes import CAST
 
 REGION = "shard_map"
@@ -140,7 +138,7 @@ class _Region:
         )
 
         def read(atom: Any) -> Any:
-            return _literal(atom) if isinstance(atom, core.Literal) else env[atom]
+            return literal_value(atom) if isinstance(atom, core.Literal) else env[atom]
 
         for eqn in inner.eqns:
             with self.origin(eqn):
@@ -180,9 +178,14 @@ class _Region:
         if name in RULED:
             rule = _Rule((self.key, *_content(eqn)), self, eqn)
             return with_jvp(rule)(*operands) if name == "custom_jvp_call" else with_vjp(rule)(*self.varied(eqn.invars, operands))
-        params = {key: self.traced(value) for key, value in eqn.params.items()}
-        plain: list[list[Any]] = [[core.Var(_plain(v.aval)) for v in variables] for variables in (eqn.invars, eqn.outvars)]
-        return function_of(eqn.replace(invars=plain[0], outvars=plain[1], params=params), without_shardings)(*operands)
+        return self.mapped_function(eqn)(*operands)
+
+    def mapped_function(self, eqn: core.JaxprEqn) -> Callable[..., list[Any]]:
+        """Return an equation, which is neither a collective nor a region, as a function of pieces."""
+        kernel = eqn.primitive.name in KERNELS  # its program changes references, and is that of one device in any case
+        params = {key: value if kernel else self.traced(value) for key, value in eqn.params.items()}
+        variables: list[list[Any]] = [[core.Var(plain(v.aval)) for v in part] for part in (eqn.invars, eqn.outvars)]
+        return function_of(eqn.replace(invars=variables[0], outvars=variables[1], params=params), without_shardings)
 
     def traced(self, value: Any) -> Any:
         """Trace the program, or programs, in a parameter again, without the types that say along which axes values vary."""
@@ -214,16 +217,15 @@ class _Region:
 
     def varied(self, variables: Sequence[Any], values: Sequence[Any]) -> list[Any]:
         """Stack floating-point values along the axes along which their types say that they may vary."""
-        unchecked = not self.eqn.params["check_vma"]
-
-        def axes(aval: Any) -> dict[str, int]:
-            varying = aval.manual_axis_type.varying
-            return {name: size for name, size in self.axes.items() if size > 1 and (unchecked or name in varying)}
-
         return [
-            stacked(x, axes(v.aval)) if floating(v.aval) and not isinstance(v, core.Literal) else x
+            stacked(x, self.varying(v.aval)) if floating(v.aval) and not isinstance(v, core.Literal) else x
             for v, x in zip(variables, values, strict=True)
         ]
+
+    def varying(self, aval: Any) -> dict[str, int]:
+        """Return the sizes of the axes along which a value of a type inside of the region may vary."""
+        unchecked, names = not self.eqn.params["check_vma"], aval.manual_axis_type.varying
+        return {name: size for name, size in self.axes.items() if size > 1 and (unchecked or name in names)}
 
     @property
     def axes(self) -> dict[str, int]:
@@ -346,18 +348,6 @@ def with_vjp(rule: _Rule) -> Callable[..., list[Any]]:
     call = jax.custom_vjp(lambda *operands: rule.region.varied(results, rule.value(*operands)))
     call.defvjp(forward, backward)
     return call
-
-
-def _plain(aval: Any) -> ShapedArray:
-    """Return a type without the mesh and the axes along which it varies."""
-    return ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
-
-
-def _literal(atom: core.Literal) -> Any:
-    """Return the value of a literal, whose type in JAX names the mesh of the region."""
-    value, aval = np.asarray(atom.val), atom.aval
-    number = value.item() if is_weak(aval) and not value.shape else value
-    return number if jnp.result_type(number) == value.dtype else value
 
 
 def _piece_struct(aval: Any) -> jax.ShapeDtypeStruct:

@@ -7,6 +7,7 @@ itself. What the user stated may be kept as marks, equations of another primitiv
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -19,13 +20,16 @@ from jax.extend import core
 from jax.extend.core import primitives
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from unity.pcg.jaxprs.jaxprs import RULED, Program
+from unity.pcg.jaxprs.jaxprs import RULED, Program, is_reference
 from unity.pcg.jaxprs.mesh_context import NO_MESH, apart
+from unity.pcg.jaxprs.weak_types import is_weak
 
 PLACING = {"reshard": "dst_sharding", "sharding_constraint": "sharding"}  # identities, and their parameter with a sharding
 RECORDED = frozenset({"broadcast_in_dim", "iota"})  # JAX states their sharding itself, to fit the values that they are used with
 MANUAL = "shard_map"  # its nested program is of one device
 SMALL = 65536  # bytes: a constant up to this size is copied to the host rather than kept on a mesh
+
+EQUAL = ShapedArray((), np.float32).manual_axis_type  # of a value that varies along no axis
 
 Mark = tuple[core.Primitive, Mapping[str, Any]]
 Marking = Callable[[NamedSharding, frozenset[int], int], Mark | None]  # of a sharding, its open dimensions, and the rank
@@ -54,10 +58,20 @@ def sharding_of(aval: Any) -> NamedSharding | None:
 
 
 def plain(aval: Any) -> Any:
-    """Return a type without its sharding."""
+    """Return a type without its sharding, and without the axes along which it varies. That of a reference is its value's."""
+    if is_reference(aval):
+        value = plain(aval.inner_aval)
+        return aval if value is aval.inner_aval else aval.update(inner_aval=value)
     if not isinstance(aval, ShapedArray) or aval.sharding.mesh.empty:
         return aval
-    return aval.update(sharding=NamedSharding(NO_MESH, PartitionSpec(*[None] * aval.ndim)))
+    return aval.update(sharding=NamedSharding(NO_MESH, PartitionSpec(*[None] * aval.ndim)), manual_axis_type=EQUAL)
+
+
+def literal_value(atom: core.Literal) -> Any:
+    """Return the value of a literal, which in JAX may be of the mesh under which it was traced, apart from any mesh."""
+    value, aval = np.asarray(atom.val), atom.aval
+    number = value.item() if is_weak(aval) and not value.shape else value
+    return number if jnp.result_type(number) == value.dtype else value
 
 
 class _Removal:
@@ -112,7 +126,7 @@ class _Removal:
         def read(atom: Any) -> Any:
             if not isinstance(atom, core.Literal):
                 return values[atom]
-            return atom if plain(atom.aval) is atom.aval else core.Literal(atom.val, plain(atom.aval))
+            return atom if plain(atom.aval) is atom.aval else core.Literal(literal_value(atom), plain(atom.aval))
 
         def mark(eqn: core.JaxprEqn, atom: Any, sharding: Any, open_dims: frozenset[int] = frozenset()) -> Any:
             """Return a value, marked with a stated sharding if that is to be kept."""
@@ -167,12 +181,16 @@ class _Removal:
             return self.program(value)
         if isinstance(value, NamedSharding):
             return None
-        if isinstance(value, ShapedArray):
+        if isinstance(value, ShapedArray) or is_reference(value):
             return plain(value)
         if isinstance(value, tuple | list):
             changed = [self.parameter(v) for v in value]
             same = all(a is b for a, b in zip(changed, value, strict=True))
             return value if same else getattr(value, "_make", type(value))(changed)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):  # a kernel's grid, with programs as index maps
+            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+            changes = {name: new for name, field in fields.items() if (new := self.parameter(field)) is not field}
+            return dataclasses.replace(value, **changes) if changes else value
         return value
 
     def context(self, eqn: core.JaxprEqn) -> Any:
