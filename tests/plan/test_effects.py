@@ -19,6 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 from jax.experimental import checkify, io_callback
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
 
 import unity
 from unity.pcg.capture.capture import capture
@@ -203,6 +205,72 @@ def test_the_sharding_of_a_result_is_inspected() -> None:
 
     planned(loss)(*arguments())
     assert [s.is_fully_replicated for s in seen] == [True]
+
+
+# In a shard_map
+
+REGION = AbstractMesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+
+
+@jax.custom_vjp
+def bent(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+bent.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (jnp.cos(x) * g,))
+
+
+def piece(x: Any) -> Any:
+    """Log values of one device's piece: of those devices alone that take a branch, and in loops and branches around it."""
+    here = note("first"), note("large"), note("even")
+
+    def even(x: Any, k: Any) -> Any:
+        y = bent(x) + k
+        jax.debug.callback(here[2], y.sum())
+        return lax.cond(y.sum() > 4, lambda y: (jax.debug.callback(here[1], y.max()), y)[1], lambda y: y + 1, y)
+
+    def step(x: Any, k: Any) -> Any:
+        return lax.cond((i + k) % 2 == 0, even, lambda x, k: x - 1, x, k), None
+
+    i = lax.axis_index("x")
+    lax.cond(i == 0, lambda x: jax.debug.callback(here[0], x.sum()), lambda x: None, x)
+    return lax.scan(step, x, jnp.arange(3))[0]
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_device_of_a_shard_map_has_the_effects_of_the_branches_that_it_takes(checked: bool) -> None:
+    x = np.asarray(np.random.default_rng(0).normal(size=(8, 8)), "float32")
+    mapped = jax.shard_map(piece, mesh=REGION, in_specs=P("x", "y"), out_specs=P("x", "y"), check_vma=checked)
+    expected = []
+    for i, j in np.ndindex(2, 2):  # device by device, without JAX
+        y = x[4 * i : 4 * i + 4, 4 * j : 4 * j + 4]
+        expected += [("first", y.sum())] if i == 0 else []
+        for k in range(3):
+            if (i + k) % 2:
+                y = y - 1
+                continue
+            y = np.sin(y) + k
+            expected += [("even", y.sum())]
+            expected, y = ([*expected, ("large", y.max())], y) if y.sum() > 4 else (expected, y + 1)
+    assert {"first", "large", "even"} == {name for name, _ in expected}
+    fn = lambda x: (mapped(x) ** 2).sum()  # noqa: E731
+    for run in (jax.jit, jax.grad):
+        same(logged(lambda run=run: run(planned(fn, x))(x))[1], sorted(expected))
+
+
+def test_an_effect_in_a_branch_that_communicates_is_dropped() -> None:
+    def piece(x: Any) -> Any:
+        i = lax.axis_index("x")
+        return lax.cond(i == 0, lambda x: (jax.debug.callback(note("x"), lax.psum(x.sum(), "y")), 2 * x)[1], jnp.sin, x)  # here
+
+    mapped = jax.shard_map(piece, mesh=REGION, in_specs=P("x", "y"), out_specs=P("x", "y"))
+    x, here = jnp.ones((4, 4)), next(k for k, line in enumerate(Path(__file__).read_text().splitlines(), 1) if "lax.psum" in line)
+    with pytest.warns(UserWarning, match=rf"test_effects\.py:{here} .*only some devices of a shard_map take") as caught:
+        plan = planned(lambda x: mapped(x).sum(), x)
+    assert len(caught) == 1
+    value, effects = logged(lambda: plan(x))
+    assert not effects
+    np.testing.assert_allclose(value, 8 * 2 + 8 * np.sin(1), rtol=1e-6)
 
 
 # Dropped

@@ -81,12 +81,15 @@ def _unordered() -> Any:
     return jax.make_jaxpr(lambda: jax.debug.callback(lambda: None))().eqns[0].params["effect"]
 
 
-def pruned(program: core.ClosedJaxpr, entered: Collection[str] = ()) -> tuple[core.ClosedJaxpr, list[Notice]]:
+def pruned(
+    program: core.ClosedJaxpr, entered: Collection[str] = (), reason: str = "it is in a derivative rule"
+) -> tuple[core.ClosedJaxpr, list[Notice]]:
     """Drop the effects of a program, but for those that can run after it.
 
     Args:
         program: the traced program.
         entered: the primitives whose programs may return the values of the effects in them; none keeps no effect at all.
+        reason: the reason why no effect is kept.
 
     Returns:
         The program, its remaining effects without results; and a notice for every effect that is dropped.
@@ -95,7 +98,7 @@ def pruned(program: core.ClosedJaxpr, entered: Collection[str] = ()) -> tuple[co
         CaptureError: the results of an effect are used.
     """
     pruning = _Pruning(frozenset(entered))
-    return pruning.program(program, bool(entered), Place(), "it is in a derivative rule"), pruning.notices
+    return pruning.program(program, bool(entered), Place(), reason), pruning.notices
 
 
 @dataclass

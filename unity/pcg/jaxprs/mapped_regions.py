@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -23,12 +23,13 @@ from jax.interpreters.ad import Zero
 from jax.sharding import NamedSharding, PartitionSpec, get_abstract_mesh
 
 from unity.base.errors import CaptureError
-from unity.pcg.jaxprs.jaxprs import RULED, Program, called, chosen_of, equations, floating, merged, with_equations
+from unity.pcg.jaxprs.effects import pruned, warn
+from unity.pcg.jaxprs.jaxprs import BRANCHED, RULED, Program, called, chosen_of, equations, floating, merged, with_equations
 from unity.pcg.jaxprs.mesh_context import apart
 from unity.pcg.jaxprs.parameter_text import identities, text_of
 from unity.pcg.jaxprs.shardings import literal_value, plain, without_shardings
 from unity.pcg.jaxprs.source_lines import Place, place_of
-from unity.pcg.jaxprs.stacked_collectives import COLLECTIVES, agreed, stacked
+from unity.pcg.jaxprs.stacked_collectives import COLLECTIVES, agreed, gathered, stacked
 from unity.pcg.jaxprs.summed_products import contracted
 from unity.pcg.jaxprs.weak_types import struct_of
 from unity.pcg.types.varying_axes import CAST
@@ -38,6 +39,7 @@ REGION = "shard_map"
 CASTS = frozenset({"pvary", "preduced", "reduced_vary_cast", "sharding_constraint", "reshard", CAST})
 KERNELS = frozenset({"pallas_call"})
 COMMUNICATION = frozenset({"axis_index", "get_barrier_semaphore"})  # primitives inside kernels that address other devices
+_DIVERGENT = "it is in a branch that only some devices of a shard_map take, and that has collectives or lax.axis_index"
 
 
 def raised(program: Any) -> Any:
@@ -66,12 +68,14 @@ class _Region:
         sizes: the size of each mesh axis that it maps over, in the order of the mesh.
         outer: the region around it.
         place: the user's line.
+        alone: its programs run on the pieces of one device, rather than under `vmap`s.
     """
 
     eqn: core.JaxprEqn
     sizes: dict[str, int]
     outer: _Region | None
     place: Place
+    alone: bool = False
 
     @staticmethod
     def of(eqn: core.JaxprEqn, outer: _Region | None = None) -> _Region:
@@ -178,7 +182,8 @@ class _Region:
         if name in RULED:
             rule = _Rule((self.key, *_content(eqn)), self, eqn)
             return with_jvp(rule)(*operands) if name == "custom_jvp_call" else with_vjp(rule)(*self.varied(eqn.invars, operands))
-        return self.mapped_function(eqn)(*operands)
+        diverges = name in BRANCHED and bool(eqn.effects) and bool(self.varying(eqn.invars[0].aval))
+        return (self.branched if diverges else self.mapped_function)(eqn)(*operands)
 
     def mapped_function(self, eqn: core.JaxprEqn) -> Callable[..., list[Any]]:
         """Return an equation, which is neither a collective nor a region, as a function of pieces."""
@@ -186,6 +191,28 @@ class _Region:
         params = {key: value if kernel else self.traced(value) for key, value in eqn.params.items()}
         variables: list[list[Any]] = [[core.Var(plain(v.aval)) for v in part] for part in (eqn.invars, eqn.outvars)]
         return function_of(eqn.replace(invars=variables[0], outvars=variables[1], params=params), without_shardings)
+
+    def branched(self, eqn: core.JaxprEqn) -> Callable[..., list[Any]]:
+        """Return a conditional, each of whose effects runs for the devices that take its branch, as a function of pieces.
+
+        `vmap` runs all branches for all devices and selects results, so effects run in a separate loop over the devices. Branches
+        that communicate cannot run in such a loop: their effects are dropped with a warning.
+        """
+        axes = {name: size for name, size in self.axes.items() if size > 1}
+        run, one = self.mapped_function(eqn), replace(self, alone=True).mapped_function(eqn)
+        communicates = any(e.primitive.name in COLLECTIVES or e.primitive.name == REGION for e in equations(eqn))
+
+        def call(*operands: Any) -> list[Any]:
+            types = (struct_of(jax.typeof(x)) for x in operands)
+            silent, notices = pruned(jax.make_jaxpr(run)(*types), reason=_DIVERGENT)
+            if communicates:
+                warn(notices)
+            else:
+                rows = [lax.reshape(gathered(x, axes), (prod(axes.values()), *jnp.shape(x))) for x in operands]
+                lax.scan(lambda _, pieces: (None, one(*pieces)[:0]), None, lax.stop_gradient(rows))
+            return core.jaxpr_as_fun(silent)(*operands)
+
+        return call
 
     def traced(self, value: Any) -> Any:
         """Trace the program, or programs, in a parameter again, without the types that say along which axes values vary."""
@@ -224,6 +251,8 @@ class _Region:
 
     def varying(self, aval: Any) -> dict[str, int]:
         """Return the sizes of the axes along which a value of a type inside of the region may vary."""
+        if self.alone:
+            return {}
         unchecked, names = not self.eqn.params["check_vma"], aval.manual_axis_type.varying
         return {name: size for name, size in self.axes.items() if size > 1 and (unchecked or name in names)}
 
@@ -235,7 +264,7 @@ class _Region:
     @property
     def key(self) -> tuple[Any, ...]:
         """Equal for regions in which derivative rules mean the same."""
-        return (str(self.axes), self.eqn.params["check_vma"], *(self.outer.key if self.outer else ()))
+        return (str(self.axes), self.eqn.params["check_vma"], self.alone, *(self.outer.key if self.outer else ()))
 
 
 @dataclass(frozen=True)
