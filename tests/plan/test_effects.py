@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax import lax
 from jax.experimental import checkify, io_callback
@@ -426,6 +426,8 @@ def nested(kinds: list[str], x: Any) -> Any:
 
 
 @settings(max_examples=12)
+@example(["scan", "cond"], 1.0)  # the residuals of a conditional in a scan
+@example(["scan", "remat", "cond"], -1.0)
 @given(nestings(), st.sampled_from([1.0, -1.0]))
 def test_effects_in_any_nesting_run_as_often_as_in_the_function(kinds: list[str], sign: float) -> None:
     x = sign * jnp.linspace(0.1, 1, 16)

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from unity.pcg.ir.program import Equation
+from unity.pcg.ir.nested_programs import programs
+from unity.pcg.ir.program import Body, Equation
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,13 @@ class TracedResiduals:
 
 @lru_cache(maxsize=16384)
 def traced_residuals(application: Application) -> TracedResiduals | None:
-    """Return the residuals that JAX keeps, or None if it cannot differentiate the primitive.
+    """Return the residuals that JAX keeps, or None if it cannot differentiate the equation, or does not have it.
 
-    Values that do not depend on varying operands are none: JAX moves them out of the scan.
+    JAX does not have an equation with a rewritten program (`Body`), such as a conditional that returns what is printed in it.
+    Values that do not depend on varying operands are no residuals: JAX moves them out of the scan.
     """
+    if any(isinstance(program, Body) for program in programs(application.equation.params)):
+        return None
     wide = any(x.dtype.itemsize == 8 and jnp.issubdtype(x.dtype, jnp.number) for x in application.operands)
     try:
         with jax.enable_x64(True) if wide else nullcontext():  # as the equation was captured
