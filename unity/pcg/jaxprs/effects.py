@@ -16,7 +16,7 @@ import jax
 from jax.extend import core
 
 from unity.base.errors import CaptureError
-from unity.pcg.jaxprs.jaxprs import RULED, Program, each, is_reference
+from unity.pcg.jaxprs.jaxprs import RULED, Program, each, is_reference, with_programs
 from unity.pcg.jaxprs.source_lines import Place, place_of
 
 INSPECT = "inspect_sharding"
@@ -147,17 +147,10 @@ class _Pruning:
             reason = (
                 "it is in a function with a derivative rule of its own" if name in RULED else f"a {name} cannot return its values"
             )
-        params = {key: self.parameter(p, keep and name in self.entered, place, reason) for key, p in eqn.params.items()}
+        kept = keep and name in self.entered
+        params = {k: with_programs(p, lambda p: self.program(p, kept, place, reason)) for k, p in eqn.params.items()}
         gone = _effects_inside(eqn.params) - _effects_inside(params)
         return eqn.replace(params=params, effects=eqn.effects - gone)
-
-    def parameter(self, value: Any, keep: bool, place: Place, reason: str) -> Any:
-        """Return a parameter with effects dropped from its programs."""
-        if isinstance(value, Program):
-            return self.program(value, keep, place, reason)
-        if isinstance(value, tuple | list) and any(isinstance(v, Program) for v in value):
-            return getattr(value, "_make", type(value))(self.parameter(v, keep, place, reason) for v in value)
-        return value
 
 
 def _read(program: core.Jaxpr) -> set[core.Var]:

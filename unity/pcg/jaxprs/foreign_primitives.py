@@ -18,7 +18,7 @@ from jax.extend.core import primitives
 from jax.interpreters.ad import Zero
 
 from unity.pcg.jaxprs.function_primitives import HELD, function_of, name_of
-from unity.pcg.jaxprs.jaxprs import RULED, Program, called, chosen_of, equations, floating, merged, with_equations
+from unity.pcg.jaxprs.jaxprs import RULED, Program, called, chosen_of, equations, floating, merged, with_equations, with_nested
 from unity.pcg.jaxprs.mapped_regions import raised
 from unity.pcg.jaxprs.mesh_context import apart
 from unity.pcg.jaxprs.shardings import without_shardings
@@ -145,7 +145,7 @@ def _as_body(eqn: core.JaxprEqn) -> core.JaxprEqn:
     if eqn.primitive.name in RULED:
         program = called(eqn.params)
     if program is None:
-        return eqn.replace(params={name: with_equations(value, _as_body) for name, value in eqn.params.items()})
+        return with_nested(eqn, _as_body)
     return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": with_equations(program, _as_body)})
 
 

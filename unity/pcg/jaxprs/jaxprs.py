@@ -52,22 +52,37 @@ def is_reference(aval: Any) -> bool:
     return type(aval).__name__ == "AbstractRef"
 
 
+def with_programs(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Change the program in a parameter, or each of several. Returns the same object if none changes."""
+    if isinstance(value, Program):
+        return change(value)
+    if isinstance(value, tuple | list) and any(isinstance(v, Program) for v in value):
+        changed = [with_programs(v, change) for v in value]
+        make = getattr(value, "_make", type(value))  # the programs of a linear solve are a named tuple
+        return value if all(a is b for a, b in zip(changed, value, strict=True)) else make(changed)
+    return value
+
+
 def with_equations(value: Any, change: Callable[[core.JaxprEqn], core.JaxprEqn]) -> Any:
     """Change every equation of a program, or of the programs in a parameter. Returns the same object if none changes.
 
-    Nested programs are left to `change`.
+    Nested programs are left to `change`, which may call `with_nested`.
     """
-    if isinstance(value, tuple | list) and any(isinstance(v, Program) for v in value):
-        changed = [with_equations(v, change) for v in value]
-        make = getattr(value, "_make", type(value))  # the programs of a linear solve are a named tuple
-        return value if all(a is b for a, b in zip(changed, value, strict=True)) else make(changed)
-    if isinstance(value, core.Jaxpr):  # since JAX 0.12 also a closed one
-        eqns = [change(eqn) for eqn in value.eqns]
-        return value if all(a is b for a, b in zip(eqns, value.eqns, strict=True)) else value.replace(eqns=eqns)
-    if isinstance(value, core.ClosedJaxpr):
-        inside = with_equations(value.jaxpr, change)
-        return value if inside is value.jaxpr else value.replace(jaxpr=inside)
-    return value
+
+    def changed(program: Any) -> Any:
+        if not isinstance(program, core.Jaxpr):  # closed, before JAX 0.12
+            inside = changed(program.jaxpr)
+            return program if inside is program.jaxpr else program.replace(jaxpr=inside)
+        eqns = [change(eqn) for eqn in program.eqns]
+        return program if all(a is b for a, b in zip(eqns, program.eqns, strict=True)) else program.replace(eqns=eqns)
+
+    return with_programs(value, changed)
+
+
+def with_nested(eqn: core.JaxprEqn, change: Callable[[core.JaxprEqn], core.JaxprEqn]) -> core.JaxprEqn:
+    """Change every equation of the programs nested in an equation. Returns the same object if none changes."""
+    params = {name: with_equations(value, change) for name, value in eqn.params.items()}
+    return eqn if all(params[name] is value for name, value in eqn.params.items()) else eqn.replace(params=params)
 
 
 def chosen_of(flags: Sequence[bool], values: Sequence[Any], wanted: bool = True) -> list:

@@ -24,7 +24,19 @@ from jax.sharding import NamedSharding, PartitionSpec, get_abstract_mesh
 
 from unity.base.errors import CaptureError
 from unity.pcg.jaxprs.effects import pruned, warn
-from unity.pcg.jaxprs.jaxprs import BRANCHED, RULED, Program, called, chosen_of, equations, floating, merged, with_equations
+from unity.pcg.jaxprs.jaxprs import (
+    BRANCHED,
+    RULED,
+    Program,
+    called,
+    chosen_of,
+    equations,
+    floating,
+    merged,
+    with_equations,
+    with_nested,
+    with_programs,
+)
 from unity.pcg.jaxprs.mesh_context import apart
 from unity.pcg.jaxprs.parameter_text import identities, text_of
 from unity.pcg.jaxprs.shardings import literal_value, plain, without_shardings
@@ -52,8 +64,7 @@ def raised(program: Any) -> Any:
 
 def _without_regions(eqn: core.JaxprEqn) -> core.JaxprEqn:
     if eqn.primitive.name != REGION:
-        params = {name: raised(value) for name, value in eqn.params.items()}
-        return eqn if all(params[name] is value for name, value in eqn.params.items()) else eqn.replace(params=params)
+        return with_nested(eqn, _without_regions)
     with apart():
         program = contracted(jax.make_jaxpr(_Region.of(eqn))(*(struct_of(v.aval) for v in eqn.invars)))
     return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": program}, effects=program.effects)
@@ -216,13 +227,13 @@ class _Region:
 
     def traced(self, value: Any) -> Any:
         """Trace the program, or programs, in a parameter again, without the types that say along which axes values vary."""
-        if isinstance(value, tuple | list) and any(isinstance(v, Program) for v in value):
-            return getattr(value, "_make", type(value))([self.traced(v) for v in value])
-        if not isinstance(value, Program):
-            return value
-        inner: Any = getattr(value, "jaxpr", value)
-        program = jax.make_jaxpr(lambda *operands: self.run(value, operands))(*(struct_of(v.aval) for v in inner.invars))
-        return program if isinstance(value, core.ClosedJaxpr) else program.jaxpr
+
+        def again(program: Any) -> Any:
+            inner: Any = getattr(program, "jaxpr", program)
+            closed = jax.make_jaxpr(lambda *operands: self.run(program, operands))(*(struct_of(v.aval) for v in inner.invars))
+            return closed if isinstance(program, core.ClosedJaxpr) else closed.jaxpr
+
+        return with_programs(value, again)
 
     def inside(self, run: Callable[..., Any], avals: Sequence[Any]) -> core.ClosedJaxpr:
         """Trace a function of one device's pieces, of the types inside of the region."""

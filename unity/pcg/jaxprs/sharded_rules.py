@@ -15,6 +15,7 @@ from jax.extend import core
 
 from unity.pcg.jaxprs.foreign_primitives import outside, with_vjp
 from unity.pcg.jaxprs.jaxprs import called, chosen_of, floating, merged
+from unity.pcg.jaxprs.mapped_regions import function_of
 from unity.pcg.jaxprs.shardings import without_shardings
 
 
@@ -38,18 +39,9 @@ def with_own_rules(eqn: core.JaxprEqn, plain: core.JaxprEqn) -> core.ClosedJaxpr
         return None
 
 
-def _call_of(eqn: core.JaxprEqn) -> Callable[..., list]:
-    """Return an equation as a function of its operands."""
-    operands: list[Any] = [core.Var(v.aval) for v in eqn.invars]
-    unnamed = core.DebugInfo(eqn.primitive.name, "", None, None)
-    jaxpr = core.Jaxpr((), operands, eqn.outvars, [eqn.replace(invars=operands)], debug_info=unnamed)
-    run = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))
-    return lambda *arguments: list(run(*arguments))
-
-
 def _derivative(eqn: core.JaxprEqn, moving: Sequence[bool]) -> Callable[..., Any]:
     """Return a call's results and their derivative, as a function of its operands and the tangents or cotangents of real ones."""
-    run, real = _call_of(eqn), [floating(v.aval) for v in eqn.outvars]
+    run, real = function_of(eqn), [floating(v.aval) for v in eqn.outvars]
     count = len(eqn.invars)
 
     def forward(*given: Any) -> list:
@@ -89,7 +81,7 @@ def _struct(aval: Any) -> jax.ShapeDtypeStruct:
 
 def _vjp_call(eqn: core.JaxprEqn, program: core.ClosedJaxpr, moving: Sequence[bool]) -> Callable[..., list]:
     """Return a `custom_vjp` call, which computes `program`, as one with rules that are traced."""
-    return with_vjp(_call_of(eqn), eqn, program, moving, _traced)
+    return with_vjp(function_of(eqn), eqn, program, moving, _traced)
 
 
 def _jvp_call(eqn: core.JaxprEqn, program: core.ClosedJaxpr, moving: Sequence[bool]) -> Callable[..., list]:

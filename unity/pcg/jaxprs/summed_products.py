@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.extend import core
 
-from unity.pcg.jaxprs.jaxprs import equations, with_equations
+from unity.pcg.jaxprs.jaxprs import equations, with_equations, with_nested
 
 
 def contracted(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
@@ -22,8 +22,7 @@ def contracted(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
         if product is not None and all(axis < len(_dimensions(product)[1][0]) for axis in eqn.params["axes"]):
             products[eqn.outvars[0]] = _with_contraction(eqn, product)  # which a sum over another axis may read
             return products[eqn.outvars[0]]
-        params = {name: with_equations(value, change) for name, value in eqn.params.items()}
-        return eqn if all(params[name] is value for name, value in eqn.params.items()) else eqn.replace(params=params)
+        return with_nested(eqn, change)
 
     return with_equations(program, change)
 

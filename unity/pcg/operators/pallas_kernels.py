@@ -25,7 +25,7 @@ from jax.extend import core
 
 from unity.base.lru_cache import Recent
 from unity.pcg.jaxprs.foreign_primitives import outside
-from unity.pcg.jaxprs.jaxprs import Program, each, equations, floating, with_equations
+from unity.pcg.jaxprs.jaxprs import Program, each, equations, floating, with_equations, with_nested
 from unity.pcg.jaxprs.parameter_text import identities
 from unity.pcg.operators.kernel_primitive import KernelDimensions, bind
 from unity.pcg.operators.kernel_trials import half, relative_difference
@@ -186,10 +186,7 @@ def with_kernels(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 
 def _as_kernel(eqn: core.JaxprEqn) -> core.JaxprEqn:
-    if eqn.primitive.name == PALLAS:
-        return _call(eqn)
-    params = {name: with_equations(value, _as_kernel) for name, value in eqn.params.items()}
-    return eqn if all(params[name] is value for name, value in eqn.params.items()) else eqn.replace(params=params)
+    return _call(eqn) if eqn.primitive.name == PALLAS else with_nested(eqn, _as_kernel)
 
 
 def _call(eqn: core.JaxprEqn) -> core.JaxprEqn:
@@ -209,8 +206,7 @@ def _call(eqn: core.JaxprEqn) -> core.JaxprEqn:
 
 def _placed(eqn: core.JaxprEqn, source_info: Any) -> core.JaxprEqn:
     """Return an equation with another place in the user's files, in nested programs too."""
-    params = {name: with_equations(value, lambda e: _placed(e, source_info)) for name, value in eqn.params.items()}
-    return eqn.replace(params=params, source_info=source_info)
+    return with_nested(eqn, lambda e: _placed(e, source_info)).replace(source_info=source_info)
 
 
 Call = partial[list[Any]]
