@@ -370,6 +370,17 @@ def test_sums_of_products_of_pieces_are_contractions(sizes: tuple[int, ...]) -> 
     assert_equal_with_gradients(mapped, x, w)
 
 
+def test_a_sum_of_products_that_is_read_twice_is_one_product() -> None:
+    def body(x: Any, w: Any) -> Any:
+        total = lax.psum(x @ w, "x")
+        return lax.psum(total, "y") + lax.psum(jnp.sin(total), "y")
+
+    mapped = jax.shard_map(body, mesh=mesh_of(2, 3), in_specs=(P(None, ("x", "y")), P(("x", "y"))), out_specs=P())
+    x, w = jax.random.normal(jax.random.key(0), (2, N, N))
+    assert [e.name for e in capture(mapped, x, w).body.equations].count("dot_general") == 1
+    assert_equal_with_gradients(mapped, x, w)
+
+
 def test_keys_of_random_bits_are_ordinary_values() -> None:
     mesh = mesh_of(4)
 

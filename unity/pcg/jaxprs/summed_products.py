@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 from typing import Any
 
 from jax.extend import core
 
-from unity.pcg.jaxprs.jaxprs import equations, with_equations, with_nested
+from unity.pcg.jaxprs.jaxprs import Program, each, equations, with_equations, with_nested
 
 
 def contracted(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
     """Replace sums over batch dimensions of products, which nothing else reads, by products that contract these dimensions."""
     every = [e for eqn in program.eqns for e in (eqn, *equations(eqn))]
-    uses = Counter(v for e in every for v in e.invars if isinstance(v, core.Var))
+    nested = (p for e in every for p in each(e.params) if isinstance(p, Program))
+    atoms = chain(*(e.invars for e in every), *(p.outvars for p in (program.jaxpr, *(getattr(p, "jaxpr", p) for p in nested))))
+    uses = Counter(v for v in atoms if isinstance(v, core.Var))
     products = {e.outvars[0]: e for e in every if e.primitive.name == "dot_general" and uses[e.outvars[0]] == 1}
 
     def change(eqn: core.JaxprEqn) -> core.JaxprEqn:
         variable = eqn.invars[0] if eqn.primitive.name == "reduce_sum" else None
         product = products.get(variable) if isinstance(variable, core.Var) else None
         if product is not None and all(axis < len(_dimensions(product)[1][0]) for axis in eqn.params["axes"]):
-            products[eqn.outvars[0]] = _with_contraction(eqn, product)  # which a sum over another axis may read
-            return products[eqn.outvars[0]]
+            contraction = _with_contraction(eqn, product)
+            if uses[eqn.outvars[0]] == 1:  # perhaps by a sum over another axis
+                products[eqn.outvars[0]] = contraction
+            return contraction
         return with_nested(eqn, change)
 
     return with_equations(program, change)
