@@ -16,10 +16,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from jax import lax
 from jax.extend import core
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding, reshard
 from jax.sharding import PartitionSpec as P
 from mapped_programs import IDIOMS
 
+from unity.base.errors import CaptureError
 from unity.pcg.capture.capture import capture
 from unity.pcg.jaxprs.jaxprs import equations
 from unity.pcg.jaxprs.mapped_regions import raised
@@ -296,6 +297,18 @@ def test_regions_in_regions_and_axes_that_stay_automatic() -> None:
     np.testing.assert_allclose(other(x), by_hand(x), rtol=1e-4, atol=1e-4)
     gradients = [jax.grad(lambda x, f=f: _loss(f(x)))(x) for f in (other, by_hand)]
     np.testing.assert_allclose(*gradients, rtol=1e-3, atol=1e-3)
+
+
+def test_unreduced_results_are_refused_with_their_line() -> None:
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+
+    def total(x: Any) -> Any:
+        pieces = reshard(x, NamedSharding(mesh, P("x")))
+        add = lambda x: lax.pcast(x.sum(0), "x", to="unreduced")  # noqa: E731
+        return jax.shard_map(add, mesh=mesh, in_specs=P("x"), out_specs=P(unreduced={"x"}))(pieces)
+
+    with pytest.raises(CaptureError, match=r"test_mapped_regions\.py:\d+ .*total\): .*unreduced or reduced axes \(x\)"):
+        capture(total, jnp.ones((4, 4)))
 
 
 def test_programs_of_pmap_are_regions() -> None:

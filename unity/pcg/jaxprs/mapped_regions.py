@@ -37,7 +37,7 @@ from unity.pcg.jaxprs.jaxprs import (
     with_nested,
     with_programs,
 )
-from unity.pcg.jaxprs.mesh_context import apart
+from unity.pcg.jaxprs.mesh_context import without_mesh
 from unity.pcg.jaxprs.parameter_text import identities, text_of
 from unity.pcg.jaxprs.shardings import literal_value, plain, without_shardings
 from unity.pcg.jaxprs.source_lines import Place, place_of
@@ -65,7 +65,7 @@ def raised(program: Any) -> Any:
 def _without_regions(eqn: core.JaxprEqn) -> core.JaxprEqn:
     if eqn.primitive.name != REGION:
         return with_nested(eqn, _without_regions)
-    with apart():
+    with without_mesh():
         program = contracted(jax.make_jaxpr(_Region.of(eqn))(*(struct_of(v.aval) for v in eqn.invars)))
     return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": program}, effects=program.effects)
 
@@ -112,6 +112,12 @@ class _Region:
 
     def named(self, spec: PartitionSpec) -> list[tuple[str, ...]]:
         """Return for each leading dimension of a specification the axes of more than one device that divide it."""
+        if sums := spec.unreduced | spec.reduced:
+            raise CaptureError(
+                f"{self.place.line or 'the function'}: a specification of a shard_map has unreduced or reduced axes"
+                f" ({', '.join(map(str, sorted(sums, key=str)))}), which unity cannot plan.\n    Sum inside of the shard_map by"
+                " lax.psum. (docs: capture#shard-maps)"
+            )
         dims = [() if names is None else names if isinstance(names, tuple) else (names,) for names in spec]
         return [tuple(name for name in names if self.sizes.get(name, 1) > 1) for names in dims]
 
@@ -228,12 +234,12 @@ class _Region:
     def traced(self, value: Any) -> Any:
         """Trace the program, or programs, in a parameter again, without the types that say along which axes values vary."""
 
-        def again(program: Any) -> Any:
+        def retraced(program: Any) -> Any:
             inner: Any = getattr(program, "jaxpr", program)
             closed = jax.make_jaxpr(lambda *operands: self.run(program, operands))(*(struct_of(v.aval) for v in inner.invars))
             return closed if isinstance(program, core.ClosedJaxpr) else closed.jaxpr
 
-        return with_programs(value, again)
+        return with_programs(value, retraced)
 
     def inside(self, run: Callable[..., Any], avals: Sequence[Any]) -> core.ClosedJaxpr:
         """Trace a function of one device's pieces, of the types inside of the region."""
@@ -280,13 +286,13 @@ class _Region:
 
 @dataclass(frozen=True)
 class _Rule:
-    """A call with a derivative rule in a region, traced inside of it, as rules compare types with those of the call.
+    """A call with a derivative rule in a region. It is traced inside of the region, since rules compare types with the call's.
 
     Attributes:
-        key: its content. Equal calls share the functions made of them, by whose identity they are told apart later.
+        key: its content. Equal calls share their functions, since later passes tell functions apart by identity.
         region: the region.
         eqn: the call.
-        programs: what is traced of it.
+        programs: the traced programs of its rule.
     """
 
     key: tuple[Any, ...]
