@@ -25,6 +25,7 @@ from jax.sharding import PartitionSpec as P
 import unity
 from unity.pcg.capture.capture import capture
 from unity.pcg.capture.observations import SMALL
+from unity.pcg.jaxprs.effects import dropped, warn
 
 pytestmark = pytest.mark.usefixtures("own_cache")  # derivative rules are read while a plan is searched
 
@@ -350,6 +351,12 @@ def test_a_dropped_effect_is_warned_of_once_with_its_line(fn: Any, reason: str) 
     silent, effects = logged(lambda: jax.value_and_grad(plan)(*arguments()))
     assert not effects
     jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-5), silent, jax.value_and_grad(fn)(*arguments()))
+
+
+def test_a_warning_is_at_its_line_in_a_folder_of_any_name() -> None:
+    with pytest.warns(UserWarning, match="dropped") as caught:
+        warn([dropped("debug_print", "/models (old)/net.py:7 (loss)", "of its size")])
+    assert [(w.filename, w.lineno) for w in caught] == [("/models (old)/net.py", 7)]
 
 
 def test_a_large_result_is_read_where_it_is_replicated() -> None:

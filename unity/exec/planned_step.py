@@ -16,7 +16,7 @@ from unity.exec.lowering import platform_of, program, spec_of
 from unity.exec.two_buffered_weights import Streamed
 from unity.pcg.ir.gradient_flow import losses
 from unity.pcg.ir.graph import PCG
-from unity.pcg.jaxprs.mesh_context import apart
+from unity.pcg.jaxprs.mesh_context import without_mesh
 from unity.pcg.parallel.pipeline_cut import undrained
 from unity.search.cost.cost import Training
 from unity.search.memory.backend import CPU, GPU, Backend
@@ -77,7 +77,7 @@ class PlannedStep:
         The program takes `grouped` inputs; that of a pipeline by 2BW a flight and all inputs.
         """
         options = compiler_options(platform_of(self.mesh))
-        with apart():
+        with without_mesh():
             if self.training.backward and undrained(self.graph):
                 streamed = Streamed(self.graph, self.mesh, tuple(sorted(self.differentiated)))
                 step = jax.jit(streamed.step, donate_argnums=0)

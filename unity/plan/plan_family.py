@@ -9,7 +9,7 @@ from typing import Any
 
 from unity.constraints.bound import Bound
 from unity.pcg.capture.capture import Captured
-from unity.pcg.jaxprs.mesh_context import apart
+from unity.pcg.jaxprs.mesh_context import without_mesh
 from unity.search.session import Candidate, Search
 from unity.search.substitution.trace import RuleApplication
 from unity.transforms.branches import Branching
@@ -66,7 +66,7 @@ class PlanFamily:
     @cached_property
     def frontier(self) -> tuple[tuple[Candidate, ...], bool]:
         """The points of the frontier, fastest first, and whether these are all. The first access searches for them."""
-        with apart():
+        with without_mesh():
             return (self.known, self.known_exact) if self.known and self.known_whole else self.search.frontier
 
     @property

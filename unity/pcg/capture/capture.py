@@ -26,7 +26,7 @@ from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor
 from unity.pcg.jaxprs.effects import warn
 from unity.pcg.jaxprs.jaxprs import NESTING
 from unity.pcg.jaxprs.mapped_regions import raised
-from unity.pcg.jaxprs.mesh_context import apart
+from unity.pcg.jaxprs.mesh_context import without_mesh
 from unity.pcg.jaxprs.parameter_text import text_of
 from unity.pcg.jaxprs.scan_operands import constants_and_carry
 from unity.pcg.jaxprs.sharded_rules import with_own_rules
@@ -122,7 +122,7 @@ def capture(
     structs = [_struct(x, p) for x, p in zip(leaves, paths, strict=True)]
     differentiated = _differentiated(args, structs, argnums)
     closed, results, shape = _trace(fn, jax.tree.unflatten(in_tree, structs), marking)
-    with apart():
+    with without_mesh():
         observed = observed_program(closed)
         body, names = used(observed.body), (*paths, *(f"<constant {k}>" for k in range(len(observed.consts))))
         graph = graph_of(body, names, clustering=clustering)
@@ -184,7 +184,7 @@ def result_types(
         planned = captured.result_shardings
         return ResultTypes(captured.weak[1], tuple(s.spec if s.mesh == mesh else PartitionSpec() for s in planned))
     if not same:
-        with apart():
+        with without_mesh():
             same = used(observed_program(closed).body).key == captured.body.key
     return ResultTypes(_weak(closed)[1], tuple(aval.sharding.spec for aval in avals), same)
 

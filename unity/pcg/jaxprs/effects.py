@@ -45,7 +45,7 @@ class Notice:
 def warn(notices: Iterable[Notice]) -> None:
     """Issue a `UserWarning` at the user's line for each notice, once for equal ones."""
     for notice in dict.fromkeys(notices):
-        file, _, number = notice.line.partition(" (")[0].rpartition(":")
+        file, _, number = notice.line.rpartition(" (")[0].rpartition(":")
         place = (file, int(number)) if number.isdigit() else ("unity", 1)
         warnings.warn_explicit(f"{notice.line}: {notice.text} (docs: capture#effects)", UserWarning, *place)
 
@@ -88,7 +88,7 @@ def pruned(
 
     Args:
         program: the traced program.
-        entered: the primitives whose programs may return the values of the effects in them; none keeps no effect at all.
+        entered: the primitives whose programs may return the values of the effects in them; an empty collection drops every effect.
         reason: the reason why no effect is kept.
 
     Returns:
@@ -147,8 +147,8 @@ class _Pruning:
             reason = (
                 "it is in a function with a derivative rule of its own" if name in RULED else f"a {name} cannot return its values"
             )
-        kept = keep and name in self.entered
-        params = {k: with_programs(p, lambda p: self.program(p, kept, place, reason)) for k, p in eqn.params.items()}
+        keeps = keep and name in self.entered
+        params = {k: with_programs(p, lambda p: self.program(p, keeps, place, reason)) for k, p in eqn.params.items()}
         gone = _effects_inside(eqn.params) - _effects_inside(params)
         return eqn.replace(params=params, effects=eqn.effects - gone)
 

@@ -20,7 +20,7 @@ from jax.interpreters.ad import Zero
 from unity.pcg.jaxprs.function_primitives import HELD, function_of, name_of
 from unity.pcg.jaxprs.jaxprs import RULED, Program, called, chosen_of, equations, floating, merged, with_equations, with_nested
 from unity.pcg.jaxprs.mapped_regions import raised
-from unity.pcg.jaxprs.mesh_context import apart
+from unity.pcg.jaxprs.mesh_context import without_mesh
 from unity.pcg.jaxprs.shardings import without_shardings
 from unity.pcg.jaxprs.weak_types import struct_of
 from unity.pcg.types.factors import TABLE
@@ -58,7 +58,7 @@ def outside(run: Any, arguments: Any) -> core.ClosedJaxpr:
     """Trace a function outside of any mesh, in the precision of its arguments, whether or not 64 bits are enabled now."""
     structs = jax.tree.map(struct_of, arguments)
     wide = any(str(s.dtype) in WIDE for s in jax.tree.leaves(structs))
-    with jax.enable_x64(True) if wide else nullcontext(), apart():
+    with jax.enable_x64(True) if wide else nullcontext(), without_mesh():
         return raised(without_shardings(jax.make_jaxpr(run)(*structs)))
 
 

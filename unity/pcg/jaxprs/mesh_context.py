@@ -12,7 +12,7 @@ NO_MESH = AbstractMesh((), ())
 NO_DEVICES = Mesh(np.empty((), object), ())
 
 
-def apart() -> AbstractContextManager[object]:
+def without_mesh() -> AbstractContextManager[object]:
     """Return a context in which tracing sees no mesh."""
     return use_abstract_mesh(NO_MESH)
 
@@ -20,6 +20,6 @@ def apart() -> AbstractContextManager[object]:
 def unset() -> AbstractContextManager[object]:
     """Return a context without the mesh that the user has set, on whose devices alone JAX would run programs."""
     try:
-        return apart() if get_mesh().empty else jax.set_mesh(NO_DEVICES)
+        return without_mesh() if get_mesh().empty else jax.set_mesh(NO_DEVICES)
     except ValueError:  # inside of a jit, where no program is run
-        return apart()
+        return without_mesh()

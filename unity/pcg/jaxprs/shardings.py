@@ -21,7 +21,7 @@ from jax.extend.core import primitives
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from unity.pcg.jaxprs.jaxprs import RULED, Program, is_reference
-from unity.pcg.jaxprs.mesh_context import NO_MESH, apart
+from unity.pcg.jaxprs.mesh_context import NO_MESH, without_mesh
 from unity.pcg.jaxprs.weak_types import is_weak
 
 PLACING = {"reshard": "dst_sharding", "sharding_constraint": "sharding"}  # identities, and their parameter with a sharding
@@ -46,7 +46,7 @@ def without_shardings(program: Any, marking: Marking | None = None, rules: Rules
         rules: returns a program that replaces a call whose derivative rule needs the mesh; None for other calls. Its arguments are
             the equation with and without shardings.
     """
-    with apart():
+    with without_mesh():
         return _Removal(marking, rules).program(program)
 
 
@@ -68,7 +68,7 @@ def plain(aval: Any) -> Any:
 
 
 def literal_value(atom: core.Literal) -> Any:
-    """Return the value of a literal, which in JAX may be of the mesh under which it was traced, apart from any mesh."""
+    """Return the value of a literal, which in JAX may name the mesh under which it was traced, without that mesh."""
     value, aval = np.asarray(atom.val), atom.aval
     number = value.item() if is_weak(aval) and not value.shape else value
     return number if jnp.result_type(number) == value.dtype else value
@@ -196,7 +196,7 @@ class _Removal:
     def context(self, eqn: core.JaxprEqn) -> Any:
         """Return the context of an equation without a mesh, the same object if it has none."""
         if id(eqn.ctx) not in self.contexts:
-            with eqn.ctx.manager, apart():
+            with eqn.ctx.manager, without_mesh():
                 current = type(eqn.ctx)()  # the current settings
             self.contexts[id(eqn.ctx)] = eqn.ctx, eqn.ctx if current == eqn.ctx else current
         return self.contexts[id(eqn.ctx)][1]
@@ -229,7 +229,7 @@ def _results(eqn: core.JaxprEqn) -> Sequence[Any]:
 
 
 def _local(value: Any) -> Any:
-    """Return a small constant apart from the mesh that it was made on."""
+    """Return a small constant without the mesh that it was created on."""
     if not isinstance(value, jax.Array) or sharding_of(jax.typeof(value)) is None:
         return value
     if value.nbytes > SMALL or not value.is_fully_addressable:

@@ -99,7 +99,7 @@ _SMALLEST = _primitive("smallest", _same, lambda x, n: (lax.reduce_min(x, (0,)),
 def agreed(x: Any, axis: str, size: int, averaged: bool) -> Any:
     """Return a value that is equal on all devices along an axis as one value.
 
-    averaged: the cotangent is divided between the devices, which is the same if the values are equal.
+    averaged: divide the cotangent between the devices, which gives equal gradients if the values are equal.
     """
     return _AGREED.bind(x, axis=axis, size=size, averaged=averaged)
 

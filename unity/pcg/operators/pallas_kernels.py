@@ -57,8 +57,8 @@ class PallasKernel:
     """A `pallas_call` as a function of arrays whose walked dimensions are split into blocks: of [blocks, block] for each.
 
     Attributes:
-        primitive, params: as of its equation.
-        operands, results: the shapes that they were traced for.
+        primitive, params: the primitive and the parameters of its equation.
+        operands, results: the shapes of its operands and results as traced.
         walks: the grid dimensions along which devices may divide it.
         whole: for each other grid dimension the reason why devices may not.
     """
@@ -72,12 +72,12 @@ class PallasKernel:
 
     @property
     def title(self) -> str:
-        """Its name for people."""
+        """The name that users see."""
         return str(self.params.get("name") or self.params["jaxpr"].debug_info.func_name)
 
     @property
     def carries(self) -> bool:
-        """Whether it has memory of its own, in which a step may leave something to the next."""
+        """Whether it has scratch memory, in which a step may leave something to the next."""
         return bool(self.params["grid_mapping"].scratch_avals)
 
     @property
@@ -87,7 +87,7 @@ class PallasKernel:
 
     @property
     def dimensions(self) -> KernelDimensions:
-        """The names of its dimensions: that of the walk for blocks, and one of its own for every other dimension."""
+        """The names of its dimensions: one for each walk, which blocks share, and a separate one for every other dimension."""
         terms = tuple(self._term(k) for k in range(len(self.shapes)))
         n = len(self.operands)
         summed = tuple(f"g{w.grid}" for w in self.walks if None in w.places[n:])
@@ -121,7 +121,7 @@ class PallasKernel:
         return x.reshape(shape)
 
     def run(self, *operands: Any, **changes: Any) -> list[Any]:
-        """Call the kernel with blocks, as many as there are. `changes`: of its parameters."""
+        """Call the kernel on any number of blocks, with `changes` of its parameters."""
         arrays = [self._joined(k, x) for k, x in enumerate(operands)]
         sizes = {w.grid: n for w in self.walks if (n := self._blocks(w, [x.shape for x in arrays])) is not None}
         results = self.primitive.bind(*arrays, **{**self._params(sizes), **changes})
@@ -267,7 +267,7 @@ def _shapes(atoms: Sequence[Any]) -> tuple[Shape, ...]:
 
 
 def _walks(kernel: PallasKernel) -> Iterator[Walk | str]:
-    """Yield for each grid dimension of more than one step a walk, or the reason why devices may not divide it."""
+    """Iterate over the grid dimensions of more than one step: a walk, or the reason why devices may not divide the dimension."""
     mapping = kernel.params["grid_mapping"]
     if kernel.params.get("mesh") is not None or not all(isinstance(n, int) for n in mapping.grid):
         yield "its grid has no fixed numbers of steps"
@@ -276,7 +276,7 @@ def _walks(kernel: PallasKernel) -> Iterator[Walk | str]:
 
 
 def _walk(kernel: PallasKernel, d: int) -> Walk | str:
-    """Return the walk of a grid dimension, or the reason why it is none."""
+    """Return the walk of a grid dimension, or the reason why devices may not divide it."""
     mapping, count = kernel.params["grid_mapping"], len(kernel.operands)
     places: list[tuple[int, int] | None] = [None] * _leading(kernel.params, count)
     for position, block in enumerate(mapping.block_mappings, len(places)):
@@ -344,14 +344,14 @@ def _trial(kernel: PallasKernel, eqn: core.JaxprEqn) -> str:
     grid: tuple[int, ...] = kernel.params["grid_mapping"].grid
     steps = prod(sizes.get(d, n) for d, n in enumerate(grid))
     if steps > STEPS or sum(prod(s) * t.dtype.itemsize for s, t in zip(shapes, types, strict=True)) > TRIED:
-        return f"{where}: it has memory of its own, and is too large for a trial" if kernel.carries else ""
+        return f"{where}: it has scratch memory, and is too large for a trial" if kernel.carries else ""
 
     def difference() -> float:
         arrays = [_sample(k, shape, t.dtype) for k, (shape, t) in enumerate(zip(shapes, types, strict=True))]
         return _difference(kernel, [kernel.blocked(k, x) for k, x in enumerate(arrays)])
 
     try:
-        worst = _apart(difference)
+        worst = _in_new_thread(difference)
     except Exception as problem:  # Pallas' interpreter does not know everything that compilers do
         return f"{where}: a trial of it fails ({str(problem).strip().partition(chr(10))[0]})"
     return "" if worst <= CLOSE else f"{where}: in a trial, the results of halves differ from the whole by {worst:.2g}"
@@ -378,8 +378,8 @@ def _difference(kernel: PallasKernel, operands: Sequence[jax.Array]) -> float:
     return float(np.max(differences))  # NaN if any is
 
 
-def _apart(run: Callable[[], float]) -> float:
-    """Run a function in a thread of its own, which is in no trace and under no mesh, with this one's precision."""
+def _in_new_thread(run: Callable[[], float]) -> float:
+    """Run a function in a new thread, so outside of any trace and any mesh, with the precision of this one."""
     wide = bool(jax.config.read("jax_enable_x64"))
 
     def alone() -> float:
