@@ -35,12 +35,22 @@ INSIDE = frozenset({"SU", "SR", "UR", "RU", "US", "RS"})
 
 @dataclass(frozen=True)
 class Prices:
-    """Seconds of a byte on the wire and of a unit of work, in training or not."""
+    """Seconds of a byte on the wire and of a unit of work, in training or not.
+
+    With `rounded`, sums of every type are added in that type, as with `reduce_in`; otherwise in none narrower than float32.
+    """
 
     axes: tuple[Axis, ...]
     byte: float = 1.0
     work: float = 1.0
     training: bool = True
+    rounded: bool = False
+
+    def summed(self, tensor: Tensor) -> int:
+        """Return the bytes of a tensor that is summed over devices."""
+        if self.rounded or not tensor.floating:
+            return tensor.nbytes
+        return tensor.nbytes * max(tensor.itemsize, 4) // tensor.itemsize
 
     def collective(self, kind: str, over: Collection[int], nbytes: float) -> float:
         """Return the seconds of a collective over some axes with `nbytes` bytes on its full side."""
@@ -55,7 +65,9 @@ class Prices:
             pieces = [copies(step.before, self.axes), copies(step.after, self.axes)]
             pieces = pieces[0] if there == EXCHANGE else min(pieces)
             over = [k for k in step.axes if step.kind != "partition" or step.before[k] == UNUSED]
-            nbytes = {kind: (summed(tensor) if kind in (REDUCE, SCATTER) else tensor.nbytes) / pieces for kind in (there, back)}
+            nbytes = {
+                kind: (self.summed(tensor) if kind in (REDUCE, SCATTER) else tensor.nbytes) / pieces for kind in (there, back)
+            }
             total += self.collective(there, step.axes, nbytes[there]) if there else 0.0
             total += self.collective(back, over, nbytes[back]) if back and over and gradient and self.training else 0.0
         return total
@@ -70,17 +82,12 @@ class Prices:
             pieces = prod(a.size for c, a in zip(along, self.axes, strict=True) if v in c.partitions)
             kinds = {r.kind for r in of_axis if r is not None and r.kind}
             over = [k for k, r in enumerate(of_axis) if r is not None and r.kind]
-            full = summed(body.tensors[v]) / pieces
+            full = self.summed(body.tensors[v]) / pieces
             total += self.collective(REDUCE, over, full if kinds == {"sum"} else body.tensors[v].nbytes / pieces)
             users = {u for r in of_axis if r is not None for u in r.users}
             masks = {tuple(k for k, r in enumerate(of_axis) if r is not None and u in r.users) for u in users}
             total += sum(self.collective(REDUCE, mask, full) for mask in masks if v in carried)
         return total
-
-
-def summed(tensor: Tensor) -> int:
-    """Return the bytes of a tensor that is summed over devices: no type narrower than float32 is."""
-    return tensor.nbytes * max(tensor.itemsize, 4) // tensor.itemsize if tensor.floating else tensor.nbytes
 
 
 def combinations(body: Body, axes: Sequence[Axis]) -> Iterator[tuple[Choice, ...]]:
@@ -172,18 +179,21 @@ class Separate:
         return all(s == t or s.kind + t.kind in self.inside for s, t in zip(before, after, strict=True))
 
 
-def lost(body: Body, prices: Prices, inside: Collection[str] = INSIDE) -> Iterator[tuple[Boundary, float, float]]:
+def lost(
+    body: Body, prices: Prices, inside: Collection[str] = INSIDE, undivided: bool = False
+) -> Iterator[tuple[Boundary, float, float]]:
     """Yield the plans of separate equations that are faster than every choice of the body, with changes of type around it.
 
-    Each comes with its seconds and those of the best choice. Plans that divide nothing are left out, and those that are faster by
-    less than 5 %, or by less than some thousandths of the largest tensor.
+    Each comes with its seconds and those of the best choice. Plans that are faster by less than 5 %, or by less than some
+    thousandths of the largest tensor, are left out, and, unless `undivided`, those that divide nothing.
     """
     separate = Separate(body, prices, inside)
     offers = [(*types_along(along), prices.operator(body, along)) for along in combinations(body, prices.axes)]
     outputs = [(k, a) for k, a in enumerate(body.outputs) if isinstance(a, int)]
     slack = prices.byte * max(body.tensor(a).nbytes for a in (*body.inputs, *body.outputs)) * 4 / 1024
     for (operands, results), seconds in separate.plans.items():
-        if not any(s.kind == "P" for t in operands + results for s in t) and not any(PARTIAL in t for t in results):
+        divides = any(s.kind == "P" for t in operands + results for s in t) or any(PARTIAL in t for t in results)
+        if not (divides or undivided):
             continue
         best = inf
         for before, after, total in offers:

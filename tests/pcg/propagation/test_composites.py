@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from itertools import permutations
 from typing import Any
 
 import jax
@@ -15,11 +16,12 @@ from jax import lax
 from separate_equations import Prices, lost
 
 from unity.pcg.capture.capture import capture
-from unity.pcg.ir.program import Body, close
+from unity.pcg.ir.program import Body, close, tensor_type
 from unity.pcg.propagation.choices import choices
+from unity.pcg.propagation.dominance import COPIES
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.types.axis import Axis
-from unity.pcg.types.parallel_type import PARTIAL, UNUSED, partitioned
+from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
 
 ONE_AXIS, TWO_AXES = (Axis("d0", 2, 0),), (Axis("n0", 2, 0), Axis("d0", 2, 1))
 
@@ -43,6 +45,7 @@ FORMS: dict[str, tuple[Any, ...]] = {
     "two results": (lambda x: (jnp.exp(x), jnp.exp(x).sum(1)), LARGE),
     "cast": (lambda x: jnp.tanh(x.astype(jnp.bfloat16)), LARGE),
     "cast to float32": (lambda x: jnp.tanh(x.astype(jnp.float32)), f(512, 1024, dtype="bfloat16")),
+    "squares of a cast": (lambda x: (x.astype(jnp.bfloat16) ** 2).mean(0), LARGE),
     "transpose": (lambda x: jnp.tanh(x.T) + 1.0, LARGE),
     "pooling": (lambda x: jnp.tanh(x.mean(0)), LARGE),
     "sum of two": (lambda x, y: jnp.tanh(x + y), LARGE, LARGE),
@@ -72,6 +75,12 @@ def body_of(name: str) -> Body:
 @pytest.mark.parametrize("name", FORMS)
 def test_no_plan_of_separate_equations_is_faster(name: str, training: bool) -> None:
     assert not list(lost(body_of(name), Prices(ONE_AXIS, training=training)))
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("name", ["cast", "cast to float32", "squares of a cast"])
+def test_nor_where_narrow_sums_are_sent_in_their_own_type(name: str, training: bool) -> None:
+    assert not list(lost(body_of(name), Prices(ONE_AXIS, training=training, rounded=True), undivided=True))
 
 
 @pytest.mark.parametrize("name", ["rows of exp", "pooling", "cast", "transpose"])
@@ -133,6 +142,17 @@ def _fits(x: Any, y: Any) -> bool:
         return jnp.broadcast_shapes(x.shape, y.shape) is not None
     except ValueError:
         return False
+
+
+@pytest.mark.parametrize(("before", "after"), [*permutations((UNUSED, REPLICATED, PARTIAL, partitioned(0), partitioned(1)), 2)])
+def test_changes_are_compared_by_the_bytes_of_their_collectives(before: State, after: State) -> None:
+    tensor = tensor_type((8, 8), jnp.dtype("float32"))
+    forward, both = (Prices(ONE_AXIS, training=t).change((before,), (after,), tensor, True) for t in (False, True))
+    sent = [2 * nbytes / tensor.nbytes for nbytes in (forward, both - forward)]  # in copies: a device of two sends half of one
+    if before.kind == after.kind == "P":
+        assert sent == [0.5, 0.5]  # an all-to-all counts as a whole copy, so that no choice is left out too early
+        sent = [1, 1]
+    assert tuple(sent) == COPIES[before.kind + after.kind]
 
 
 @settings(max_examples=80, derandomize=True)

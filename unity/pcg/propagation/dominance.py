@@ -1,4 +1,8 @@
-"""Choices that another choice makes superfluous: with changes of type around it, it sends no more, and divides the work as well."""
+"""Dominated choices: those that another choice replaces, which with changes of type around the operator sends about as few bytes.
+
+A choice that communicates inside is dominated by one that divides at least as much of the work, fits at least as many degrees, and
+sends no more than an eighth more bytes, forward and backward. This must hold for every `reduce_in`, by which costs differ later.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from unity.pcg.ir.program import Body, Tensor
 from unity.pcg.propagation.propagation import has_no_gradient
-from unity.pcg.types.accumulation import growth
-from unity.pcg.types.parallel_type import PARTIAL, State
+from unity.pcg.types.accumulation import growth, narrow
+from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State
 
 if TYPE_CHECKING:
     from unity.pcg.propagation.choices import Choice
@@ -19,21 +23,24 @@ COPIES = {
     "RU": (0, 0), "RP": (0, 0), "RS": (0, 0), "SU": (2, 0), "SP": (1, 1), "SR": (2, 2),
 }  # fmt: skip
 REDUCE = 2  # copies that an all-reduce sends
-SLIGHT = 1 / 8  # the fraction by which more bytes do not count as more
-TINY = 1 / 1024  # the bytes that count as none, as a fraction of the largest tensor: a bias beside its activations
+SLIGHT = 1 / 8  # the fraction of more bytes that does not count
+TINY = 1 / 1024  # the bytes that do not count, as a fraction of the largest tensor: those of a bias beside activations
 
 
 def superfluous(body: Body, choice: Choice, others: Collection[Choice]) -> bool:
-    """Return whether one of several other choices does what a choice does that reduces or contributes values inside.
+    """Return whether others dominate a choice that reduces, replicates or contributes values inside.
 
-    One that reduces without partial operands is replaced only by a choice that partitions the same operands, and either has the
-    same results or leaves one to be reduced.
+    A choice that reduces values but has no partial operands is dominated only by one that partitions the same operands, and either
+    has the same results or a partial result in place of a whole one.
     """
     if PARTIAL not in choice.operands and any(r.kind for r in choice.reduced):
         others = [c for c in others if _partitions(c) == _partitions(choice) and _leaves_results(c, choice)]
     largest = max((body.tensor(a).nbytes for a in (*body.inputs, *body.outputs)), default=0)
-    forward, backward = (sent * (1 + SLIGHT) + largest * TINY for sent in _inside(choice))
-    return any(_replaces(body, other, choice, (forward, backward)) for other in others)
+    for reduce_in in ("", *{t.dtype.name for t in body.tensors.values() if narrow(t.dtype)}):
+        forward, backward = (sent * (1 + SLIGHT) + largest * TINY for sent in _inside(choice, reduce_in))
+        if not any(_replaces(body, other, choice, (forward, backward), reduce_in) for other in others):
+            return False
+    return True
 
 
 def _partitions(choice: Choice) -> list[State | None]:
@@ -45,32 +52,38 @@ def _leaves_results(choice: Choice, other: Choice) -> bool:
     return choice.results == other.results or any(s == PARTIAL != t for s, t in zip(choice.results, other.results, strict=True))
 
 
-def _replaces(body: Body, choice: Choice, other: Choice, limits: tuple[float, float]) -> bool:
-    """Return whether a choice with changes of type around it sends no more than `limits` bytes, forward and backward."""
+def _replaces(body: Body, choice: Choice, other: Choice, limits: tuple[float, float], reduce_in: str) -> bool:
+    """Return whether a choice with changes of type around it does what another does.
+
+    Args:
+        body: the operator's body.
+        choice: the choice.
+        other: the choice that it would replace.
+        limits: the bytes that it may send, forward and backward.
+        reduce_in: the narrow type whose partial sums are sent in that type; "" for none.
+    """
     if choice.halos or choice.divided < other.divided or (choice.size and (not other.size or choice.size % other.size)):
         return False
-    sent = list(_inside(choice))
+    sent = list(_inside(choice, reduce_in))
     operands = zip(body.inputs, other.operands, choice.operands, strict=True)
     results = zip(body.outputs, choice.results, other.results, strict=True)
     for atom, before, after in (*operands, *results):
-        forward, backward = _changed(body.tensor(atom), before, after)
+        forward, backward = _changed(body.tensor(atom), before, after, reduce_in)
         sent[0] += forward
         sent[1] += backward if isinstance(atom, int) and not has_no_gradient(body, atom) else 0.0
     return all(nbytes <= limit for nbytes, limit in zip(sent, limits, strict=True))
 
 
-def _changed(tensor: Tensor, before: State, after: State) -> tuple[float, float]:
+def _changed(tensor: Tensor, before: State, after: State, reduce_in: str) -> tuple[float, float]:
     """Return the bytes that a change of type sends, forward and backward."""
     if before == after:
         return 0.0, 0.0
     forward, backward = COPIES[before.kind + after.kind]
-    wide = growth(tensor.dtype) if tensor.floating else 1.0
-    return forward * tensor.nbytes * (wide if before == PARTIAL else 1.0), backward * tensor.nbytes * (
-        wide if after.kind == "R" else 1.0
-    )
+    wide = tensor.nbytes * growth(tensor.dtype, reduce_in)
+    return forward * (wide if before == PARTIAL else tensor.nbytes), backward * (wide if after == REPLICATED else tensor.nbytes)
 
 
-def _inside(choice: Choice) -> tuple[float, float]:
+def _inside(choice: Choice, reduce_in: str) -> tuple[float, float]:
     """Return the bytes that a choice sends inside, forward and backward."""
-    sums = [(r, REDUCE * r.nbytes * growth(r.dtype)) for r in choice.reduced]
+    sums = [(r, REDUCE * r.nbytes * growth(r.dtype, reduce_in)) for r in choice.reduced]
     return sum(nbytes for r, nbytes in sums if r.kind), sum(nbytes for r, nbytes in sums if r.users)
