@@ -9,6 +9,7 @@ import pickle
 import re
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import unity
 from unity.base.atomic_files import write
 from unity.base.errors import OptionError, PlanError
-from unity.pcg.types.factors import TABLE, Entry, Factor, Spec
+from unity.pcg.operators.table.elementwise import elementwise
+from unity.pcg.types.factors import TABLE, Entry, Factor, Facts, Spec
 from unity.plan import cache
 from unity.plan.plan_file import sealed
 
@@ -460,10 +462,21 @@ def test_plans_found_before_a_user_described_an_operator_are_not_taken(monkeypat
         return Entry("mine", lambda params, operands, results: Spec(factors))
 
     codes = [cache._code_version()]
-    for factors in ((), (Factor("rows", 0, (), ()),)):
-        monkeypatch.setitem(TABLE, "mine", entry(factors))
+    own, built_in = (entry(()), entry((Factor("rows", 0, (), ()),))), TABLE["sin"]
+    others = [elementwise(linear=group) for group in ((), ((0,),))]  # made by code of this package
+    for e in (
+        *own,
+        *(replace(own[0], **change) for change in ({"exact": True}, {"facts": Facts(alone=True)}, {"facts": Facts(cheap=True)})),
+        *(Entry("mine", spec) for spec in others),
+        *(replace(built_in, spec=spec) for spec in others),
+    ):
+        monkeypatch.setitem(TABLE, e.name, e)
         codes.append(cache._code_version())
-    assert len(set(codes)) == 3
+    monkeypatch.setitem(TABLE, "sin", built_in)
+    monkeypatch.delitem(TABLE, "mine")
+    assert cache._code_version() == codes[0]
+    monkeypatch.delitem(TABLE, "sin")
+    assert len({*codes, cache._code_version()}) == len(codes) + 1
 
 
 def test_private_attributes_of_plans_are_read_nowhere_else() -> None:

@@ -28,7 +28,7 @@ from unity.pcg.capture.capture import Captured
 from unity.pcg.capture.clustering import EquationCluster, clusters, restored
 from unity.pcg.ir.program import Body
 from unity.pcg.jaxprs.parameter_text import text_of
-from unity.pcg.types.factors import TABLE, Entry
+from unity.pcg.operators.table import BUILT_IN, TABLE
 from unity.plan.document import PlanDocument
 from unity.plan.plan_family import PlanFamily
 from unity.plan.plan_file import document_of, read, restore, written
@@ -41,16 +41,13 @@ CODE = ("base", "pcg", "machine", "search", "substitutions", "verify", "transfor
 
 
 def _code_version() -> str:
-    """Return a text that identifies the code that entries depend on, operators that the user has registered included.
+    """Return a text that identifies the code that entries depend on, including operators that the user registered or removed.
 
     An entry written by another version of that code has another name, and so is never read.
     """
-    registered = (text_of([e.name, e.spec, e.local], lambda value: None) for e in TABLE.values() if not _is_built_in(e))
-    return "\n".join((_package_version(), *sorted(registered)))
-
-
-def _is_built_in(entry: Entry) -> bool:
-    return entry.spec.__module__.partition(".")[0] == __name__.partition(".")[0]
+    registered = (e for name, e in TABLE.items() if BUILT_IN.get(name) is not e)
+    texts = (text_of([e.name, e.spec, e.local, e.exact, repr(e.facts)], lambda value: None) for e in registered)
+    return "\n".join((_package_version(), *sorted(texts), *sorted(BUILT_IN.keys() - TABLE.keys())))
 
 
 @cache

@@ -13,4 +13,6 @@ from unity.pcg.operators.table import (  # noqa: F401 (they register)
 )
 from unity.pcg.types.factors import TABLE
 
-__all__ = ["TABLE"]
+BUILT_IN = dict(TABLE)  # the library's own entries; users may add others, and replace these
+
+__all__ = ["BUILT_IN", "TABLE"]
