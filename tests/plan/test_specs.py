@@ -1,6 +1,7 @@
 """Specifications over merged axes place arrays as the plan's own shardings do, and need no devices."""
 
 import re
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -77,6 +78,30 @@ def test_a_plan_runs_on_other_devices(pinned):
     assert list(there.mesh.devices.flat) == jax.devices()[::-1]
     np.testing.assert_allclose(there(*placed)[0], loss(*args)[0], rtol=1e-5)
     assert pinned.on(there.mesh).mesh == there.mesh
+    assert all(point.mesh == there.mesh for point in there.frontier)
+
+
+@dataclass(frozen=True)
+class RemoteDevice:
+    """A device of one of several processes."""
+
+    id: int
+    process_index: int
+
+
+def test_processes_that_share_chosen_devices_compare_their_plans(pinned, monkeypatch):
+    devices = [RemoteDevice(k, k // 4) for k in range(16)]
+    monkeypatch.setattr("unity.plan.devices.several", lambda: True)
+    monkeypatch.setattr("unity.plan.devices.jax.devices", lambda: devices)
+    monkeypatch.setattr("unity.plan.devices.mesh_of", lambda axes, chosen: chosen)
+    compared = []
+    monkeypatch.setattr("unity.plan.devices.check_alike", compared.append)
+    assert pinned.on(devices[:8]).mesh == tuple(devices[:8])
+    assert len(compared) == 1 and "the plan" in compared[0]
+    topology = [RemoteDevice(k, k // 4) for k in range(100, 108)]  # not present
+    own = [*devices[:4], *devices[:4]]
+    assert pinned.on(topology).mesh and pinned.on(own).mesh
+    assert len(compared) == 1
 
 
 def first_match(pairs, path):

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def mesh_for(plan: Plan, chosen: Sequence[Any] | None = None) -> Mesh:
     """Return a mesh of devices with the axes of a plan's machine.
 
-    By default the mesh has this program's devices, arranged so that the machine's levels are made of whole hosts.
+    By default the mesh has this program's devices, arranged so that the machine's levels are made of whole hosts. The plans of
+    several processes that share its devices are compared, because each would wait for the others at other collectives.
 
     Args:
         plan: the plan.
@@ -34,7 +35,12 @@ def mesh_for(plan: Plan, chosen: Sequence[Any] | None = None) -> Mesh:
     machine = plan.machine
     if chosen is not None:
         if len(chosen) < machine.devices:
-            raise PlanError(f"this plan is for {machine.devices} devices ({machine.name}), but {len(chosen)} are given")
+            raise PlanError(
+                f"this plan is for {machine.devices} devices ({machine.name}), but {len(chosen)} are given.\n    Give as many, or"
+                " plan for a machine of fewer. (docs: plan#devices)"
+            )
+        if several() and _is_shared(chosen[: machine.devices]):
+            check_alike(_shared_facts(plan))
         return mesh_of(machine.axes, chosen)
     devices = jax.devices()
     if several():
@@ -47,6 +53,11 @@ def mesh_for(plan: Plan, chosen: Sequence[Any] | None = None) -> Mesh:
             f" virtual devices: XLA_FLAGS=--xla_force_host_platform_device_count={machine.devices} (docs: plan#devices)"
         )
     return mesh_of(machine.axes, arranged(machine, devices))
+
+
+def _is_shared(devices: Sequence[Any]) -> bool:
+    """Return whether several processes run programs on these devices, rather than one of them, or none if they are not present."""
+    return len({d.process_index for d in devices}) > 1 and set(devices) <= set(jax.devices())
 
 
 def _shared_facts(plan: Plan) -> dict[str, str]:

@@ -152,8 +152,8 @@ class Plan:
 
     @cached_property
     def frontier(self) -> Frontier:
-        """The Pareto frontier of time and memory, whose points are plans too."""
-        return Frontier(self.family, self.candidate, partial(Plan, self.family))
+        """The Pareto frontier of time and memory, whose points are plans for the same devices."""
+        return Frontier(self.family, self.candidate, partial(Plan, self.family, devices=self._devices))
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -210,10 +210,10 @@ class Plan:
         return rules(self.in_specs[argument])
 
     def on(self, devices: Sequence[Any] | Mesh) -> Plan:
-        """Return this plan for other devices than JAX's first ones, in their order. They need not be there to compile for them.
+        """Return this plan for other devices than JAX's first ones, in their order. To be compiled for, they need not be present.
 
         Args:
-            devices: devices, or a mesh, whose devices are taken and whose axes are not.
+            devices: the devices, or a mesh of them, whose axes do not matter.
         """
         return Plan(self.family, self.candidate, tuple(devices.devices.flat) if isinstance(devices, Mesh) else tuple(devices))
 
