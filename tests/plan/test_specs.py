@@ -97,10 +97,12 @@ def test_processes_that_share_chosen_devices_compare_their_plans(pinned, monkeyp
     compared = []
     monkeypatch.setattr("unity.plan.devices.check_alike", compared.append)
     assert pinned.on(devices[:8]).mesh == tuple(devices[:8])
-    assert len(compared) == 1 and "the plan" in compared[0]
+    assert len(compared) == 1
+    assert "the plan" in compared[0]
     topology = [RemoteDevice(k, k // 4) for k in range(100, 108)]  # not present
     own = [*devices[:4], *devices[:4]]
-    assert pinned.on(topology).mesh and pinned.on(own).mesh
+    assert pinned.on(topology).mesh
+    assert pinned.on(own).mesh
     assert len(compared) == 1
 
 

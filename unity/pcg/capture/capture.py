@@ -22,7 +22,7 @@ from unity.pcg.capture.transposed_products import absorbed
 from unity.pcg.capture.unread_operands import without_unread
 from unity.pcg.ir.dead_code import deduplicated, extract, used
 from unity.pcg.ir.graph import CONSTRAIN, PCG, Node, Value
-from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor
+from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.jaxprs.effects import warn
 from unity.pcg.jaxprs.jaxprs import NESTING
 from unity.pcg.jaxprs.mapped_regions import raised
@@ -411,8 +411,3 @@ def opaque(body: Body) -> bool:
 
 
 STRUCTURED = NESTING | {PLATFORM}
-
-
-def tensor_of(aval: Any) -> Tensor:
-    """Return an aval, array or ShapeDtypeStruct as a tensor."""
-    return Tensor(tuple(aval.shape), aval.dtype)

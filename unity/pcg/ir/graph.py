@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import networkx as nx
-
 from unity.pcg.ir.program import Body, Outline, Tensor
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Type, show
@@ -179,22 +177,6 @@ class PCG:
             for position, v in enumerate(node.operands):
                 users[id(v.node)].append((node, position))
         return {k: tuple(v) for k, v in users.items()}
-
-    def digraph(self) -> nx.DiGraph:
-        """Return the graph as a networkx graph of node numbers."""
-        number = {id(n): i for i, n in enumerate(self.nodes)}
-        graph = nx.DiGraph()
-        graph.add_nodes_from(range(len(self.nodes)))
-        graph.add_edges_from((number[id(v.node)], number[id(n)]) for n in self.nodes for v in n.operands)
-        return graph
-
-    def post_dominators(self) -> Mapping[int, int]:
-        """Return the immediate post-dominator of every node, by numbers; -1 is the end."""
-        graph = self.digraph().reverse()
-        number = {id(n): i for i, n in enumerate(self.nodes)}
-        graph.add_edges_from((-1, number[id(v.node)]) for v in self.outputs)
-        dominators = nx.immediate_dominators(graph, -1)
-        return {n: d for n, d in dominators.items() if n != -1}
 
     def walk(self) -> Iterator[tuple[Node, int]]:
         """Iterate over all nodes, nested ones included, each with the number of times it runs."""

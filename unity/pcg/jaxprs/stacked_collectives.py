@@ -74,10 +74,6 @@ def _same(x: Any, size: int) -> tuple[int, ...]:
     return x.shape
 
 
-def _ungathered(x: Any, size: int) -> Any:
-    raise AssertionError("an array of all pieces differs between devices")
-
-
 _GATHERED = _primitive(
     "gathered", lambda x, n: (n, *x.shape), lambda x, n: (x, None), lambda x, n: (jnp.broadcast_to(x, (n, *x.shape)), None), 1
 )
