@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.experimental import sparse
 from operator_cases import CASES, UNKNOWN
 from parallel_cases import Application
 
+from unity.pcg.capture.capture import capture
 from unity.pcg.ir.program import Body, close, tensor_type
 from unity.pcg.jaxprs.jaxprs import LINEAR_SOLVE
 from unity.pcg.operators.table import TABLE
@@ -46,6 +48,38 @@ def equations(body: Body):
             inside = [nested_body(e)] if e.name in NESTED and e.name not in ("cond", "while") else []
         for inner in inside:
             yield from equations(inner)
+
+
+def nesting(name):
+    """Return a new function, which JAX has not traced before, with a program inside of another."""
+
+    def shifted(x):
+        return jnp.sin(x) + 1
+
+    def step(h, w):
+        return shifted(h @ w), None
+
+    return {
+        "scan": lambda w, x: lax.scan(step, x, w)[0].mean(),
+        "cond": lambda w, x: lax.cond(x[0, 0] > 0, shifted, jnp.sin, x @ w[0]).mean(),
+        "while": lambda w, x: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, shifted(c[1])), (0, x @ w[0]))[1].mean(),
+        "fori_loop": lambda w, x: lax.fori_loop(0, 3, lambda k, h: shifted(h), x @ w[0]).mean(),
+        "checkpoint": lambda w, x: jax.checkpoint(shifted)(x @ w[0]).mean(),
+        "jit": lambda w, x: jax.jit(shifted)(x @ w[0]).mean(),
+    }[name]
+
+
+@pytest.mark.parametrize("name", ["scan", "cond", "while", "fori_loop", "checkpoint", "jit"])
+def test_programs_inside_follow_the_entries_that_there_are_when_a_function_is_captured(name, monkeypatch):
+    def offers(fn):
+        graph = capture(fn, *(jax.ShapeDtypeStruct(shape, "float32") for shape in ((4, 32, 32), (64, 32)))).graph
+        return [[c.states for c in choices(node.body)] for node, _ in graph.walk() if node.body is not None]
+
+    fn = nesting(name)
+    with monkeypatch.context() as changed:
+        changed.delitem(TABLE, "sin")
+        before = offers(fn)
+    assert offers(fn) == offers(nesting(name)) != before
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -28,7 +28,7 @@ from unity.pcg.jaxprs.jaxprs import RULED, Program, floating, is_reference
 from unity.pcg.jaxprs.parameter_text import array_text, identities, text_of
 from unity.pcg.jaxprs.source_lines import Place, place_of
 from unity.pcg.jaxprs.weak_types import changes_weak_type_alone
-from unity.pcg.types.factors import passes_gradients
+from unity.pcg.types.factors import TABLE, passes_gradients
 from unity.pcg.types.parallel_type import Shape
 
 # calls that are replaced by their body
@@ -239,6 +239,7 @@ def _program_key(value: Any) -> str | None:
     return _key_of_jaxpr(value)
 
 
+@TABLE.clears
 @lru_cache(maxsize=16384)
 def _key_of_jaxpr(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> str:
     return (close(jaxpr) if isinstance(jaxpr, core.ClosedJaxpr) else from_jaxpr(jaxpr)).key
@@ -362,6 +363,7 @@ def _zeros(aval: Any) -> core.ClosedJaxpr:
         return jax.make_jaxpr(lambda: jnp.zeros(aval.shape, aval.dtype))()
 
 
+@TABLE.clears
 @lru_cache(maxsize=4096)
 def from_jaxpr(jaxpr: core.Jaxpr) -> Body:
     """Convert a jaxpr to a body, whose inputs are the jaxpr's constants and then its arguments."""

@@ -62,6 +62,7 @@ def outside(run: Any, arguments: Any) -> core.ClosedJaxpr:
         return raised(without_shardings(jax.make_jaxpr(run)(*structs)))
 
 
+@TABLE.clears
 @lru_cache(maxsize=1024)
 def adopted(eqn: core.JaxprEqn, still: tuple[bool, ...]) -> core.ClosedJaxpr | None:
     """Return the program that replaces a foreign primitive. None for others, and for one whose rules cannot be traced.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
 
@@ -279,18 +279,43 @@ class Entry:
     facts: Facts = Facts()
 
 
-class Table(dict[str, Entry]):
-    """The operator table. `version` counts its changes, for caches of what follows from it."""
+class Cached(Protocol):
+    """A function with a cache, as `functools.lru_cache` returns it."""
 
-    version = 0
+    def cache_clear(self) -> None: ...
+
+
+C = TypeVar("C", bound=Cached)
+
+
+class Table(dict[str, Entry]):
+    """The operator table. `version` counts its changes, for the keys of caches of whatever follows from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.version = 0
+        self._caches: list[Cached] = []
+
+    def clears(self, function: C) -> C:
+        """Clear a function's cache whenever the table changes. Used as a decorator.
+
+        Caches of programs need this: everything else that follows from the table is cached by the identity of these programs.
+        """
+        self._caches.append(function)
+        return function
 
     def __setitem__(self, name: str, entry: Entry) -> None:
-        self.version += 1
         super().__setitem__(name, entry)
+        self._changed()
 
     def __delitem__(self, name: str) -> None:
-        self.version += 1
         super().__delitem__(name)
+        self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+        for cache in self._caches:
+            cache.cache_clear()
 
 
 TABLE = Table()
