@@ -51,6 +51,42 @@ def test_specs_place_arguments_as_the_plan_does(pinned):
     assert jax.tree.structure(pinned.out_specs, is_leaf=lambda x: isinstance(x, P)) == jax.tree.structure((0, 0))
 
 
+def branched(weights, x):
+    h = jnp.tanh(x @ weights["first"])
+    jax.debug.print("mean {}", h.mean())
+    return (h @ jnp.concatenate([weights["a"], weights["b"]], 1)).mean(), h
+
+
+TRANSFORMED = {
+    "pipeline": (
+        lambda w, x: (jax.lax.scan(lambda h, w: (h + jnp.tanh(h @ w), None), x, w)[0] ** 2).mean(),
+        (struct(4, 256, 256), struct(512, 256)),
+        {"pipelines": (2, 4)},
+    ),
+    "packed weights and an effect": (
+        branched,
+        ({"first": struct(256, 256), "a": struct(256, 512), "b": struct(256, 512)}, struct(4096, 256)),
+        {"pack": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_specs_of_transformed_programs_place_their_arrays_as_the_plan_does(name):
+    fn, args, options = TRANSFORMED[name]
+    plan = unity.optimize(fn, *args, machine=unity.Machine.grid(2, 4, "a100"), progress=False, search="captured", **options)
+    mesh = Mesh(np.asarray(plan.mesh.devices).reshape(tuple(plan.mesh_shape.values())), tuple(plan.mesh_shape))
+    specs, outputs = (jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, P)) for tree in (plan.in_specs, plan.out_specs))
+    placed = jax.tree.map(lambda s: jnp.ones(s.shape) / 8, args)
+    arrays = jax.tree.leaves(plan.shard(*placed))
+    for spec, array in zip(specs, arrays, strict=True):
+        assert NamedSharding(mesh, spec).is_equivalent_to(array.sharding, array.ndim), spec
+    results = jax.tree.leaves(plan(*plan.shard(*placed)))
+    for spec, array in zip(outputs, results, strict=True):
+        assert NamedSharding(mesh, spec).is_equivalent_to(array.sharding, array.ndim), spec
+    assert plan.pipelining is not None or (plan.packing and plan.family.captured.observations)
+
+
 def test_no_devices_are_needed():
     plan = unity.optimize(loss, PARAMS, struct(4096, 64), machine=unity.Machine.grid(64, 8, "h100"), progress=False)
     assert np.prod(list(plan.mesh_shape.values())) == 512

@@ -412,6 +412,27 @@ def test_a_transformer_for_a_mesh_is_planned_and_trained_there(shardings: str) -
     assert len(stated) == (0 if shardings == "free" else 7 + 6)  # arguments, and lines that state a sharding of what is not an iota
 
 
+def test_kept_shardings_are_saved_and_loaded(tmp_path: Path) -> None:
+    def stated(w: Any, x: Any) -> Any:
+        return jnp.mean(reshard(jax.nn.gelu(x @ w), P("x", None)) ** 2)
+
+    def silent(w: Any, x: Any) -> Any:
+        return jnp.mean(jax.nn.gelu(x @ w) ** 2)
+
+    plain = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((64, 64), (256, 64))]
+    with use_abstract_mesh(MESH.abstract_mesh):
+        args = [s.update(sharding=NamedSharding(MESH.abstract_mesh, spec)) for s, spec in zip(plain, (P(), P("x")), strict=True)]
+        for fn in (stated, silent):
+            plan = unity.optimize(fn, *args, machine=MACHINE, shardings="keep", search="captured", progress=False)
+            plan.save(tmp_path / "plan.json")
+            loaded = unity.load(tmp_path / "plan.json", fn, *args)
+            assert loaded.pcg.key == plan.pcg.key
+            assert loaded.family.bound.every == plan.family.bound.every != ()
+            loaded.save(tmp_path / "again.json")
+            assert unity.load(tmp_path / "again.json", fn, *args).in_specs == plan.in_specs
+    assert unity.load(tmp_path / "again.json", silent, *plain).in_specs == plan.in_specs  # a function that reads no mesh
+
+
 def test_shardings_that_cannot_be_kept_are_refused_with_the_reason() -> None:
     def fn(x: Any) -> Any:
         return jnp.sum(reshard(x, P("x")) ** 2)

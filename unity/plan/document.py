@@ -109,7 +109,7 @@ class TimelineRow(Record):
     bars: tuple[tuple[float, float, Natural], ...]
 
 
-class Timeline(Record):
+class TimelineTable(Record):
     """A simulated step: its time, its rows, and how many rows and bars are not shown."""
 
     whole: str
@@ -125,7 +125,7 @@ class ReportRecord(Record):
     steps: StepsRecord
     costs: CostsRecord
     memory: MemoryTable
-    timeline: Timeline
+    timeline: TimelineTable
     blocked: tuple[str, ...]
 
 

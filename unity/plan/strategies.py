@@ -22,7 +22,7 @@ from unity.search.session import Candidate
 Figure = Annotated[float, Meta(ge=0)]
 
 
-class NodeRow(Record, array_like=True):
+class TypeRow(Record, array_like=True):
     """The types of a node, by their numbers.
 
     Attributes:
@@ -38,7 +38,7 @@ class NodeRow(Record, array_like=True):
     rerun: Annotated[int, Meta(ge=0, le=2)]
 
 
-class Point(Record):
+class SavedPoint(Record):
     """A candidate: its figures, the rows of the nodes, and the types that the outputs of every graph pass through."""
 
     time: Figure
@@ -51,14 +51,14 @@ class Strategies(Record, kw_only=True):
     """Candidates of one graph, in which equal types, and nodes of equal types as in a model's layers, are shared."""
 
     types: tuple[TypeText, ...]
-    rows: tuple[NodeRow, ...]
-    points: Annotated[tuple[Point, ...], Meta(min_length=1)]
+    rows: tuple[TypeRow, ...]
+    points: Annotated[tuple[SavedPoint, ...], Meta(min_length=1)]
 
 
 def strategies(graph: PCG, candidates: Sequence[Candidate]) -> Strategies:
     """Return candidates of one graph for a document."""
     types: dict[Type, int] = {}
-    rows: dict[NodeRow, int] = {}
+    rows: dict[TypeRow, int] = {}
 
     def numbers(through: Sequence[Type]) -> tuple[int, ...]:
         return tuple(types.setdefault(t, len(types)) for t in through)
@@ -68,14 +68,14 @@ def strategies(graph: PCG, candidates: Sequence[Candidate]) -> Strategies:
         operands = tuple(numbers(a.operands.get((id(n), p), ())) for p in places)
         again = tuple(p for p in places if (id(n), p) in a.again)
         rerun = 2 if id(n) in a.rerun else int(id(n) in a.recomputed)
-        return rows.setdefault(NodeRow(numbers(a.results.get(id(n), ())), operands, again, rerun), len(rows))
+        return rows.setdefault(TypeRow(numbers(a.results.get(id(n), ())), operands, again, rerun), len(rows))
 
     nodes, graphs = _nodes(graph), list(graph.graphs())
     points = []
     for c in candidates:
         of = c.assignment.outputs
         outputs = tuple(tuple(numbers(of.get((id(g), k), ())) for k in range(len(g.outputs))) for g in graphs)
-        points.append(Point(c.time, c.memory, tuple(row(c.assignment, n) for n in nodes), outputs))
+        points.append(SavedPoint(c.time, c.memory, tuple(row(c.assignment, n) for n in nodes), outputs))
     return Strategies(types=tuple(map(type_text, types)), rows=tuple(rows), points=tuple(points))
 
 
@@ -95,7 +95,7 @@ def candidates(graph: PCG, axes: tuple[Axis, ...], record: Strategies) -> tuple[
     return tuple(result)
 
 
-def _candidate(graph: PCG, axes: tuple[Axis, ...], types: Sequence[Type], rows: Sequence[NodeRow], point: Point) -> Candidate:
+def _candidate(graph: PCG, axes: tuple[Axis, ...], types: Sequence[Type], rows: Sequence[TypeRow], point: SavedPoint) -> Candidate:
     nodes, graphs = _nodes(graph), list(graph.graphs())
     described = [(n, rows[k]) for n, k in zip(nodes, point.nodes, strict=True)]
     following = {id(m) for n in nodes if n.kind in THROUGH and n.inside is not None for m in (n, *n.inside.inputs)}

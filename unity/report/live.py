@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from unity.base.documents import Misfit, at
 from unity.explain.tables import blocked
 from unity.pcg.ir.graph import PCG
-from unity.plan.document import CostsRecord, MemoryTable, ReportRecord, Timeline
+from unity.plan.document import CostsRecord, MemoryTable, ReportRecord, TimelineTable
 from unity.plan.plan import Plan
 from unity.plan.summary import Summary, differentiated_in
 from unity.report import costs, steps
@@ -38,7 +38,7 @@ class Live:
     steps: tuple[ReportStep, ...]
     costs: Mapping[int, Rows]
     memory: MemoryTable
-    timeline: Timeline
+    timeline: TimelineTable
     blocked: tuple[str, ...]
 
 

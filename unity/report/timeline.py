@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 
 from unity.base.documents import plain
 from unity.base.formatting import duration
-from unity.plan.document import Timeline, TimelineRow
+from unity.plan.document import TimelineRow, TimelineTable
 from unity.report.picture import Interned
 from unity.search.simulator import Simulation
 
@@ -17,7 +17,7 @@ MAX_ROWS, MAX_BARS = 64, 20_000  # the busiest rows and the longest bars are sho
 RESOURCE_KINDS = ("compute", "link")
 
 
-def timeline_of(simulation: Simulation) -> Timeline:
+def timeline_of(simulation: Simulation) -> TimelineTable:
     """Return the bars of each row as (start, length, number of a label), in units of 1e-5 of the step."""
     timeline, labels = simulation.timeline, Interned()
     unit = timeline.makespan / 1e5 or 1.0
@@ -29,7 +29,7 @@ def timeline_of(simulation: Simulation) -> Timeline:
     for seconds, k, name in sorted(longest, key=lambda bar: timeline.start[bar[2]]):
         label = labels.of(simulation.labels.get(name, ""))
         rows[k].append((round(timeline.start[name] / unit, 1), round(seconds / unit, 1), label))
-    return Timeline(
+    return TimelineTable(
         whole=duration(timeline.makespan),
         seconds=timeline.makespan,
         rows=tuple(_row(simulation, k, bars) for k, bars in rows.items()),
@@ -38,7 +38,7 @@ def timeline_of(simulation: Simulation) -> Timeline:
     )
 
 
-def on_page(timeline: Timeline, interned: Interned) -> dict[str, Any]:
+def on_page(timeline: TimelineTable, interned: Interned) -> dict[str, Any]:
     """Return a timeline as data, with its labels replaced by their numbers on a page."""
     number = [interned.of(label) for label in timeline.labels]
     rows = [{**asdict(row), "bars": [[start, length, number[k]] for start, length, k in row.bars]} for row in timeline.rows]
