@@ -41,7 +41,7 @@ def test_the_output_agrees_with_the_simulation(
     assert "simulated" in said
     for name in simulated.busy:
         assert name in said
-    assert f"most memory: {size(simulated.peak)} on {device}" in said
+    assert f"peak memory: {size(simulated.peak)} on {device}" in said
     assert "optimizer slots" in said
 
 

@@ -114,7 +114,7 @@ def test_the_reason_is_said_beside_the_operator_and_its_line(fn: Callable[..., A
     assert row.reason == reason
     assert row.line.startswith("test_undivided.py:")
     said = explained(plan)
-    assert said.index("not divided") < said.index("where arguments live")
+    assert said.index("not divided") < said.index("where arguments are stored")
     assert any(kind in line and reason in line and row.line in line for line in said.splitlines())
 
 

@@ -1,4 +1,4 @@
-"""Shardings that a program states for a mesh of its own, kept as constraints on its plans (`shardings="keep"`)."""
+"""Shardings that a program states for the user's mesh, kept as constraints on its plans (`shardings="keep"`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from unity.pcg.types.mesh_axes import mesh_axes
 
 
 def marking(machine: Machine) -> Marking:
-    """Return the function that turns a stated sharding into a mark like that of `unity.constrain`, for plans for a machine."""
+    """Return the function that converts a stated sharding to the mark that `unity.constrain` would make for a machine.
+
+    It returns None for a sharding that leaves all dimensions open.
+    """
 
     def marked(sharding: NamedSharding, open_dims: frozenset[int], rank: int) -> Mark | None:
         entries = entries_of(sharding, open_dims, rank, machine)
@@ -27,7 +30,7 @@ def marking(machine: Machine) -> Marking:
 
 
 def pins(paths: Sequence[str], leaves: Sequence[Any], machine: Machine) -> tuple[Pin, ...]:
-    """Return the pins of those arguments that have a `NamedSharding`: that of their type, or of their placement."""
+    """Return a pin for every argument with a `NamedSharding`, by its type or by its placement."""
     constraints = list[Pin]()
     for path, x in zip(paths, leaves, strict=True):
         sharding = getattr(x, "sharding", None)

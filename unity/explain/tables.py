@@ -1,4 +1,4 @@
-"""A plan's decisions as tables: operators, collectives with the user's line behind each, and operators that are not split."""
+"""A plan's decisions as tables: arguments, memory, operators, and collectives with the user's line behind each."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _grouped(rows: Iterable[tuple[Any, float]]) -> list[tuple[Any, int, float]]:
 
 def _arguments(plan: Plan) -> Table:
     columns = ("arguments", "tensors", "shape", "stored", "bytes on a device")
-    table = Table(*columns, title="where arguments live", title_justify="left")
+    table = Table(*columns, title="where arguments are stored", title_justify="left")
     axes = plan.pcg.axes
     rows = []
     for node in plan.pcg.inputs:
@@ -158,13 +158,13 @@ def _arguments(plan: Plan) -> Table:
 
 
 def _memory(prediction: MemoryPrediction) -> Table:
-    table = Table("held as", "made by", "bytes on a device", "line", title="memory when most is held", title_justify="left")
+    table = Table("live buffers", "producer", "bytes on a device", "line", title="memory at its peak", title_justify="left")
     always = (ARGUMENTS, GRADIENTS, SLOTS)
     for why in always:
         table.add_row(why, "", size(prediction.by_reason.get(why, 0.0)), "")
     others = (h for h in prediction.held if h.why not in always and h.nbytes)
     rows = _grouped(((h.why, h.node.kind, line_behind(h.node)), h.nbytes) for h in others)
-    return _filled(table, [(k[0], k[1], size(b), k[2]) for k, _, b in rows], "holders")
+    return _filled(table, [(k[0], k[1], size(b), k[2]) for k, _, b in rows], "kinds of buffers")
 
 
 def _operators(prediction: Prediction, axes: tuple[Axis, ...]) -> Table:
@@ -185,7 +185,7 @@ def _operators(prediction: Prediction, axes: tuple[Axis, ...]) -> Table:
 
 def _undivided(rows: Sequence[Undivided]) -> Table:
     columns = ("operator", "×", "of the computing", "forward + backward", "why", "line")
-    table = Table(*columns, title="computed whole by every device", title_justify="left")
+    table = Table(*columns, title="operators that every device runs whole", title_justify="left")
     cells = [(r.kind, str(r.count), f"{r.part:.1%}", duration(r.seconds), r.reason, r.line) for r in rows]
     return _filled(table, cells, "kinds of operators")
 
@@ -200,7 +200,7 @@ def _collectives(prediction: Prediction, machine: Machine) -> Table:
 
     rows = _grouped((key(t), t.seconds) for t in prediction.collectives)
     if not rows:
-        table.caption = "none: no device needs anything of another"
+        table.caption = "none: no device needs data of another"
     return _filled(table, [(k[0], str(n), k[1], k[2], duration(s), k[3], k[4]) for k, n, s in rows], "kinds of collectives")
 
 

@@ -45,7 +45,9 @@ class Placement:
         """Place the function's first arguments, each of which every process has as a whole."""
         planned = self.arguments
         if not 0 < len(args) <= len(planned):
-            raise PlanError(f"{self.name} takes {len(planned)} arguments, shard was given {len(args)}")
+            raise PlanError(
+                f"{self.name} takes {len(planned)} arguments, but shard got {len(args)}: pass all of them, or the first ones"
+            )
         for k, (arg, shardings) in enumerate(zip(args, planned, strict=False)):
             _check_structure(f"argument {k} of shard", arg, shardings, f"args[{k}]")
         leaves = jax.tree.leaves(args)
@@ -61,7 +63,7 @@ class Placement:
         """Place the argument of the given number, of which every process has its part."""
         planned = self.arguments
         if not 0 <= argument < len(planned):
-            raise PlanError(f"{self.name} takes {len(planned)} arguments, there is no argument {argument} to shard")
+            raise PlanError(f"argument={argument}: there is no argument {argument} of {self.name}, which takes {len(planned)}")
         _check_structure(f"argument {argument} of shard_local", part, planned[argument], f"args[{argument}]")
         leaves, tree = jax.tree.flatten(part)
         first = len(jax.tree.leaves(planned[:argument]))
@@ -138,7 +140,7 @@ class Placement:
         if moved and self.shardings[0].mesh.size > 1 and ("told",) not in self.done:
             self.done.add(("told",))
             warnings.warn(
-                f"{moved} of {len(leaves)} arrays are not placed as the plan wants them, and are moved at every call;"
+                f"{moved} of {len(leaves)} arrays are not placed as the plan needs them, and are moved at every call;"
                 " place them once with plan.shard(...)",
                 stacklevel=depth,
             )

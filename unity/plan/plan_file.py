@@ -175,8 +175,8 @@ def load(
             the place.
     """
     document = read(path)
-    kept = marking(document.machine) if document.shardings == "keep" else None
-    traced = capture(fn, *args, argnums=() if argnums is None else argnums, marking=kept)
+    marks = marking(document.machine) if document.shardings == "keep" else None
+    traced = capture(fn, *args, argnums=() if argnums is None else argnums, marking=marks)
     captured = _captured(path, document, traced, argnums)
     arguments = tuple(str(n.tensors[0]) for n in captured.graph.inputs)
     if arguments != document.arguments:

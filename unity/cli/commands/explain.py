@@ -36,9 +36,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """Describe `unity explain`."""
     command.set_defaults(run=run)
     command.description = (
-        "Says where a saved plan's arguments live, what every line of yours computes and communicates, and the rules behind it. "
-        "With the model it says more: what holds memory when most is held, what could not be split, and why; with a path too, why "
-        "one argument, operator or line is as it is, and what the plan would cost if it were otherwise."
+        "Prints where a saved plan's arguments are stored, what every line of yours computes and communicates, and the rules "
+        "behind it. With the model it also prints which buffers are live at the peak, what could not be split, and why; with a path "
+        "too, why one argument, operator or line is as it is, and what the plan would cost if it were otherwise."
     )
     command.epilog = (
         "examples:\n"
@@ -128,7 +128,7 @@ def _arguments(summary: Summary) -> DocumentTable:
         sizes.setdefault((pattern(name), tensor, type_), []).append(nbytes)
     rows = [(f"{len(b)} ×", *key, size(sum(b))) for key, b in sorted(sizes.items(), key=lambda row: -sum(row[1]))]
     columns = ("", "arguments", "shape", "stored", "bytes on a device")
-    return _table("where arguments live", columns, rows, "kinds of arguments")
+    return _table("where arguments are stored", columns, rows, "kinds of arguments")
 
 
 def _operators(summary: Summary) -> DocumentTable:

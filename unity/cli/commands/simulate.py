@@ -25,8 +25,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=run)
     command.description = (
         "Simulates one step of a saved plan on the machine that it is for: how long it takes, what every device and link is "
-        "busy for, what is sent, and what holds memory when most is held. Where all devices do the same, one stands for all. "
-        "The machine need not be there."
+        "busy with, what is sent, and which buffers are live at the peak. Where all devices do the same, one stands for all. "
+        "The machine need not be present."
     )
     command.epilog = (
         "examples:\n"
@@ -90,8 +90,8 @@ def _fullest_device(simulation: Simulation) -> dict[str, Any]:
 
 def _memory_table(simulation: Simulation) -> Table:
     most = _fullest_device(simulation)
-    title = f"most memory: {size(most['peak'])} on {most['device']}, {duration(most['seconds'])} into the step"
-    table = Table("held as", "made by", "bytes", "line", title=title, title_justify="left")
+    title = f"peak memory: {size(most['peak'])} on {most['device']}, {duration(most['seconds'])} into the step"
+    table = Table("live buffers", "producer", "bytes", "line", title=title, title_justify="left")
     for row in most["held"][:MAX_ROWS]:
         table.add_row(row["why"], row["operator"], size(row["bytes"]), row["line"])
     if len(most["held"]) > MAX_ROWS:

@@ -33,7 +33,7 @@ Row = tuple[int | Reference, ...]  # without bounds: msgspec 0.22 confuses those
 
 
 class FoldedContent(NodeContent):
-    """A node without its operands. Its nested graph has contents of its own."""
+    """A node without its operands. The contents of its nested graph are separate."""
 
     inside: FoldedGraph | None = None
 
