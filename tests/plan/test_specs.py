@@ -161,6 +161,12 @@ def test_the_first_rule_that_matches_is_a_leafs_specification(by_path):
             assert first_match(pairs, f"{group}/{name}") == spec
 
 
+def test_leaves_that_no_rule_tells_apart_are_refused():
+    assert rules({"a/b": P("x"), "a": {"b": P("x")}}) == (("^a/b$", P("x")),)
+    with pytest.raises(unity.PlanError, match="two leaves with the path a/b"):
+        rules({"a/b": P("x"), "a": {"b": P()}})
+
+
 AXES = (Axis("n0", 2, 0), Axis("n1", 2, 0), Axis("d0", 2, 1), Axis("d1", 2, 1))
 STATES = st.lists(st.sampled_from([UNUSED, partitioned(0), partitioned(1)]), min_size=4, max_size=4)
 

@@ -1,9 +1,9 @@
 """A plan's shardings in JAX's words, without devices: partition specifications over a mesh with few, named axes.
 
-Inside, a mesh has an axis for every prime factor of the machine's levels. Outside, axes of one level that divide the same dimension
-of every argument and result are one axis, with the level's name: four nodes of eight devices are `{"node": 4, "device": 8}`, and
-`{"node": 4, "device_a": 4, "device_b": 2}` where two parts of a node's devices divide different dimensions of some weight. So a
-specification can be given to `unity.pin` as it is, if no level is in parts.
+A plan's own mesh has an axis for every prime factor of the machine's levels. Here, axes of one level that divide the same dimension
+of every argument and result are merged into one axis with the level's name: four nodes of eight devices are
+`{"node": 4, "device": 8}`, and `{"node": 4, "device_a": 4, "device_b": 2}` where two parts of a node's devices divide different
+dimensions of some weight. If no level is in parts, a specification can be passed to `unity.pin` as it is.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import jax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+from unity.base.errors import PlanError
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Shape, State, Type
 from unity.plan.following_shardings import names_of
@@ -26,7 +27,7 @@ SpecRules: TypeAlias = tuple[tuple[str, PartitionSpec], ...]  # regular expressi
 
 @dataclass(frozen=True)
 class Boundary:
-    """The types of some arrays at a program's boundary.
+    """The arguments and results of a program, with their types.
 
     Attributes:
         axes: the axes of prime size.
@@ -54,12 +55,12 @@ class Boundary:
 
     @property
     def specs(self) -> tuple[PartitionSpec, ...]:
-        """The partition specification of each array, over the merged axes. Entries at the end that are whole are left out."""
+        """The partition specification of each array, over the merged axes, without trailing entries for whole dimensions."""
         named = self._named()
         return tuple(_spec(type_, len(shape), named) for type_, shape in zip(self.types, self.shapes, strict=True))
 
     def _groups(self) -> list[tuple[int, ...]]:
-        """Return the axes by number, those together that are neighbours on one level and in the same state in every type."""
+        """Return groups of axes, by number: neighbours on one level that are in the same state in every type."""
         groups: list[tuple[int, ...]] = []
         for k in range(len(self.axes)):
             last = groups[-1][-1] if groups else None
@@ -73,7 +74,7 @@ class Boundary:
         return tuple(type_[k] for type_ in self.types)
 
     def _named(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the groups by name: that of the level, with a letter where a level has several."""
+        """Return the groups by name: the level's name, with a letter if the level has several groups."""
         groups = self._groups()
         names = [self.levels[self.axes[group[0]].level] for group in groups]
         letters = {name: iter("abcdefghijklmnopqrstuvwxyz") for name in names if names.count(name) > 1}
@@ -93,13 +94,20 @@ def _spec(type_: Type, rank: int, named: Mapping[str, tuple[int, ...]]) -> Parti
 
 
 def rules(specs: Any) -> SpecRules:
-    """Return regular expressions of paths with their specifications, for `re.search`, of which the first that matches counts.
+    """Return regular expressions of paths with their specifications, for `re.search`; the first that matches counts.
 
-    A path is a leaf's keys with slashes between them, `layers/3/attention/query`. Leaves whose paths differ in numbers alone share
-    a rule if they share the specification.
+    A path is a leaf's keys joined by slashes, `layers/3/attention/query`. Leaves whose paths differ only in numbers share a rule if
+    they have the same specification. Raises PlanError if two leaves have one path and different specifications.
     """
     leaves, _ = jax.tree.flatten_with_path(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
-    by_path = {"/".join(names_of(path)): spec for path, spec in leaves}
+    by_path: dict[str, PartitionSpec] = {}
+    for keys, spec in leaves:
+        path = "/".join(names_of(keys))
+        if by_path.setdefault(path, spec) != spec:
+            raise PlanError(
+                f"no rule tells two leaves with the path {path} apart, which have the specifications {by_path[path]} and {spec}:"
+                " rename one, or use plan.in_specs. (docs: plan#specifications-without-devices)"
+            )
     alike: dict[str, set[PartitionSpec]] = {}
     for path, spec in by_path.items():
         alike.setdefault(_without_numbers(path), set()).add(spec)

@@ -37,8 +37,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=run)
     command.description = (
         "Prints where a saved plan's arguments are stored, what every line of yours computes and communicates, and the rules "
-        "behind it. With the model it also prints which buffers are live at the peak, what could not be split, and why; with a path "
-        "too, why one argument, operator or line is as it is, and what the plan would cost if it were otherwise."
+        "behind it. With the model it also prints which buffers are live at the peak, what could not be split, and why; with a "
+        "path too, why one argument, operator or line is as it is, and what the plan would cost if it were otherwise."
     )
     command.epilog = (
         "examples:\n"
