@@ -42,6 +42,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "the leanest": {"objective": "memory", "argnums": (0, 1)},
     "few devices": {"objective": "devices"},
     "a limit": {"memory_limit": 2e6, "argnums": (0, 1)},
+    "no limit": {"memory_limit": float("inf")},
     "a pipeline": {"pipelines": (2, 4), "argnums": (0, 1)},
     "packed": {"pack": True, "search": "unity", "budget": 4, "argnums": (0, 1)},
     "rules": {"search": "unity-rules", "budget": 10, "argnums": 1},
@@ -57,6 +58,7 @@ def planned(fn: Any, **options: Any) -> unity.Plan:
 def said(plan: unity.Plan) -> dict[str, Any]:
     out = io.StringIO()
     plan.explain(file=out)
+    plan.explain("x", file=out)
     timeline = plan.memory_timeline()
     moments = plan.shardings_like({"mu": ARGS[:2]})
     return {
@@ -78,6 +80,15 @@ def test_a_loaded_plan_says_what_the_saved_one_said(fn: Any, options: dict[str, 
     plan = planned(fn, **options)
     plan.save(tmp_path / "plan.json")
     assert said(unity.load(tmp_path / "plan.json", fn, *ARGS)) == said(plan)
+
+
+def test_a_plan_without_a_limit_has_none_when_it_is_read(tmp_path: Path) -> None:
+    plans = [planned(loss, memory_limit=float("inf")) for _ in range(2)]  # the second one is read from the cache
+    plans[0].save(tmp_path / "plan.json")
+    for plan in (*plans, unity.load(tmp_path / "plan.json", loss, *ARGS)):
+        out = io.StringIO()
+        plan.explain("x", file=out)
+        assert "with other types of it, in any memory:" in out.getvalue()
 
 
 def test_other_arguments_than_planned_are_refused(tmp_path: Path) -> None:

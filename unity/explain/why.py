@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from math import prod
+from math import inf, prod
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -255,7 +255,8 @@ def _print_answer(explanation: Answer, plan: Plan, console: Console) -> None:
     texts = [f"{v.what}: {v.tensor} {v.type}: {v.says}" for v in explanation.values]
     texts += [*(f"constrained by {constraint}" for constraint in explanation.constraints), *explanation.costs]
     condition = ", were it not constrained" if explanation.constraints else ""
-    texts.append(f"the best plans with other types of it that fit {size(explanation.limit)}{condition}:")
+    room = ", in any memory" if explanation.limit == inf else f" that fit {size(explanation.limit)}"
+    texts.append(f"the best plans with other types of it{room}{condition}:")
     for text in texts:
         console.print(f"    {text}")
     table = Table("", "type", "the whole step", "", "memory")
@@ -309,7 +310,7 @@ def _costs(costs: Costs, node: Node) -> Iterator[str]:
     held = costs.held(node)
     if held:
         parts = (f"{'less ' if h.nbytes < 0 else ''}{size(abs(h.nbytes))} ({h.why})" for h in held)
-        yield f"held when most is: {', '.join(parts)}"
+        yield f"live at the peak: {', '.join(parts)}"
 
 
 def shown(types: NodeTypes, node: Node, axes: tuple[Axis, ...]) -> str:

@@ -7,6 +7,7 @@ The file of a plan that a user saves also has two summaries (`unity.plan.summary
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -103,7 +104,7 @@ def document_of(family: PlanFamily, chosen: Candidate, points: bool) -> PlanDocu
         applications=family.applications,
         constraints=family.bound.record,
         shardings="free" if original.marking is None else "keep",
-        limit=family.limit,
+        limit=None if family.limit == math.inf else family.limit,
         seconds=family.seconds,
         interrupted=family.interrupted,
         exact=exact,
@@ -257,7 +258,7 @@ def restore(
         joining=joining,
         applications=document.applications,
         bound=bound,
-        limit=document.limit,
+        limit=math.inf if document.limit is None else document.limit,
         interrupted=document.interrupted,
     )
     return family, chosen
