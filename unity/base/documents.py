@@ -1,7 +1,7 @@
-"""JSON documents of declared types: decoding is strict, runs nothing, and names the place of whatever does not fit.
+"""JSON documents of declared types. Decoding is strict, runs no code, and names the place of a value that does not fit.
 
-A document's type is a `Record` of fields with types, bounds and patterns. What no declaration can express, such as a reference to a
-node that exists, is checked by the reader of the document, which raises the same error.
+A document's type is a `Record` of fields with types, bounds and patterns. Conditions that no declaration can express, such as that
+a reference names a node, are checked by the reader of the document, which raises the same error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The base of documents' declared types: immutable values, which allow no other fields."""
+    """The base of documents' declared types: immutable, and without fields that are not declared."""
 
 
 class Misfit(PlanFileError):

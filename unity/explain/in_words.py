@@ -1,4 +1,4 @@
-"""A plan in a few lines of words: its figures, where weights and inputs are, what is sent, and how the program was changed."""
+"""A plan in a few lines of words: its figures, the storage of weights and inputs, its collectives and transformations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unity.search.cost.prediction import Prediction, predict
 if TYPE_CHECKING:
     from unity.plan.plan import Plan
 
-ROWS = 3  # of each subject; the others are counted
+ROWS = 3  # rows of each subject that are shown; the others are counted
 
 
 def in_words(plan: Plan) -> str:
@@ -62,7 +62,7 @@ def _rows(subject: str, rows: Sequence[str]) -> list[str]:
 
 
 def _arguments(nodes: Iterable[Node], machine: Machine) -> list[str]:
-    """Return a row for every way in which arguments are stored, that of the most bytes first."""
+    """Return a row for every way in which arguments are stored, the one with the most bytes first."""
     by_storage: dict[str, list[Node]] = {}
     for node in nodes:
         by_storage.setdefault(storage_in_words(node.types[0], machine), []).append(node)

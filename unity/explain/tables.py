@@ -205,7 +205,7 @@ def _collectives(prediction: Prediction, machine: Machine) -> Table:
 
 
 def blocked(plan: Plan) -> list[str]:
-    """Return lines about what cannot be split, with reasons.
+    """Return lines about primitives and dimensions that cannot be split, with reasons.
 
     These are unknown primitives, dimensions along which some windows slide, and arguments' dimensions that no axis divides.
     """

@@ -30,7 +30,7 @@ class TrainingRecord(Record):
 
 
 class PlanDocument(Strategies, tag_field="unity", tag="plan", kw_only=True):
-    """A plan: all that is computed and predicted. The first of its points is the plan's own, the others are of its frontier.
+    """A plan: its types, transformations and predicted figures. Its first point is its own, the others are of its frontier.
 
     Attributes:
         graph: the hash of the captured graph.
@@ -130,7 +130,7 @@ class ReportRecord(Record):
 
 
 class SavedPlan(PlanDocument, kw_only=True):
-    """A plan that a user saved, with what is shown of it without its function."""
+    """A plan that a user saved, with the summaries and the report that are shown without its function."""
 
     captured: SummaryRecord
     planned: SummaryRecord

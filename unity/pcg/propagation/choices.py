@@ -101,7 +101,7 @@ def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
     solutions: list[Solution] = []
 
     def offer(solution: Solution) -> bool:
-        """Add a solution's choice unless another one does the same. Return whether its unused version may be useful."""
+        """Add a solution's choice unless others dominate it. Return whether to try it with unused operands or results."""
         solutions.append(solution)
         choice, inside = choice_of(body, solution), solution.reduced or solution.contributed or solution.unused
         if choice.states in by_states or (inside and superfluous(body, choice, by_states.values())):
@@ -174,7 +174,7 @@ def _solutions(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Solution]:
 
 
 def _only_reduces_operands(body: Body, solution: Solution) -> bool:
-    """Return whether a Reduce of its operands before the operator does what a solution does, on no more data."""
+    """Return whether a solution divides nothing and reduces at least as many bytes as its partial operands have."""
     partial = [v for v, s in zip(body.inputs, solution.operands, strict=True) if s == PARTIAL]
     if not partial or not solution.reduced or any(s.kind == "P" for s in solution.operands):
         return False
@@ -192,8 +192,8 @@ def _with_partial_results(body: Body, solution: Solution) -> Iterator[tuple[Stat
 def _otherwise_whole(body: Body, solution: Solution) -> Iterator[Mapping[int, State]]:
     """Yield states with which a solution that has partial results may have its partial sums elsewhere.
 
-    If a value inside is no larger, that one is reduced, and the results are whole. A value inside that is added to another partial
-    sum may be whole, as all other operands, and be contributed.
+    If a partial sum inside is at most as large, it is reduced instead, and the results are whole. A value inside that is added to
+    another partial sum may be whole and contributed: then all operands are whole but the partitioned ones, or but one partial one.
     """
     partial = [(a, s) for a, s in zip(body.outputs, solution.results, strict=True) if s == PARTIAL and isinstance(a, int)]
     results = [REPLICATED] if partial and _sums_less_inside(body, solution) else []
@@ -206,7 +206,7 @@ def _otherwise_whole(body: Body, solution: Solution) -> Iterator[Mapping[int, St
 
 
 def _sums_less_inside(body: Body, solution: Solution) -> bool:
-    """Return whether a partial sum inside is no larger than the partial results."""
+    """Return whether a partial sum inside is at most as large as the partial results together."""
     results = {a for a, s in zip(body.outputs, solution.results, strict=True) if s == PARTIAL and isinstance(a, int)}
     inner = (v for v, s in solution.states.items() if s == PARTIAL and v not in results and v not in body.inputs)
     return min((body.tensors[v].nbytes for v in inner), default=inf) <= sum(body.tensors[a].nbytes for a in results)
@@ -259,7 +259,7 @@ def _seeds(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Mapping[int, State]]
 
 
 def _sums_of(body: Body) -> Iterator[Mapping[int, State]]:
-    """Yield the states in which the results are sums of a partial input; what else they are sums of may be contributed."""
+    """Yield the states in which a partial input leads to partial results. Other summands of these may be contributed."""
     results = [a for a in body.outputs if isinstance(a, int) and a not in body.inputs and body.tensors[a].floating]
     for v in _summable(body) if len(body.equations) > 1 and results else ():
         yield dict.fromkeys([v, *results], PARTIAL)

@@ -90,7 +90,7 @@ def with_unused(body: Body, solution: Solution) -> Iterator[Solution]:
 
 
 def _shrunk(body: Body, alike: Collection[int], inputs: Collection[int]) -> set[int]:
-    """Return the variables that are computed alike from inputs and are no larger than what they are computed from."""
+    """Return the variables that are computed alike from inputs and are at most as large as the operands they are computed from."""
 
     def nbytes(variables: Iterable[int]) -> int:
         return sum(body.tensors[v].nbytes for v in variables)

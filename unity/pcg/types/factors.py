@@ -213,7 +213,7 @@ NOTHING: DerivativeReads = (None,)
 
 
 class Role(Enum):
-    """The part of a primitive in an operator that people name by its work."""
+    """The role of a primitive in an operator, which is named by the primitives that do its work."""
 
     WORK = "work"
     LAYOUT = "changes the shape or the order of elements alone"
@@ -227,8 +227,8 @@ class Facts:
     """Facts about a primitive beside how it divides: its derivative, and how compilers and people see it.
 
     reads: the residuals of the installed JAX' derivative, for the operands in which the primitive is not linear.
-    linear_in: groups of operands, beside those of `Spec.linear`, in which JAX takes it as jointly linear: the derivative reads the
-        other operands alone, but pieces of these operands cannot be summed.
+    linear_in: further groups of operands, beside those of `Spec.linear`, in which JAX treats it as jointly linear: the derivative
+        reads only the other operands, but pieces of these operands cannot be summed.
     """
 
     reads: DerivativeReads = OPERANDS

@@ -1,4 +1,4 @@
-"""The axes of a user's mesh in terms of a machine's axes of prime size, matched by size from the outermost inwards."""
+"""The axes of a user's mesh as products of a machine's axes of prime size, matched by size from the outermost inwards."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from unity.pcg.types.axis import Axis
 
-MeshAxes = Mapping[str, tuple[int, ...]]  # from the name of a mesh axis to the positions of the machine's axes that it is made of
+MeshAxes = Mapping[str, tuple[int, ...]]  # from the name of a mesh axis to the positions of the machine's axes that make it up
 
 
 def mesh_axes(sizes: Mapping[str, int], axes: Sequence[Axis]) -> MeshAxes | None:
-    """Return the machine's axes that each axis of a mesh is made of; None if the sizes do not fit.
+    """Return the machine's axes that make up each axis of a mesh, or None if the sizes do not fit.
 
     Args:
         sizes: the sizes of the mesh's axes, outermost first.
@@ -31,9 +31,9 @@ def mesh_axes(sizes: Mapping[str, int], axes: Sequence[Axis]) -> MeshAxes | None
 
 
 def sliced(over: Sequence[int], names: MeshAxes) -> tuple[str, ...]:
-    """Return the mesh axes that slice a dimension as a plan does, or into fewer slices where mesh axes are too large for that.
+    """Return the mesh axes that slice a dimension as a plan does, or into fewer slices if mesh axes are too large for that.
 
-    `over` is the positions of the machine's axes that slice the dimension, outermost first.
+    `over` lists the machine's axes that slice the dimension, by position, outermost first.
     """
     chosen, left = list[str](), tuple(over)
     for name, parts in names.items():
