@@ -305,7 +305,7 @@ def test_unreduced_results_are_refused_with_their_line() -> None:
     def total(x: Any) -> Any:
         pieces = reshard(x, NamedSharding(mesh, P("x")))
         add = lambda x: lax.pcast(x.sum(0), "x", to="unreduced")  # noqa: E731
-        return jax.shard_map(add, mesh=mesh, in_specs=P("x"), out_specs=P(unreduced={"x"}))(pieces)
+        return jax.shard_map(add, mesh=mesh, in_specs=P("x"), out_specs=P(unreduced=frozenset({"x"})))(pieces)
 
     with pytest.raises(CaptureError, match=r"test_mapped_regions\.py:\d+ .*total\): .*unreduced or reduced axes \(x\)"):
         capture(total, jnp.ones((4, 4)))
