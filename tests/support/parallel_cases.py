@@ -124,7 +124,7 @@ class Application:
         self.fn = fn
         self.body = body or close(jax.make_jaxpr(lambda *a: jax.tree.leaves(fn(*a)))(*self.args))
         self.mesh, self.axes = mesh_of(sizes)
-        self.rng = np.random.default_rng(0)
+        self.rng: Any = np.random.default_rng(0)
         self.floating = [i for i, v in enumerate(self.body.inputs) if self.body.tensors[v].floating]
         self.differentiable = [i for i, a in enumerate(self.body.outputs) if self.body.tensor(a).floating]
         self.cotangents = [normal(self.rng, t.shape, t.dtype) for t in self.results if t.floating]

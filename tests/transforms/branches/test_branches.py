@@ -30,7 +30,7 @@ from unity.search.cost.cost import Training
 from unity.search.cost.prediction import predict
 from unity.search.session import Search
 from unity.transforms.branches import Branching, Forked, Share, branched, dealt, restored
-from unity.transforms.branches.choose import BranchCandidate, parts_of
+from unity.transforms.branches.choose import NEAR, BranchCandidate, parts_of
 
 TREE = Machine.grid(2, 4)
 FOUR = Machine.grid(1, 4)
@@ -343,7 +343,7 @@ def test_costs_count_what_the_slowest_group_takes():
     assert plan.branching is not None
     (share,) = plan.branching.shares
     parts = parts_of(BranchCandidate(plan.branching, plan.family.search, plan.candidate), TREE, Training())
-    assert parts == pytest.approx({0: share.weight}, rel=1e-3)
+    assert parts == pytest.approx({0: share.weight}, rel=NEAR)
     assert predict(plan.pcg, TREE, plan.family.captured.differentiated).time == pytest.approx(plan.time, rel=0.02)
 
 

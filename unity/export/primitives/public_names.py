@@ -84,9 +84,11 @@ def _by_public_name(e: AppliedPrimitive) -> Code:
     """Return a call of the public function that is this application, or else of the primitive."""
     types = tuple(o.tensor.struct for o in e.operands)
     for module in FUNCTION_MODULES:
-        options = _options(_Application(module, e.equation.signature, types, e.equation))
-        if options is not None:
-            return call(f"{module}.{e.name}", *e.codes, **{k: value_code(v) for k, v in options.items()})
+        found = _options(_Application(module, e.equation.signature, types, e.equation))
+        if found is not None:
+            options, is_bare = found
+            code = call(f"{module}.{e.name}", *e.codes, **{k: value_code(v) for k, v in options.items()})
+            return sequence([code]) if is_bare and e.equation.primitive.multiple_results else code
     return call(f"{public_name(e.equation.primitive)}.bind", *e.codes, **_parameters(e))
 
 
@@ -101,8 +103,11 @@ class _Application:
 
 
 @lru_cache(maxsize=4096)
-def _options(application: _Application) -> Mapping[str, Any] | None:
-    """Return the keyword arguments with which a function of the primitive's name is exactly an equation, or None."""
+def _options(application: _Application) -> tuple[Mapping[str, Any], bool] | None:
+    """Return the keyword arguments with which a function of the primitive's name is exactly an equation, or None.
+
+    With them comes whether the function returns a bare array, as that for singular values alone does, where others return several.
+    """
     e = application.equation
     function = getattr(PUBLIC_MODULES[application.module], e.name, None)
     if function is None:
@@ -110,11 +115,12 @@ def _options(application: _Application) -> Mapping[str, Any] | None:
     accepted = inspect.signature(function).parameters
     options = {k: v for k, v in e.params.items() if k in accepted and accepted[k].default != v}
     try:
-        program = jax.make_jaxpr(lambda *xs: function(*xs, **options))(*application.types).jaxpr
+        closed, shape = jax.make_jaxpr(lambda *xs: function(*xs, **options), return_shape=True)(*application.types)
     except (TypeError, ValueError):
         return None
+    program, is_bare = closed.jaxpr, isinstance(shape, jax.ShapeDtypeStruct)
     alike = [(eqn.primitive, eqn.invars, eqn.outvars, params_key(eqn.params)) for eqn in program.eqns]
-    return options if alike == [(e.primitive, program.invars, program.outvars, params_key(e.params))] else None
+    return (options, is_bare) if alike == [(e.primitive, program.invars, program.outvars, params_key(e.params))] else None
 
 
 def _parameters(e: AppliedPrimitive) -> dict[str, Code]:
