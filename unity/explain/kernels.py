@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from unity.base.errors import CaptureError
 from unity.base.formatting import short
 from unity.pcg.ir.nested_programs import bodies
 from unity.pcg.ir.program import Body, Equation
@@ -35,12 +36,12 @@ def _kernels(body: Body) -> Iterator[tuple[PallasKernel, str]]:
 
 
 def _rules(e: Equation) -> tuple[Body, ...]:
-    """Return the programs of a call's derivative rule in reverse."""
-    if e.origin is None or not is_reverse_only(e):
-        return ()
+    """Return the programs of a call's derivative rule in reverse. A rule that cannot be traced, as no plan needed it, has none."""
     try:
+        if e.origin is None or not is_reverse_only(e):
+            return ()
         rule = vjp_bodies(e)
-    except Unreadable:
+    except (Unreadable, CaptureError):
         return ()
     return rule.forward, rule.backward
 
