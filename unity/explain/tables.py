@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unity.base.formatting import duration, pattern, short, size
-from unity.explain.in_words import axes_in_words, storage_in_words
+from unity.explain.brief import axes_in_words, storage_in_words
 from unity.explain.kernels import inferred_kernels
 from unity.explain.undivided import Undivided, headline, undivided
 from unity.machine.machine import Machine
@@ -50,12 +50,11 @@ def explain(plan: Plan, file: Any = None) -> None:
     family = plan.family
     differentiated = differentiated_in(plan)
     prediction = predict(plan.pcg, plan.machine, differentiated)
-    compute = sum(t.forward + t.backward for t in prediction.operators)
-    communication = sum(t.seconds for t in prediction.collectives)
     console.print(f"{plan.__name__} on {plan.machine}", style="bold")
     console.print(
-        f"one step: {duration(prediction.time)} predicted ({duration(compute)} computing, {duration(communication)} communicating),"
-        f" {size(plan.memory)} on each device; {len(plan.serial)} operators, {family.searched}"
+        f"one step: {duration(prediction.time)} predicted ({duration(prediction.computing)} computing,"
+        f" {duration(prediction.communicating)} communicating), {size(plan.memory)} on each device; {len(plan.serial)} operators,"
+        f" {family.searched}"
     )
     undivided_rows = undivided(plan, prediction)
     if undivided_rows:

@@ -45,7 +45,7 @@ class Undivided:
 def undivided(plan: Plan, prediction: Prediction | None = None) -> tuple[Undivided, ...]:
     """Return the operators that every device of a plan runs whole, the most expensive first; none if their share is small."""
     prediction = prediction or predict(plan.pcg, plan.machine, differentiated_in(plan))
-    total = sum(t.forward + t.backward for t in prediction.operators)
+    total = prediction.computing
     if plan.machine.devices == 1 or not total:
         return ()
     reasons = _known_reasons(plan.pcg)

@@ -18,6 +18,7 @@ from unity.base.formatting import duration, pattern, short, size
 from unity.constraints.paths import matching, nearest, spellings
 from unity.exec.lowering import label
 from unity.explain.alternatives import Alternative, NodeTypes, alternatives
+from unity.explain.brief import axes_in_words
 from unity.pcg.ir.graph import PARALLELIZATION, Node, Value
 from unity.pcg.ir.user_lines import spoken
 from unity.pcg.parallel.serial_view import twins
@@ -300,10 +301,9 @@ def _costs(costs: Costs, node: Node) -> Iterator[str]:
     seconds, collectives = costs.compute(node), costs.collectives(node)
     if node.kind != "input":
         yield f"computing: {duration(seconds)} of a step of {duration(costs.prediction.time)}"
-    axes = costs.plan.pcg.axes
     for t in collectives:
         c = t.collective
-        over = "·".join(axes[i].name for i in c.axes)
+        over = axes_in_words(c.axes, costs.plan.machine)
         yield f"{c.direction} of {c.node.kind}: {c.kind} of {size(c.nbytes)} over {over}, {c.count} ×, {duration(t.seconds)}"
     if not collectives:
         yield "no collectives"

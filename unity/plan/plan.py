@@ -171,9 +171,10 @@ class Plan:
 
     @cached_property
     def _boundary(self) -> Boundary:
-        """The types of all arguments and results: of the function's leaves first, then of its constants, then of its results."""
-        values = [(node.types[0], node.tensors[0].shape) for node in self.pcg.inputs]
-        values += [(value.type, value.tensor.shape) for value in self.pcg.outputs]
+        """The types of the leaves of the arguments, and of those of the results after them."""
+        captured = self.family.captured
+        values = [(node.types[0], node.tensors[0].shape) for node in self.pcg.inputs[: len(captured.paths)]]
+        values += [(value.type, value.tensor.shape) for value in self.pcg.outputs[: captured.out_tree.num_leaves]]
         types, shapes = zip(*values, strict=True)
         return Boundary(self.pcg.axes, tuple(level.name for level in self.machine.levels), types, shapes)
 
@@ -185,12 +186,14 @@ class Plan:
     @property
     def out_specs(self) -> Any:
         """The partition specifications of the results, over `mesh_shape`: a pytree as the function returns it."""
-        first, tree = len(self.pcg.inputs), self.family.captured.out_tree
-        return jax.tree.unflatten(tree, self._boundary.specs[first : first + tree.num_leaves])
+        return jax.tree.unflatten(self.family.captured.out_tree, self._boundary.specs[len(self.family.captured.paths) :])
 
     @property
     def mesh_shape(self) -> dict[str, int]:
-        """The names and sizes of the mesh axes of `in_specs`, outermost first: the fewest that tell its types apart."""
+        """The names and sizes of the mesh axes of `in_specs`, outermost first.
+
+        Each is a level of the machine, or one of several parts that divide different dimensions.
+        """
         return self._boundary.mesh_shape
 
     @property
@@ -520,9 +523,9 @@ class Plan:
 
     def __str__(self) -> str:
         """Return the plan's decisions in about six lines."""
-        from unity.explain.in_words import in_words
+        from unity.explain.brief import brief
 
-        return in_words(self)
+        return brief(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Show the plan's decisions in IPython's terminal."""

@@ -72,8 +72,17 @@ class Prediction:
     @cached_property
     def time(self) -> float:
         """Seconds of one step, computing and communicating one after the other."""
-        compute = sum(t.forward + t.backward for t in self.operators)
-        return compute + sum(t.seconds for t in self.collectives)
+        return self.computing + self.communicating
+
+    @cached_property
+    def computing(self) -> float:
+        """Seconds of all operators."""
+        return sum(t.forward + t.backward for t in self.operators)
+
+    @cached_property
+    def communicating(self) -> float:
+        """Seconds of all collectives."""
+        return sum(t.seconds for t in self.collectives)
 
 
 def predict(graph: PCG, machine: Machine, differentiated: Collection[int]) -> Prediction:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import unity
-from unity.explain.in_words import axes_in_words
+from unity.explain.brief import axes_in_words
 
 GRID = unity.Machine.grid(4, 12, "a100")  # axes n0 n1 of size 2, d0 of size 3, d1 d2 of size 2
 

@@ -20,16 +20,15 @@ if TYPE_CHECKING:
 ROWS = 3  # rows of each subject that are shown; the others are counted
 
 
-def in_words(plan: Plan) -> str:
+def brief(plan: Plan) -> str:
     """Return a plan's decisions in about six lines."""
     prediction = predict(plan.pcg, plan.machine, differentiated_in(plan))
-    compute = sum(t.forward + t.backward for t in prediction.operators)
-    communication = sum(t.seconds for t in prediction.collectives)
     devices = plan.machine.devices
     on = f"each of {devices} devices" if devices > 1 else "the device"
     lines = [
-        f"{plan.__name__} on {plan.machine.name}, predicted: {duration(prediction.time)} a step ({duration(compute)} computing,"
-        f" {duration(communication)} communicating), {size(plan.memory)} on {on}"
+        f"{plan.__name__} on {plan.machine.name}, predicted: {duration(prediction.time)} a step"
+        f" ({duration(prediction.computing)} computing, {duration(prediction.communicating)} communicating),"
+        f" {size(plan.memory)} on {on}"
     ]
     inputs = plan.pcg.inputs
     weights = plan.family.captured.differentiated
@@ -68,9 +67,7 @@ def _arguments(nodes: Iterable[Node], machine: Machine) -> list[str]:
         by_storage.setdefault(storage_in_words(node.types[0], machine), []).append(node)
     rows = []
     for words, alike in sorted(by_storage.items(), key=lambda item: -_nbytes(item[1])):
-        first, *others = dict.fromkeys(
-            pattern(str(n.attributes.get("name", "input"))) for n in sorted(alike, key=lambda n: -_nbytes([n]))
-        )
+        first, *others = dict.fromkeys(pattern(str(n.attributes["name"])) for n in sorted(alike, key=lambda n: -_nbytes([n])))
         more = f" and {len(others)} more kind{'s' if len(others) > 1 else ''}" if others else ""
         rows.append(f"{words}: {first}{more}, {size(_nbytes(alike))} in all")
     return rows
