@@ -38,6 +38,20 @@ def first(axis: int) -> Any:
     return pl.when(pl.program_id(axis) == 0)
 
 
+def call_on_blocks(kernel: Callable[..., None], x: Any, y: Any, **options: Any) -> Any:
+    """Call a kernel for each block of a product of matrices, and for each pair of blocks that are multiplied for it."""
+    (m, k), n, b = x.shape, y.shape[1], BLOCK
+    return pl.pallas_call(
+        kernel,
+        grid=(m // b, n // b, k // b),
+        in_specs=[spec(b, b, at=lambda i, j, k: (i, k)), spec(b, b, at=lambda i, j, k: (k, j))],
+        out_specs=spec(b, b, at=lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
+        interpret=True,
+        **options,
+    )(x, y)
+
+
 def product(x: Any, y: Any) -> Any:
     """Multiply matrices, adding up over the last grid dimension."""
 
@@ -48,16 +62,7 @@ def product(x: Any, y: Any) -> Any:
 
         out[...] += x[...] @ y[...]
 
-    (m, k), n, b = x.shape, y.shape[1], BLOCK
-    return pl.pallas_call(
-        kernel,
-        grid=(m // b, n // b, k // b),
-        in_specs=[spec(b, b, at=lambda i, j, k: (i, k)), spec(b, b, at=lambda i, j, k: (k, j))],
-        out_specs=spec(b, b, at=lambda i, j, k: (i, j)),
-        out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
-        interpret=True,
-        name="product",
-    )(x, y)
+    return call_on_blocks(kernel, x, y, name="product")
 
 
 def product_in_scratch(x: Any, y: Any) -> Any:
@@ -74,16 +79,7 @@ def product_in_scratch(x: Any, y: Any) -> Any:
         def _() -> None:
             out[...] = total[...]
 
-    (m, k), n, b = x.shape, y.shape[1], BLOCK
-    return pl.pallas_call(
-        kernel,
-        grid=(m // b, n // b, k // b),
-        in_specs=[spec(b, b, at=lambda i, j, k: (i, k)), spec(b, b, at=lambda i, j, k: (k, j))],
-        out_specs=spec(b, b, at=lambda i, j, k: (i, j)),
-        out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
-        scratch_shapes=[tpu.VMEM((b, b), x.dtype)],
-        interpret=True,
-    )(x, y)
+    return call_on_blocks(kernel, x, y, scratch_shapes=[tpu.VMEM((BLOCK, BLOCK), x.dtype)])
 
 
 def attention(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
