@@ -173,8 +173,8 @@ def check(found: list[tuple[str, np.ndarray, np.ndarray, np.ndarray]], inside: f
         parts = 1 if narrow(own) else LARGE
         eps = max(parts * float(jnp.finfo(own).eps), inside)
         function, plan, right = (x.astype(np.float64) for x in (function, plan, right))
-        fits = np.abs(right) <= float(jnp.finfo(own).max) if narrow(own) else True
-        finite = np.isfinite(function) & fits  # rounding inside may bring what is too large back into the range of a narrow type
+        beyond = np.abs(right) > float(jnp.finfo(own).max) if narrow(own) else np.zeros(right.shape, bool)
+        finite = np.isfinite(function) & ~beyond  # rounding inside may bring what is too large back into the range of a narrow type
         assert np.isfinite(plan[finite]).all(), f"{name}: {function[finite]} became {plan[finite]}"
         good = finite & np.isfinite(right)
         if good.any():
