@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-from separate_equations import Prices, lost
+from separate_equations import INSIDE, Prices, lost
 
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.program import Body, close, tensor_type
@@ -79,13 +79,19 @@ def test_no_plan_of_separate_equations_is_faster(name: str, training: bool) -> N
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("name", ["cast", "cast to float32", "squares of a cast"])
-def test_nor_where_narrow_sums_are_sent_in_their_own_type(name: str, training: bool) -> None:
+def test_no_plan_of_separate_equations_is_faster_where_narrow_sums_are_sent_in_their_own_type(name: str, training: bool) -> None:
     assert not list(lost(body_of(name), Prices(ONE_AXIS, training=training, rounded=True), undivided=True))
 
 
 @pytest.mark.parametrize("name", ["rows of exp", "pooling", "cast", "transpose"])
-def test_nor_on_two_axes(name: str) -> None:
+def test_no_plan_of_separate_equations_is_faster_on_two_axes(name: str) -> None:
     assert not list(lost(body_of(name), Prices(TWO_AXES)))
+
+
+def test_separate_equations_that_scatter_between_each_other_are_faster() -> None:
+    """A sum of two partial sums is scattered once between two operators; before one operator, each of the two is."""
+    boundaries = [boundary for boundary, *_ in lost(body_of("sum of two"), Prices(ONE_AXIS), INSIDE | {"SP"})]
+    assert (((PARTIAL,), (PARTIAL,)), ((partitioned(0),),)) in boundaries
 
 
 def rows(x: Any, fn: Callable[..., Any]) -> Any:
@@ -157,7 +163,7 @@ def test_changes_are_compared_by_the_bytes_of_their_collectives(before: State, a
 
 @settings(max_examples=80, derandomize=True)
 @given(st.integers(0, 10**6), st.booleans())
-def test_nor_of_random_operators(seed: int, training: bool) -> None:
+def test_no_plan_of_separate_equations_of_random_operators_is_faster(seed: int, training: bool) -> None:
     for body in drawn(seed):
         assert not list(lost(body, Prices(ONE_AXIS, training=training))), seed
 
