@@ -157,12 +157,25 @@ def test_a_print_shows_the_whole_value_once(capsys: pytest.CaptureFixture[str]) 
     assert sorted(capsys.readouterr().out.splitlines()) == sorted(expected.splitlines())
 
 
-def test_effects_of_whole_steps_do_not_depend_on_the_division() -> None:
-    """Points of the frontier, rewritten programs and saved plans have the same effects."""
+def test_all_plans_of_a_frontier_have_the_effects_of_the_function() -> None:
     fn = partial(model, effect=EFFECTS["debug.callback"])
-    plan = unity.optimize(fn, *arguments(), machine=MACHINE, budget=10, progress=False)
-    for point in plan.frontier[::4]:
+    for point in planned(fn).frontier[::4]:
         agrees(fn, point)
+
+
+def test_a_rewritten_program_has_the_effects_of_the_function() -> None:
+    def loss(params: Any, x: Any) -> Any:
+        y = x @ params["a"] @ params["b"]  # which a rule computes from the right
+        jax.debug.callback(note("classes"), (y**2).mean(0))
+        value = jnp.mean(jnp.tanh(y) ** 2)
+        jax.debug.callback(note("loss"), value)
+        return value
+
+    rng = np.random.default_rng(0)
+    a, b, x = (jnp.asarray(rng.normal(size=shape) / 8, "float32") for shape in ((64, 256), (256, 8), (4096, 64)))
+    plan = unity.optimize(loss, {"a": a, "b": b}, x, machine=MACHINE, budget=10, progress=False)
+    assert plan.rewriting
+    agrees(loss, plan, {"a": a, "b": b}, x)
 
 
 def test_a_saved_plan_has_the_effects(tmp_path: Path) -> None:
