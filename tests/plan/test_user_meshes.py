@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import permutations, product
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -483,15 +485,34 @@ def test_a_placement_on_the_users_mesh_holds_at_least_what_the_plan_wants_there(
         assert found.is_equivalent_to(wanted, 2)
 
 
-@given(
-    st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), max_size=4), st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=3)
-)
-def test_axes_of_meshes_are_made_of_axes_of_the_machine(sizes: list[int], levels: list[int]) -> None:
-    machine = unity.Machine.grid(levels[0], int(np.prod(levels[1:])), "a100")
+@st.composite
+def meshes(draw: st.DrawFn) -> tuple[list[int], unity.Machine]:
+    """Draw a machine and the sizes of a mesh: products of the machine's axes in some order, or any sizes."""
+    nodes, devices = draw(st.sampled_from([1, 2, 3, 4, 6])), draw(st.sampled_from([1, 2, 3, 4, 6, 8, 12]))
+    machine = unity.Machine.grid(nodes, devices, "a100")
+    if draw(st.booleans()):
+        return draw(st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), max_size=4)), machine
+    order = draw(st.permutations([a.size for a in machine.axes]))
+    cuts = draw(st.lists(st.booleans(), min_size=len(order), max_size=len(order)))
+    return [int(part.prod()) for part in np.split(np.array(order, int), [k for k, cut in enumerate(cuts) if cut])], machine
+
+
+def ends(sizes: Sequence[int]) -> set[int]:
+    """Return the products of the first sizes, however many."""
+    return {prod(sizes[:k]) for k in range(len(sizes) + 1)}
+
+
+@given(meshes())
+def test_a_mesh_fits_a_machine_if_its_axes_are_products_of_the_machines_in_an_order_within_levels(
+    drawn: tuple[list[int], unity.Machine],
+) -> None:
+    sizes, machine = drawn
+    levels = [[a.size for a in machine.axes if a.level == level] for level in sorted({a.level for a in machine.axes})]
+    orders = [sum(order, ()) for order in product(*map(permutations, levels))]
     found = mesh_axes({f"m{k}": size for k, size in enumerate(sizes)}, machine.axes)
+    assert (found is not None) == any(prod(sizes) == prod(order) and ends(sizes) <= ends(order) for order in orders)
     if found is None:
-        assert sizes != [level for level in (levels[0], int(np.prod(levels[1:])))]
         return
-    assert [int(np.prod([machine.axes[k].size for k in found[f"m{j}"]])) for j in range(len(sizes))] == sizes
+    assert [prod(machine.axes[k].size for k in found[f"m{j}"]) for j in range(len(sizes))] == sizes
     assert sorted(k for part in found.values() for k in part) == list(range(len(machine.axes)))
     assert [machine.axes[k].level for part in found.values() for k in part] == [a.level for a in machine.axes]
