@@ -5,7 +5,7 @@ is deleted, replaced by others, cut, repeated, renamed or swapped. The other hal
 changed, numbers become NaN or too large, values are nested deeply, keys are given twice, spaces and the order of keys are changed.
 
 Each document whose values were edited is read a second time with right checksums, as if another program had written it: it is
-refused with a PlanError or read, and a plan that is read is well-typed and computes the function.
+refused with a PlanError or read. `tests/plan/test_edited_plan_files.py` checks the types of the plans that are read.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ PLANS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
 
 
 def places(data: Any) -> Iterator[tuple[Any, Any]]:
-    """Every item in a document: what holds it, and its key."""
+    """Yields every item in a document, as its container and its key there."""
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     for key, value in items:
         yield data, key
@@ -146,12 +146,12 @@ def torn(text: bytes, draw: random.Random) -> tuple[bytes, str]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two documents are equal, and of equal kinds: 1 and 1.0 and true differ. The order of keys does not count."""
+    """Returns whether two documents are equal, and of equal kinds: 1 and 1.0 and true differ. The order of keys does not count."""
     return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
 
 
-def says(text: bytes, data: Any) -> bool:
-    """Whether a text is JSON of the same content as a document."""
+def has_content(text: bytes, data: Any) -> bool:
+    """Returns whether a text is JSON of the same content as a document."""
     try:
         return same(json.loads(text), data)
     except (ValueError, RecursionError):
@@ -185,7 +185,7 @@ def examined(name: str, path: Path, edits: int, draw: random.Random) -> tuple[di
             ends["refused with right checksums" if sealed_again else "refused"] += 1
         elif sealed_again:
             ends["read with right checksums"] += 1
-        elif says(changed, data) and (loaded.pcg.key, loaded.time, loaded.memory) == (plan.pcg.key, plan.time, plan.memory):
+        elif has_content(changed, data) and (loaded.pcg.key, loaded.time, loaded.memory) == (plan.pcg.key, plan.time, plan.memory):
             ends["the same, written differently"] += 1
         else:
             wrong.append(f"{name}: {what}: accepted")

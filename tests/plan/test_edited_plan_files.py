@@ -13,9 +13,10 @@ import msgspec
 import pytest
 
 import unity
-from benchmarks.plan_edits import GRID, PLANS, W, X, edited, outcome, plain, says, text_of, torn
+from benchmarks.plan_edits import GRID, PLANS, W, X, edited, has_content, outcome, plain, text_of, torn
 from unity.base.errors import PlanError, UnityError
 from unity.cli import main
+from unity.pcg.parallel.check import check
 from unity.plan.document import SavedPlan
 from unity.plan.plan_file import CHECKSUMS, sealed
 
@@ -55,14 +56,14 @@ def test_an_edited_text_is_refused_or_the_same_plan(saved: tuple[Path, Any, tupl
     for _ in range(EDITS):
         changed, what = torn(text, draw)
         plan = outcome(path, changed, fn, args)
-        assert (plan is not None) == says(changed, data), what
+        assert (plan is not None) == has_content(changed, data), what
         assert plan is None or (plan.pcg.key, plan.time, plan.memory) == (planned.pcg.key, planned.time, planned.memory)
         ends[plan is None] += 1
     assert min(ends[True], ends[False]) > EDITS / 10
 
 
 def test_an_edited_file_that_has_right_checksums_is_a_plan_or_refused(saved: tuple[Path, Any, tuple[Any, ...]]) -> None:
-    """So may files be that other programs write. What such a plan says is then theirs."""
+    """Other programs may write files. Such a plan has their figures, but is well-typed."""
     path, fn, args = saved
     data, draw, ends = json.loads(path.read_text()), random.Random(1), Counter[str]()
     data.pop(CHECKSUMS)
@@ -73,6 +74,7 @@ def test_an_edited_file_that_has_right_checksums_is_a_plan_or_refused(saved: tup
         except PlanError:
             ends["refused"] += 1
         else:
+            check(plan.pcg)
             assert plan.time == changed["points"][0]["time"]
             ends["read"] += 1
     assert ends["refused"] > EDITS / 2
