@@ -75,6 +75,7 @@ def test_rows_are_sent_where_the_plan_wants_them(pair: list[dict[str, Any]]) -> 
         ("version", "PlanError: the processes differ in the version of JAX:"),
         ("version, local", "PlanError: the processes differ in the version of JAX:"),
         ("afterwards", "no error"),
+        ("own devices", "no error"),
     ],
 )
 def test_every_process_says_what_is_wrong(pair: list[dict[str, Any]], what: str, named: str) -> None:

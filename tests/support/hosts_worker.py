@@ -142,7 +142,20 @@ def wrong() -> dict[str, str]:
     found["version"] = said(lambda: planned().mesh)
     found["version, local"] = said(unity.Machine.local)
     jax.__version__ = version
-    return found | {"afterwards": said(lambda: planned().shard(params))}
+    return found | {
+        "afterwards": said(lambda: planned().shard(params)),
+        "own devices": said(lambda: alone(seeds, {**batch, "x": batch["x"] + odd})),
+    }
+
+
+def alone(params: Any, batch: Any) -> None:
+    """Arguments that every process draws for itself, for its own devices: nothing is shared, so nothing is compared."""
+    device = machine().device
+    here = unity.Machine.grid(1, jax.local_device_count(), device, intra=(1e9, 1e-7), inter=(5e8, 1e-7))
+    plan = unity.optimize(loss, params, batch, machine=here, progress=False).on(jax.local_devices())
+    wanted = loss(params, batch)
+    found = [plan(*plan.shard(params, batch)), plan(params, batch), plan(plan.shard(params), plan.shard_local(batch))]
+    np.testing.assert_allclose(found, [wanted] * 3, rtol=1e-5)
 
 
 def closing(odd: bool) -> unity.Plan:

@@ -7,7 +7,7 @@ may be called for the first time while an outer function is traced.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -21,6 +21,11 @@ from unity.base.errors import PlanError
 def several() -> bool:
     """Return whether this program runs as several processes, without starting a backend."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def shared(devices: Collection[Any]) -> bool:
+    """Return whether several processes run programs on these devices, rather than one of them, or none if they are not present."""
+    return several() and len({d.process_index for d in devices}) > 1 and set(devices) <= set(jax.devices())
 
 
 def exchanged(text: str) -> tuple[str, ...]:

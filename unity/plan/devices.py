@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from unity.base.errors import PlanError
-from unity.base.processes import check_alike, check_devices, several
+from unity.base.processes import check_alike, check_devices, several, shared
 from unity.exec.hosts.arrangement import arranged
 from unity.exec.lowering import mesh_of
 from unity.pcg.jaxprs.parameter_text import array_text
@@ -39,7 +39,7 @@ def mesh_for(plan: Plan, chosen: Sequence[Any] | None = None) -> Mesh:
                 f"this plan is for {machine.devices} devices ({machine.name}), but {len(chosen)} are given.\n    Give as many, or"
                 " plan for a machine of fewer. (docs: plan#devices)"
             )
-        if several() and _is_shared(chosen[: machine.devices]):
+        if shared(chosen[: machine.devices]):
             check_alike(_shared_facts(plan))
         return mesh_of(machine.axes, chosen)
     devices = jax.devices()
@@ -53,11 +53,6 @@ def mesh_for(plan: Plan, chosen: Sequence[Any] | None = None) -> Mesh:
             f" virtual devices: XLA_FLAGS=--xla_force_host_platform_device_count={machine.devices} (docs: plan#devices)"
         )
     return mesh_of(machine.axes, arranged(machine, devices))
-
-
-def _is_shared(devices: Sequence[Any]) -> bool:
-    """Return whether several processes run programs on these devices, rather than one of them, or none if they are not present."""
-    return len({d.process_index for d in devices}) > 1 and set(devices) <= set(jax.devices())
 
 
 def _shared_facts(plan: Plan) -> dict[str, str]:

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from unity.base.errors import PlanError
-from unity.base.processes import exchanged, none_failed, several
+from unity.base.processes import exchanged, none_failed, shared
 
 
 def is_global(x: Any) -> bool:
@@ -60,12 +60,13 @@ def place_parts(
 ) -> list:
     """Place arrays of which every process has an equal part of the rows (dimension 0), in the order of processes, or the whole.
 
-    `new` tells that no arrays like these were placed before. Then the processes compare their parts, and all raise PlanError if one
-    of them is wrong. That takes a round of messages, so it is not done for every batch.
+    `new` tells that no arrays like these were placed before. Then the processes that share the devices compare their parts, and
+    all raise PlanError if one of them is wrong. That takes a round of messages, so it is not done for every batch.
     """
-    processes = sorted({d.process_index for d in shardings[0].device_set}) if shardings else [0]
+    devices = shardings[0].device_set if shardings else ()
+    processes = sorted({d.process_index for d in devices}) or [0]
     problem = next(filter(None, map(partial(_wrong, len(processes)), parts, shapes, paths)), "")
-    if new and several():
+    if new and shared(devices):
         none_failed(problem)
         whole = [k for k, (x, shape) in enumerate(zip(parts, shapes, strict=True)) if np.shape(x) == shape]
         check_whole([parts[k] for k in whole], [paths[k] for k in whole])
