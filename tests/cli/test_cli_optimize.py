@@ -84,6 +84,15 @@ def test_the_command_line_overrides_the_models_options(capsys: pytest.CaptureFix
     assert asked("--objective", "memory")["memory"] <= plain["memory"]
 
 
+@pytest.mark.parametrize("words", [("--forward",), ("--argnums", "1")])
+def test_plans_by_other_options_than_the_models_are_read_with_it(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path = str(tmp_path / "plan.json")
+    assert main(["optimize", "cli_models:with_argnums", "--machine", "a100-1x8", "-o", path, *words]) == 0
+    assert main(["explain", path, "cli_models:with_argnums", "--json"]) == 0, capsys.readouterr().err
+
+
 def test_a_plan_that_does_not_fit_gives_exit_status_1(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = tmp_path / "plan.json"
     assert main(["optimize", "cli_models:small", "--machine", "a100-1x8", "--memory", "1kB", "-o", str(path)]) == 1

@@ -98,3 +98,7 @@ def test_other_arguments_than_planned_are_refused(tmp_path: Path) -> None:
         unity.load(path, loss, *ARGS, argnums=same)
     with pytest.raises(PlanError, match=r"gradients of args\[0\], args\[1\], but argnums=0 names others"):
         unity.load(path, loss, *ARGS, argnums=0)
+    planned(loss, training=False).save(path)
+    unity.load(path, loss, *ARGS, argnums=())
+    with pytest.raises(PlanError, match=r"planned without gradients, but argnums=0 names some"):
+        unity.load(path, loss, *ARGS, argnums=0)

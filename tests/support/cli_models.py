@@ -44,6 +44,10 @@ def with_options() -> tuple[Any, ...]:
     return loss, arguments(), {"machine": machine, "search": "captured", "optimizer_slots": 0}
 
 
+def with_argnums() -> tuple[Any, ...]:
+    return loss, arguments(), {"argnums": 0, "search": "captured"}
+
+
 def layered() -> tuple[Any, ...]:
     def step(params: Any, x: Any) -> Any:
         return jnp.mean(jax.lax.scan(lambda c, w: (c + jnp.tanh(c @ w), None), x, params)[0] ** 2)

@@ -35,8 +35,8 @@ class Model:
         Raises:
             PlanError: the plan is of another model.
         """
-        options = {name: self.options[name] for name in ("argnums", "rules") if name in self.options}
-        return load(path, self.fn, *self.args, **options)
+        # argnums= is not passed, since `unity optimize` may have been called with another --argnums, or with --forward
+        return load(path, self.fn, *self.args, rules=self.options.get("rules"))
 
 
 def add_model(command: argparse.ArgumentParser, purpose: str) -> None:

@@ -211,11 +211,12 @@ def _captured(path: str | Path, document: SavedPlan, captured: Captured, argnums
     planned, paths = frozenset(document.differentiated), captured.paths
     if not planned <= set(range(len(paths))):
         raise PlanError(f"{path} was made for other arguments: $.differentiated names more than there are. Plan again.")
-    if argnums is not None and planned and captured.differentiated != planned:
+    if argnums is not None and captured.differentiated != planned:
         names = ", ".join(paths[k] for k in sorted(planned))
+        gradients, others = (f"for gradients of {names}", "others") if planned else ("without gradients", "some")
         raise PlanError(
-            f"{path} was planned for gradients of {names}, but argnums={argnums!r} names others: leave argnums= out, or plan again"
-            " with unity.optimize."
+            f"{path} was planned {gradients}, but argnums={argnums!r} names {others}: leave argnums= out, or plan again with"
+            " unity.optimize."
         )
     return replace(captured, differentiated=planned)
 
