@@ -54,7 +54,8 @@ def planned(**options: Any) -> unity.Plan:
 def test_a_plan_is_checked_for_devices_that_are_given() -> None:
     """In their order; and the plan stays one for the devices that are here."""
     plan, devices = planned(), jax.devices()[::-1]
-    assert plan.check(devices=devices).lines == plan.check().lines
+    for chosen in (devices, Mesh(devices, "d")):
+        assert plan.check(devices=chosen).lines == plan.check().lines
     assert list(plan.mesh.devices.flat) == jax.devices()[:8]
     with pytest.raises(PlanError, match=r"is for 8 devices .*, but 3 are given"):
         plan.check(devices=devices[:3])

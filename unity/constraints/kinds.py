@@ -9,7 +9,7 @@ from unity.base.documents import Record
 from unity.base.errors import ConstraintError
 from unity.base.formatting import short
 from unity.constraints.paths import matched
-from unity.constraints.resolver import KINDS, Dimension, Resolver, splits
+from unity.constraints.resolver import KINDS, Dimension, Kind, Resolver, splits
 from unity.pcg.ir.graph import CONSTRAIN, Node
 from unity.pcg.ir.user_lines import spoken
 from unity.pcg.parallel.marks import mark_of
@@ -108,6 +108,9 @@ def marked_by(node: Node) -> Marked:
     return Marked(mark_of(node), short(node.source))
 
 
+Word = Literal["forbid", "only", "require"]
+
+
 class Across(Constraint, tag="across"):
     """A condition on the dimensions that are split across a level of the machine.
 
@@ -115,8 +118,8 @@ class Across(Constraint, tag="across"):
     that have the dimension are split in it).
     """
 
-    word: Literal["forbid", "only", "require"]
-    dimension: Literal["samples", "tensor", "weights"] | tuple[str, int]
+    word: Word
+    dimension: Kind | tuple[str, int]
     level: str
 
     def rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
@@ -209,7 +212,7 @@ def without_rules(*names: str) -> WithoutRules:
     return WithoutRules(names)
 
 
-def _across(word: Literal["forbid", "only", "require"], dimension: Any, across: str) -> Across:
+def _across(word: Word, dimension: Any, across: str) -> Across:
     pair = isinstance(dimension, tuple) and len(dimension) == 2 and isinstance(dimension[0], str) and isinstance(dimension[1], int)
     if not (pair or dimension in KINDS):
         raise ConstraintError(f"{dimension!r} is no dimension: give {', '.join(map(repr, KINDS))}, or a path and a number")

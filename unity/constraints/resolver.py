@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, get_args
 
 from unity.base.errors import ConstraintError
 from unity.constraints.paths import Spellings, matched
@@ -15,8 +16,9 @@ from unity.pcg.types.parallel_type import State, partitioned
 from unity.search.space.dimensions import ProgramDimensions
 from unity.search.space.masks import Along, Pinned, names_of, pinned
 
+Kind = Literal["samples", "tensor", "weights"]
+KINDS: tuple[str, ...] = get_args(Kind)
 Dimension = str | tuple[str, int]  # one of `KINDS`, or a path of arguments and the number of their dimension
-KINDS = ("samples", "tensor", "weights")
 
 
 @dataclass(frozen=True, eq=False)

@@ -441,12 +441,12 @@ class Plan:
         planned = self.family.search.training
         return Training(planned.backward if gradient is None else gradient, planned.optimizer_slots if planned.backward else 0)
 
-    def check(self, *, gradient: bool | None = None, devices: Sequence[Any] | None = None) -> Check:
+    def check(self, *, gradient: bool | None = None, devices: Sequence[Any] | Mesh | None = None) -> Check:
         """Compile the plan and compare the program's collectives and memory with the prediction, line by line. Nothing is run.
 
         Args:
             gradient: whether the step computes gradients too. By default it does if the function was planned for training.
-            devices: devices to compile for, instead of those of this process. They may be those of a topology
+            devices: devices to compile for, or a mesh of them, instead of those of this process. They may be those of a topology
                 (`jax.experimental.topologies`) that is not present (docs: plan#check).
 
         Raises:
@@ -454,7 +454,7 @@ class Plan:
         """
         from unity.exec.compiled.check import compare
 
-        plan = self if devices is None else Plan(self.family, self.candidate, devices)
+        plan = self if devices is None else self.on(devices)
         return compare(step_of(plan, self._training(gradient)))
 
     @cached_property

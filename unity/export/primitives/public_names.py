@@ -84,9 +84,9 @@ def _by_public_name(e: AppliedPrimitive) -> Code:
     """Return a call of the public function that is this application, or else of the primitive."""
     types = tuple(o.tensor.struct for o in e.operands)
     for module in FUNCTION_MODULES:
-        found = _options(_Application(module, e.equation.signature, types, e.equation))
-        if found is not None:
-            options, is_bare = found
+        match = _options(_Application(module, e.equation.signature, types, e.equation))
+        if match is not None:
+            options, is_bare = match
             code = call(f"{module}.{e.name}", *e.codes, **{k: value_code(v) for k, v in options.items()})
             return sequence([code]) if is_bare and e.equation.primitive.multiple_results else code
     return call(f"{public_name(e.equation.primitive)}.bind", *e.codes, **_parameters(e))
