@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from unity.base.atomic_files import save
-from unity.base.errors import PlanError
+from unity.base.documents import parsed
+from unity.base.errors import PlanError, PlanFileError
 from unity.pcg.ir import compact_json, graph_json
 from unity.plan.plan_file import read as read_plan
 from unity.plan.plan_file import summaries
@@ -36,11 +36,11 @@ def read(path: Path) -> tuple[Summary, ...]:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parsed(path.read_bytes())
     except OSError as error:
         raise PlanError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # ValueError: neither UTF-8 nor JSON
-        raise PlanError(f"{path} is no JSON: {error}") from error
+    except PlanFileError as error:
+        raise PlanError(f"{path} cannot be read: {error}") from error
 
 
 def write(text: str, path: Path | None) -> None:

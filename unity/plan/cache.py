@@ -8,7 +8,6 @@ operator need not be repeated.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,8 +19,8 @@ import jax
 import platformdirs
 
 from unity.base.atomic_files import write
-from unity.base.documents import encoded
-from unity.base.errors import PlanError
+from unity.base.documents import encoded, parsed, typed
+from unity.base.errors import PlanError, PlanFileError
 from unity.base.installation import PACKAGE
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
@@ -73,8 +72,8 @@ def clustered(body: Body, constant: Mapping[int, int]) -> list[EquationCluster]:
     name = hashlib.sha256("\n".join((_code_version(), body.key)).encode()).hexdigest()[:32]
     path = _folder() / "clusters" / f"{name}.json"
     try:
-        return restored(body, constant, json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return restored(body, constant, typed(parsed(path.read_bytes()), list[list[int]]))
+    except (OSError, ValueError, PlanFileError):
         operators = clusters(body, constant)
     _write(path, encoded([cluster.members for cluster in operators]))
     return operators

@@ -445,7 +445,7 @@ def test_what_was_joined_before_is_read_and_what_is_damaged_found_again(monkeypa
     with monkeypatch.context() as once:
         once.setattr(cache, "clusters", None)
         assert key() == fresh
-    for damaged in ("", "[[0]]", "{}", "[[0, 0], 3]"):
+    for damaged in ("", "[[0]]", "{}", "[[0, 0], 3]", "[" * 100_000):
         for entry in entries:
             entry.write_text(damaged)
         assert key() == fresh
