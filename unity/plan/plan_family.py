@@ -60,7 +60,7 @@ class PlanFamily:
     @property
     def original(self) -> Captured:
         """The function as captured, before any transformation."""
-        first = self.rewriting or self.joining or self.pipelining or self.branching
+        first = self.rewriting or self.pipelining or self.branching or self.joining
         return self.captured if first is None else first.before
 
     @cached_property

@@ -246,8 +246,7 @@ class Task:
         wish = PipelineWish(**self.wish(prices, than, required), exactly=numbers, schedule=schedule)
         best, refused = best_pipeline(plain.captured, prices.machine, wish)
         if best is None:
-            pack = self.options.pack and plain.joining is None  # weights are packed once only
-            best, more = best_unlike(plain.captured, prices.machine, wish, pack, self.pinned)
+            best, more = best_unlike(plain.captured, prices.machine, wish, self.options.pack, self.pinned)
             refused = [*refused, *more]
         if best is None:
             if required is not None:
