@@ -255,6 +255,8 @@ def put(data, value, *keys):
         (lambda d: put(d, 3, "levels", 0, "name"), r"\$\.levels\[0\]\.name: expected str, got int"),
         (lambda d: put(d, "none", "levels"), r"\$\.levels: expected array, got str"),
         (lambda d: put(d, 3, "name"), r"\$\.name: expected str, got int"),
+        (lambda d: put(d, "bfloat16", "reducein"), r"\$\.reducein: no such field is known"),
+        (lambda d: put(d, [], "levels", 1, "curve"), r"\$\.levels\[1\]\.curve: no such field is known"),
     ],
 )
 def test_a_spoiled_file_is_refused_by_name(spoil, named, tmp_path):

@@ -131,6 +131,7 @@ def test_files_of_the_schema_before_are_refused_by_name(tmp_path: Path) -> None:
         (("types", 0), "P0/0", r"\$\.types\[0\]: expected a text of another form"),
         (("types", 0), "U", r"\$\.types\[0\]: expected a state for each of the machine's 3 axes"),
         (("machine", "device", "memory"), "80 GB", r"\$\.machine\.device\.memory: expected int, got str"),
+        (("machine", "device", "speed"), 1.0, r"\$\.machine\.device\.speed: no such field is known"),
         (("machine", "device", "bandwidth"), -1.0, r"\$\.machine\.device: device\.bandwidth must be a finite number"),
         (("planned", "graph", "contents", 0, "kind"), 3, r"\$\.planned\.graph\.contents\[0\]\.kind: expected str, got int"),
         (("parallelization", "nodes", 0), 99, r"\$\.parallelization\.nodes: there is no number 99"),

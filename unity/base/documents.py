@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
 import msgspec
@@ -81,6 +82,25 @@ def typed(data: Any, kind: type[T]) -> T:
         raise Misfit(text[:1].lower() + text[1:], place) from None
     except RecursionError:
         raise Misfit("the values are nested too deeply") from None
+
+
+def refuse_unknown(value: object, data: Any, place: str = "") -> None:
+    """Raise Misfit if data that were read as dataclasses have fields that are not declared. `typed` checks only those of Records.
+
+    Args:
+        value: a dataclass, or a tuple of them.
+        data: the data that it was read from.
+        place: the path of the data in the document.
+    """
+    if isinstance(value, tuple):
+        for k, (item, part) in enumerate(zip(value, data, strict=True)):
+            refuse_unknown(item, part, f"{place}[{k}]")
+    elif is_dataclass(value):
+        declared = {field.name for field in fields(value)}
+        if unknown := data.keys() - declared:
+            raise Misfit("no such field is known", f"{place}.{min(unknown)}")
+        for name, part in data.items():
+            refuse_unknown(getattr(value, name), part, f"{place}.{name}")
 
 
 def plain(value: Any) -> Any:

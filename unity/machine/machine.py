@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from unity.base.atomic_files import write
-from unity.base.documents import Misfit, at, parsed, plain, typed
+from unity.base.documents import Misfit, at, parsed, plain, refuse_unknown, typed
 from unity.base.errors import PlanFileError
 from unity.machine.hardware import Curve, Device, Level, MachineError, check_count
 from unity.machine.presets import CLUSTERS, DEVICES, KINDS, LINKS, USUAL_LINKS
@@ -203,11 +203,12 @@ class Machine:
     def from_json(data: Any) -> Machine:
         """Read what `to_json` returned. Raises MachineError as `load` does."""
         try:
-            fields = typed(data, dict)
-            if (schema := fields.get("schema")) != SCHEMA:
+            fields = dict(typed(data, dict))
+            if (schema := fields.pop("schema", None)) != SCHEMA:
                 raise MachineError(f"schema is version {schema!r}, this release reads {SCHEMA}: write it again (Machine.save)")
-            profile = fields.get("profile")
-            machine = typed({**fields, "profile": None}, Machine)
+            profile = fields.pop("profile", None)
+            machine = typed(fields, Machine)
+            refuse_unknown(machine, fields)
             with at(".profile"):
                 return machine if profile is None else machine.with_profile(Profile.from_json(profile))
         except Misfit as fault:

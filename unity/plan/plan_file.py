@@ -22,7 +22,7 @@ import unity.transforms.packing as packing
 import unity.transforms.pipelining as pipelines
 import unity.transforms.rewriting as rewritings
 from unity.base import atomic_files as atomic
-from unity.base.documents import Misfit, encoded, parsed, typed
+from unity.base.documents import Misfit, encoded, parsed, refuse_unknown, typed
 from unity.base.errors import PlanError, PlanFileError, UnityError
 from unity.constraints.stated import marking
 from unity.pcg.capture.capture import Captured, capture
@@ -152,6 +152,7 @@ def read(path: str | Path, kind: type[D] = SavedPlan) -> D:
         raise PlanError(f"{path} has plan schema {data.get('schema')}, this version of unity reads {SCHEMA}: plan again")
     with reading(path):
         document = typed(data, kind)
+        refuse_unknown(document.machine, data["machine"], ".machine")
     _check_seal(path, data, document.checksums)
     return document
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from unity.base.documents import Record, encoded, plain, typed
+from unity.base.documents import Record, encoded, plain, refuse_unknown, typed
 from unity.machine.hardware import MachineError
 
 SCHEMA = 2  # of a profile's JSON; raised for another way of measuring, too, so that older measurements are not believed
@@ -136,6 +136,9 @@ class Profile:
     @staticmethod
     def from_json(data: Any) -> Profile:
         """Read what `to_json` returned. Raises Misfit if it is damaged, and MachineError if it has another schema."""
-        if (schema := typed(data, dict).get("schema")) != SCHEMA:
+        fields = dict(typed(data, dict))
+        if (schema := fields.pop("schema", None)) != SCHEMA:
             raise MachineError(f"the profile's schema is version {schema!r}, this release reads {SCHEMA}: measure again")
-        return typed(data, Profile)
+        profile = typed(fields, Profile)
+        refuse_unknown(profile, fields)
+        return profile

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from unity.base.documents import Record
 from unity.pcg.propagation.choices import Choice
 from unity.pcg.types.parallel_type import State
 from unity.search.substitution.space import Axes, Graph, GraphSpace
 from unity.search.substitution.substitutions import SubstitutionStep, after, choice_on
 
 
-@dataclass(frozen=True)
-class RuleApplication:
+class RuleApplication(Record):
     """An applied rule (in which `a` is the applied degree), the operator or place it was applied to, the user's line, and the mesh
     axes.
     """
