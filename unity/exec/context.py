@@ -79,7 +79,6 @@ def typed(run: Callable[..., tuple], mesh: AbstractMesh, specs: Sequence[Partiti
         mesh: the mesh of the types.
         specs: the shardings of the results in their types.
     """
-
     region: Any = auto_axes(lambda *values: tuple(run(*values)), out_sharding=tuple(specs))
 
     def call(*leaves: Any) -> tuple:
@@ -107,8 +106,10 @@ def set_mesh_like(own: Mesh) -> Mesh | None:
 
 
 def on_mesh(sharding: NamedSharding, mesh: Mesh, axes: Sequence[Axis]) -> NamedSharding:
-    """Return a plan's sharding on a mesh of the user's: the same, or the nearest with fewer slices that its axes
-    can state. Returns it unchanged if the sizes of the axes do not fit."""
+    """Return a plan's sharding on a mesh of the user's: the same, or the nearest with fewer slices that the mesh's axes can state.
+
+    Returns the sharding unchanged if the sizes of the axes do not fit.
+    """
     names = mesh_axes(mesh.shape, axes)
     if names is None:
         return sharding
