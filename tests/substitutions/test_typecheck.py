@@ -6,6 +6,7 @@ from rule_cases import A
 
 from unity.base.errors import IllTypedError
 from unity.pcg.types.axis import Axis
+from unity.pcg.types.factors import TABLE, Entry, Spec
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, partitioned
 from unity.substitutions.language.library import load
 from unity.substitutions.language.term import applications
@@ -27,6 +28,16 @@ def test_matrix_products():
     assert type_of("combine(-2, a, matmul(partition(-2, a, x), replicate(a, y)))", x=x, y=y) == tensor((4, 8), U)
     assert type_of("matmul(partition(-1, a, x), partition(-2, a, y))", x=x, y=y) == tensor((4, 8), (PARTIAL,))
     assert type_of("matmul(replicate(a, x), partition(-1, a, y))", x=x, y=y).states == (partitioned(1),)
+
+
+def test_types_follow_a_new_entry_of_the_operator_table(monkeypatch):
+    x, term = tensor((4, 6), U), "map(tanh, partition(-1, a, x))"
+    assert type_of(term, x=x).states == (partitioned(1),)
+    with monkeypatch.context() as patch:
+        patch.setitem(TABLE, "tanh", Entry("tanh", lambda params, operands, results: Spec(())))
+        with pytest.raises(IllTypedError, match="the operand is partitioned in dimension 1"):
+            type_of(term, x=x)
+    assert type_of(term, x=x).states == (partitioned(1),)
 
 
 ILL_TYPED = {

@@ -299,7 +299,8 @@ class Table(dict[str, Entry]):
     def clears(self, function: C) -> C:
         """Clear a function's cache whenever the table changes. Used as a decorator.
 
-        Caches of programs need this: everything else that follows from the table is cached by the identity of these programs.
+        Caches by names, rules or jaxprs need this: everything else that follows from the table is cached by the identity of the
+        programs in such caches.
         """
         self._caches.append(function)
         return function

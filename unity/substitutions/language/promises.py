@@ -16,6 +16,7 @@ from jax import lax
 
 from unity.pcg.ir.program import Body, close, params_key
 from unity.pcg.operators.promised_reads import promised
+from unity.pcg.types.factors import TABLE
 from unity.pcg.types.parallel_type import Shape
 from unity.substitutions.language.rule import Rule
 from unity.substitutions.language.term import applications
@@ -38,6 +39,7 @@ def counts(rule: Rule) -> bool:
     return any(t.operator in ("within", "behind") for t in applications(rule.sides))
 
 
+@TABLE.clears
 @lru_cache(maxsize=4096)
 def program(rows: Shape, dtype: str, ids: Shape, kind: str, size: int) -> Body:
     """Return `promised` as a program, for rows and indices of these shapes and types and a table of `size` rows."""

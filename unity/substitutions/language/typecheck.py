@@ -21,6 +21,7 @@ from unity.base.errors import IllTypedError
 from unity.pcg.ir.program import Body, close
 from unity.pcg.propagation.choices import Choice, choices
 from unity.pcg.types.axis import Axis
+from unity.pcg.types.factors import TABLE
 from unity.pcg.types.parallel_type import UNUSED, Shape, State, Type, misfit, show
 from unity.substitutions.language.term import Attribute, Term, Variable, subterms
 from unity.substitutions.language.vocabulary import VOCABULARY, Operator
@@ -72,6 +73,7 @@ def result_types(
     return outcome
 
 
+@TABLE.clears
 @lru_cache(maxsize=1 << 18)
 def _outcome(
     name: str, attributes: tuple[Attribute, ...], operands: tuple[TensorType, ...], axes: tuple[Axis, ...]
@@ -146,6 +148,7 @@ def _structs(operands: Iterable[TensorType]) -> tuple[tuple[Shape, str], ...]:
     return tuple((t.shape, t.dtype) for t in operands)
 
 
+@TABLE.clears
 @lru_cache(maxsize=1 << 16)
 def body_of(name: str, attributes: tuple[Attribute, ...], operands: tuple[tuple[Shape, str], ...]) -> Body:
     """Return the body of an operator on operands of these shapes and dtypes. Raises one of `REFUSALS` if it does not take them."""

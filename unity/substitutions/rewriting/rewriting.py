@@ -13,7 +13,7 @@ import networkx as nx
 from unity.pcg.capture.heavy_operators import pure
 from unity.pcg.ir.dead_code import deduplicated, used
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, close
-from unity.pcg.types.factors import facts_of
+from unity.pcg.types.factors import TABLE, facts_of
 from unity.substitutions.language.term import Variable
 from unity.substitutions.rewriting.occurrences import Occurrence
 from unity.substitutions.rewriting.writing import write
@@ -66,6 +66,7 @@ class _Replacement:
     occurrence: Occurrence = field(compare=False)
 
 
+@TABLE.clears
 @lru_cache(maxsize=4096)
 def _program(replacement: _Replacement) -> Body:
     """Return a replacement as a program, cached because a rule has equal occurrences in many programs and in many places."""

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from unity.pcg.types.factors import TABLE
 from unity.substitutions.language.rule import Rule
 from unity.substitutions.language.term import Apply, Term, subterms
 from unity.substitutions.language.typecheck import TensorType, typecheck
@@ -25,6 +26,7 @@ from unity.verify.semantics.symbolic import PolynomialsTooLarge, Symbolic
 INSTANCES = 4
 
 
+@TABLE.clears
 @lru_cache(maxsize=4096)
 def contained(rule: Rule, backward: bool) -> bool:
     """Return whether every value of the new side is a value of the old one, by execution on symbols at small shapes.

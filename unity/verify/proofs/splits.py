@@ -17,6 +17,7 @@ from unity.base.errors import IllTypedError
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.operators.pointwise import pointwise
 from unity.pcg.types.axis import Axis
+from unity.pcg.types.factors import TABLE
 from unity.pcg.types.parallel_type import REPLICATED, UNUSED, Shape, State
 from unity.substitutions.language.rule import HasState, Rule
 from unity.substitutions.language.term import Apply, Attribute, Term, applications
@@ -60,6 +61,7 @@ def says(rule: Rule, body: Body, states: Sequence[State], axis: Axis) -> bool:
     return operator is not None and translated is not None and _says(rule, operator, translated, axis)
 
 
+@TABLE.clears
 @lru_cache(maxsize=1 << 14)
 def _says(rule: Rule, operator: VocabularyOperator, states: tuple[State, ...], axis: Axis) -> bool:
     axes = rule.named("axis")

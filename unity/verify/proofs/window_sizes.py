@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from unity.pcg.operators.table.sliding import Window
 from unity.pcg.propagation.solver import spec_of
+from unity.pcg.types.factors import TABLE
 from unity.substitutions.language.term import Apply, Attribute, Term, Variable, applications, subterms
 from unity.substitutions.language.typecheck import REFUSALS, TensorType, body_of, concrete, tensor
 from unity.substitutions.language.vocabulary import VOCABULARY
@@ -18,6 +19,7 @@ from unity.substitutions.language.vocabulary import VOCABULARY
 SIDE = 16  # of the image for which windows are computed; how they move does not depend on it
 
 
+@TABLE.clears
 @lru_cache(maxsize=1 << 16)
 def windows(name: str, attributes: tuple[Attribute, ...], operands: tuple[TensorType, ...]) -> tuple[Window, ...]:
     """Return the windows that an operator moves over its operands, of more than one element or with a stride."""

@@ -19,6 +19,7 @@ from unity.pcg.local import collectives as parallel
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.parallel.resharding import ReshardingStep
 from unity.pcg.types.axis import Axis
+from unity.pcg.types.factors import TABLE
 from unity.pcg.types.parallel_type import local_shape
 from unity.pcg.types.varying_axes import vary
 from unity.substitutions.language.term import Attribute, Term, Variable, subterms
@@ -50,6 +51,7 @@ def local_function(
     return run
 
 
+@TABLE.clears
 @lru_cache(maxsize=1 << 14)
 def local_program(
     name: str, attributes: tuple[Attribute, ...], operands: tuple[TensorType, ...], axes: tuple[Axis, ...]
