@@ -191,8 +191,8 @@ class _Derivative:
     def read_traced(self, e: Equation, at: list[int]) -> bool:
         """Record the residuals that JAX itself keeps of an equation. Returns whether it can differentiate the equation."""
         varying = tuple(p for p, a in enumerate(e.operands) if a in self.varying)
-        structs = tuple(self.body.tensor(a).struct for a in e.operands)
-        kept = traced_residuals(Application(e.signature, e.identity, structs, tuple(at), varying, e))
+        operands, results = (tuple(self.body.tensor(a).struct for a in atoms) for atoms in (e.operands, e.results))
+        kept = traced_residuals(Application(e.signature, e.identity, operands, results, tuple(at), varying, e))
         if kept is not None:
             self.need(e.operands[p] for p in kept.operands)
             self.need(e.results[k] for k in kept.results)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend import core
 
 from unity.pcg.ir.nested_programs import programs
 from unity.pcg.ir.program import Body, Equation
+from unity.pcg.jaxprs.precision import precision_of
 
 
 @dataclass(frozen=True)
 class Application:
-    """An equation with the types of its operands; equal ones have the same residuals.
+    """An equation with the types of its operands and results; equal ones have the same residuals.
 
     Attributes:
         differentiated: the positions of the operands to which gradients flow.
@@ -27,6 +26,7 @@ class Application:
     signature: str
     identity: tuple[int, ...]
     operands: tuple[jax.ShapeDtypeStruct, ...]
+    results: tuple[jax.ShapeDtypeStruct, ...]
     differentiated: tuple[int, ...]
     varying: tuple[int, ...]
     equation: Equation = field(compare=False, repr=False)
@@ -50,9 +50,8 @@ def traced_residuals(application: Application) -> TracedResiduals | None:
     """
     if any(isinstance(program, Body) for program in programs(application.equation.params)):
         return None
-    wide = any(x.dtype.itemsize == 8 and jnp.issubdtype(x.dtype, jnp.number) for x in application.operands)
     try:
-        with jax.enable_x64(True) if wide else nullcontext():  # as the equation was captured
+        with precision_of((*application.operands, *application.results)):
             closed = jax.make_jaxpr(lambda *xs: _forward(application, xs))(*application.operands)
     except (NotImplementedError, TypeError, ValueError):
         return None

@@ -8,7 +8,6 @@ computes in JAX's own primitives, with its own reverse-mode derivative as the ru
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any
 
@@ -21,12 +20,11 @@ from unity.pcg.jaxprs.function_primitives import HELD, function_of, name_of
 from unity.pcg.jaxprs.jaxprs import RULED, Program, called, chosen_of, equations, floating, merged, with_equations, with_nested
 from unity.pcg.jaxprs.mapped_regions import raised
 from unity.pcg.jaxprs.mesh_context import without_mesh
+from unity.pcg.jaxprs.precision import precision_of
 from unity.pcg.jaxprs.shardings import without_shardings
 from unity.pcg.jaxprs.weak_types import struct_of
 from unity.pcg.types.factors import TABLE
 from unity.pcg.types.varying_axes import CAST
-
-WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # JAX has them only while 64 bits are enabled
 
 
 def foreign(primitive: core.Primitive) -> bool:
@@ -49,16 +47,18 @@ def own_program(eqn: core.JaxprEqn) -> core.ClosedJaxpr | None:
 def _implementation(eqn: core.JaxprEqn, held: bool) -> core.ClosedJaxpr | None:
     run = function_of(eqn.params) if held else partial(eqn.primitive.impl, **eqn.params)
     try:
-        return outside(run, [v.aval for v in eqn.invars])
+        return outside(run, [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars])
     except Exception:  # it is not implemented in JAX
         return None
 
 
-def outside(run: Any, arguments: Any) -> core.ClosedJaxpr:
-    """Trace a function outside of any mesh, in the precision of its arguments, whether or not 64 bits are enabled now."""
+def outside(run: Any, arguments: Any, results: Sequence[Any] = ()) -> core.ClosedJaxpr:
+    """Trace a function outside of any mesh, in the precision of its arguments, whether or not 64 bits are enabled now.
+
+    results: types of results that it is known to have, which tell its precision, too.
+    """
     structs = jax.tree.map(struct_of, arguments)
-    wide = any(str(s.dtype) in WIDE for s in jax.tree.leaves(structs))
-    with jax.enable_x64(True) if wide else nullcontext(), without_mesh():
+    with precision_of([*jax.tree.leaves(structs), *results]), without_mesh():
         return raised(without_shardings(jax.make_jaxpr(run)(*structs)))
 
 
@@ -73,7 +73,7 @@ def adopted(eqn: core.JaxprEqn, still: tuple[bool, ...]) -> core.ClosedJaxpr | N
     if program is None or not any(floating(v.aval) for v in eqn.outvars):
         return program  # without floating-point results it has no derivatives
     try:
-        return outside(_with_rules(eqn, program, still), [v.aval for v in eqn.invars])
+        return outside(_with_rules(eqn, program, still), [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars])
     except Exception:  # a rule refuses some operands, or results
         return None
 
@@ -86,7 +86,7 @@ def _with_rules(eqn: core.JaxprEqn, program: core.ClosedJaxpr, still: tuple[bool
         return list(results) if eqn.primitive.multiple_results else [results]
 
     moving = [floating(v.aval) and not s for v, s in zip(eqn.invars, still, strict=True)]
-    return with_vjp(run, eqn, program, moving, outside)
+    return with_vjp(run, eqn, program, moving, partial(outside, results=[v.aval for v in eqn.outvars]))
 
 
 def with_vjp(

@@ -87,6 +87,12 @@ def _abstract_operands(equation: Equation) -> list[jax.ShapeDtypeStruct]:
     return [struct_of(a) for a in avals]
 
 
+def _result_types(equation: Equation) -> list[Any]:
+    """Return the types of an equation's results."""
+    assert equation.origin is not None
+    return [v.aval for v in equation.origin.outvars]
+
+
 def differentiable_operands(equation: Equation) -> Flags:
     """Return for each operand of a call whether its rule differentiates it: floating ones that no custom_vjp closes over.
 
@@ -105,7 +111,7 @@ def differentiable_operands(equation: Equation) -> Flags:
 def _traced(equation: Equation, rule: Callable[..., Any], *structs: Any) -> core.ClosedJaxpr:
     """Return the program of a rule of `equation`, traced on `structs`. Raises Unreadable if the rule cannot be traced."""
     try:
-        program = outside(rule, structs)
+        program = outside(rule, structs, _result_types(equation))
     except jax.errors.UnexpectedTracerError as error:
         raise _leak(equation) from error
     except Exception as error:  # it reads values, or refuses to be differentiated by all of these operands
@@ -146,7 +152,7 @@ def value_body(equation: Equation) -> Body | None:
     """Return the program of the values of a custom call or a foreign primitive; None if it cannot be traced."""
     call = as_function(equation)
     try:
-        program = first_order(outside(call, _abstract_operands(equation)))
+        program = first_order(outside(call, _abstract_operands(equation), _result_types(equation)))
     except Exception:  # it cannot be traced alone, and is left to JAX unchanged
         return None
     return close(with_kernels(program))

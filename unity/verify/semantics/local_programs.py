@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ from jax.extend import core
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from unity.pcg.ir.program import Body, Literal, Tensor
+from unity.pcg.jaxprs.precision import precision_of
 from unity.pcg.local.interpreter import is_key, run_body, varied
 from unity.pcg.operators.layout import PlacedTensor
 from unity.pcg.propagation.derivative_rules import as_function
@@ -89,15 +89,9 @@ def local_function(body: Body, operands: Types, results: Types, axes: tuple[Axis
     return run
 
 
-def precision_of(body: Body) -> Any:
-    """Return a context with the precision in which a body was traced."""
-    has_wide = any(getattr(t.dtype, "itemsize", 0) == 8 for t in body.tensors.values())
-    return jax.enable_x64(True) if has_wide else nullcontext()
-
-
 def traced(body: Body, run: Function, tensors: Sequence[Tensor]) -> core.ClosedJaxpr:
     """Trace a function of whole tensors."""
-    with precision_of(body):
+    with precision_of(body.tensors.values()):
         return jax.make_jaxpr(run)(*(t.struct for t in tensors))
 
 
@@ -122,7 +116,7 @@ def traced_locally(
         for name in used(t, axes):
             devices *= sizes[name]
         stacked.append(jax.ShapeDtypeStruct((devices, *local_shape(tensor.shape, t, axes)), held(tensor.dtype, t, axes)))
-    with precision_of(body):
+    with precision_of(body.tensors.values()):
         return _shard_map_body(jax.make_jaxpr(jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs))(*stacked))
 
 

@@ -1,0 +1,52 @@
+"""Programs are traced again in the precision in which they were captured."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from unity.pcg.analysis.traced_residuals import Application, TracedResiduals, traced_residuals
+from unity.pcg.ir.program import close
+from unity.pcg.jaxprs.precision import precision_of
+from unity.pcg.propagation.derivative_rules import jvp_body, value_body
+
+
+@jax.custom_jvp
+def widened(x):
+    return jnp.sin(x.astype(jnp.float64))
+
+
+@widened.defjvp
+def _widened_jvp(primals, tangents):
+    x, t = primals[0], tangents[0]
+    return widened(x), t.astype(jnp.float64) * jnp.cos(x.astype(jnp.float64))
+
+
+@pytest.fixture
+def narrow():
+    with jax.enable_x64(False):
+        yield
+
+
+def equation_of(fn):
+    with jax.enable_x64(True):
+        (e,) = close(jax.make_jaxpr(fn)(jax.ShapeDtypeStruct((4,), jnp.float32))).equations
+    return e
+
+
+def test_a_rule_of_narrow_operands_and_wide_results_is_traced_in_64_bits(narrow):
+    e = equation_of(widened)
+    for body in (value_body(e), jvp_body(e).body):
+        assert {str(body.tensor(a).dtype) for a in body.outputs} == {"float64"}
+
+
+def test_the_derivative_of_a_conversion_keeps_nothing_in_any_precision(narrow):
+    e = equation_of(lambda x: x.astype(jnp.float64))
+    operand, result = (jax.ShapeDtypeStruct((4,), dtype) for dtype in ("float32", "float64"))
+    residuals = traced_residuals(Application(e.signature, e.identity, (operand,), (result,), (0,), (0,), e))
+    assert residuals == TracedResiduals((), (), ())
+
+
+@pytest.mark.parametrize(("dtype", "wide"), [("complex64", False), ("float32", False), ("complex128", True), ("int64", True)])
+def test_types_of_64_bits_in_each_number_are_wide(dtype, wide, narrow):
+    with precision_of([jax.ShapeDtypeStruct((), dtype)]):
+        assert jnp.zeros((), float).dtype == ("float64" if wide else "float32")
