@@ -14,13 +14,13 @@ from typing import Any
 import jax
 from jax.extend import core
 from jax.extend.core import primitives
-from jax.interpreters.ad import Zero
 
 from unity.pcg.jaxprs.function_primitives import HELD, function_of, name_of
 from unity.pcg.jaxprs.jaxprs import RULED, Program, called, chosen_of, equations, floating, merged, with_equations, with_nested
 from unity.pcg.jaxprs.mapped_regions import raised
 from unity.pcg.jaxprs.mesh_context import without_mesh
 from unity.pcg.jaxprs.precision import precision_of
+from unity.pcg.jaxprs.pullbacks import Pullback
 from unity.pcg.jaxprs.shardings import without_shardings
 from unity.pcg.jaxprs.weak_types import struct_of
 from unity.pcg.types.factors import TABLE
@@ -102,23 +102,10 @@ def with_vjp(
         traced: traces a function of values of some types.
     """
     real = [floating(v.aval) for v in eqn.outvars]
-    structure: dict[str, Any] = {}
-
-    def forward(*operands: Any) -> list:
-        def chosen_run(*chosen: Any) -> list:
-            return run(*merged(moving, chosen, chosen_of(moving, operands, False)))
-
-        results, back = jax.vjp(chosen_run, *chosen_of(moving, operands))
-        residuals, structure["tree"] = jax.tree.flatten(back)
-        return [*results, *residuals]
-
-    def backward(residuals: Any, cotangents: Any) -> list:
-        zeros = [Zero(v.aval.to_tangent_aval()) for v in chosen_of(real, eqn.outvars, False)]
-        return list(jax.tree.unflatten(structure["tree"], residuals)(merged(real, cotangents, zeros)))
-
+    pullback = Pullback(run, moving)
     n, avals = len(eqn.outvars), [v.aval for v in eqn.outvars]
-    first = traced(forward, [v.aval for v in eqn.invars])
-    second = traced(backward, [first.out_avals[n:], chosen_of(real, avals)])
+    first = traced(pullback.forward, [v.aval for v in eqn.invars])
+    second = traced(partial(pullback.backward, real), [first.out_avals[n:], chosen_of(real, avals)])
     # rules may contain the primitive, too, and be of a mesh
     forwards, back = (core.jaxpr_as_fun(first_order(without_shardings(p))) for p in (first, second))
 

@@ -42,6 +42,20 @@ def equations(eqn: core.JaxprEqn) -> Iterator[core.JaxprEqn]:
             yield from equations(e)
 
 
+def callable_of(
+    eqn: core.JaxprEqn, change: Callable[[core.Jaxpr], core.Jaxpr] = lambda program: program
+) -> Callable[..., list[Any]]:
+    """Return an equation as a function of all its operands (including literals and duplicates).
+
+    change: a change of the program that has this equation alone.
+    """
+    operands: list[Any] = [core.Var(v.aval) for v in eqn.invars]
+    unnamed = core.DebugInfo(eqn.primitive.name, "", None, None)
+    jaxpr = core.Jaxpr((), operands, eqn.outvars, [eqn.replace(invars=operands)], debug_info=unnamed)
+    run = core.jaxpr_as_fun(core.ClosedJaxpr(change(jaxpr), ()))
+    return lambda *arguments: list(run(*arguments))
+
+
 def floating(x: Any) -> bool:
     """Return whether a value or a type can have a gradient: floating point or complex."""
     return jnp.issubdtype(x.dtype, jnp.inexact)

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core, source_info_util
 from jax.extend.core import primitives
-from jax.interpreters.ad import Zero
 from jax.sharding import NamedSharding, PartitionSpec, get_abstract_mesh
 
 from unity.base.errors import CaptureError
@@ -28,6 +27,7 @@ from unity.pcg.jaxprs.jaxprs import (
     BRANCHED,
     RULED,
     Program,
+    callable_of,
     called,
     chosen_of,
     equations,
@@ -39,6 +39,7 @@ from unity.pcg.jaxprs.jaxprs import (
 )
 from unity.pcg.jaxprs.mesh_context import without_mesh
 from unity.pcg.jaxprs.parameter_text import identities, text_of
+from unity.pcg.jaxprs.pullbacks import Pullback
 from unity.pcg.jaxprs.shardings import literal_value, plain, without_shardings
 from unity.pcg.jaxprs.source_lines import Place, place_of
 from unity.pcg.jaxprs.stacked_collectives import COLLECTIVES, agreed, gathered, stacked
@@ -207,7 +208,8 @@ class _Region:
         kernel = eqn.primitive.name in KERNELS  # its program changes references, and is that of one device in any case
         params = {key: value if kernel else self.traced(value) for key, value in eqn.params.items()}
         variables: list[list[Any]] = [[core.Var(plain(v.aval)) for v in part] for part in (eqn.invars, eqn.outvars)]
-        return function_of(eqn.replace(invars=variables[0], outvars=variables[1], params=params), without_shardings)
+        plain_eqn = eqn.replace(invars=variables[0], outvars=variables[1], params=params)
+        return callable_of(without_scope(plain_eqn), without_shardings)
 
     def branched(self, eqn: core.JaxprEqn) -> Callable[..., list[Any]]:
         """Return a conditional, each of whose effects runs for the devices that take its branch, as a function of pieces.
@@ -326,26 +328,13 @@ class _Rule:
 
         Cotangents are those of floating-point results and operands.
         """
-        moving = list(map(floating, self.avals))
-        residuals: dict[str, Any] = {}
-
-        def forward(*given: Any) -> list[Any]:
-            others = chosen_of(moving, given, False)
-            results, pull = jax.vjp(lambda *c: call(*merged(moving, c, others)), *chosen_of(moving, given))
-            leaves, residuals["tree"] = jax.tree.flatten(pull)
-            residuals["avals"] = list(map(jax.typeof, leaves))
-            return [*results, *leaves]
-
-        def backward(*given: Any) -> list[Any]:
-            n = len(residuals["avals"])
-            zeros = [Zero(v.aval.to_tangent_aval()) for v in chosen_of(real, self.eqn.outvars, False)]
-            return list(jax.tree.unflatten(residuals["tree"], given[:n])(merged(real, given[n:], zeros)))
-
-        real = [floating(v.aval) for v in self.eqn.outvars]
         if not self.programs:
+            pullback, real = Pullback(call, list(map(floating, self.avals))), [floating(v.aval) for v in self.eqn.outvars]
+            self.programs.append(self.region.inside(pullback.forward, self.avals))
+            residuals, n = pullback.residuals, len(pullback.residuals)
             cotangents = [v.aval.to_tangent_aval() for v in chosen_of(real, self.eqn.outvars)]
-            self.programs.append(self.region.inside(forward, self.avals))
-            self.programs.append(self.region.inside(backward, [*residuals["avals"], *cotangents]))
+            backward = self.region.inside(lambda *xs: pullback.backward(real, xs[:n], xs[n:]), [*residuals, *cotangents])
+            self.programs.append(backward)
         return self.programs
 
 
@@ -361,7 +350,7 @@ def _content(eqn: core.JaxprEqn) -> tuple[Any, ...]:
 @lru_cache(maxsize=1024)
 def with_jvp(rule: _Rule) -> Callable[..., list[Any]]:
     """Return a `custom_jvp` on stacked pieces."""
-    original = function_of(rule.eqn)  # in the closure of the rule, which is told from others by what it closes over
+    original = callable_of(without_scope(rule.eqn))  # in the closure of the rule, which is told from others by what it closes over
     n, moving = len(rule.eqn.outvars), list(map(floating, rule.avals))
 
     def derivative(primals: Any, tangents: Any) -> tuple[list[Any], list[Any]]:
@@ -379,7 +368,7 @@ def with_vjp(rule: _Rule) -> Callable[..., list[Any]]:
 
     Otherwise an operand or a result that is equal on all devices would have a single cotangent, summed before the rule.
     """
-    original = function_of(rule.eqn)
+    original = callable_of(without_scope(rule.eqn))
     results, n = rule.eqn.outvars, len(rule.eqn.outvars)
     moving, real = list(map(floating, rule.avals)), [floating(v.aval) for v in results]
 
@@ -402,16 +391,6 @@ def _piece_struct(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, manual_axis_type=varying, weak_type=weak)
 
 
-def function_of(
-    eqn: core.JaxprEqn, change: Callable[[core.Jaxpr], core.Jaxpr] = lambda program: program
-) -> Callable[..., list[Any]]:
-    """Return an equation as a function of all its operands (including literals and duplicates).
-
-    change: a change of the program that has this equation alone.
-    """
-    operands: list[Any] = [core.Var(v.aval) for v in eqn.invars]
-    unnamed = core.DebugInfo(eqn.primitive.name, "", None, None)
-    place = eqn.source_info.replace(name_stack=source_info_util.new_name_stack())  # the current one has the equation's scopes
-    jaxpr = core.Jaxpr((), operands, eqn.outvars, [eqn.replace(invars=operands, source_info=place)], debug_info=unnamed)
-    run = core.jaxpr_as_fun(core.ClosedJaxpr(change(jaxpr), ()))
-    return lambda *arguments: list(run(*arguments))
+def without_scope(eqn: core.JaxprEqn) -> core.JaxprEqn:
+    """Return an equation without its scopes, for a trace that is already in them."""
+    return eqn.replace(source_info=eqn.source_info.replace(name_stack=source_info_util.new_name_stack()))

@@ -14,8 +14,8 @@ import numpy as np
 from jax.extend import core
 
 from unity.pcg.jaxprs.foreign_primitives import outside, with_vjp
-from unity.pcg.jaxprs.jaxprs import called, chosen_of, floating, merged
-from unity.pcg.jaxprs.mapped_regions import function_of
+from unity.pcg.jaxprs.jaxprs import callable_of, called, chosen_of, floating, merged
+from unity.pcg.jaxprs.mapped_regions import without_scope
 from unity.pcg.jaxprs.shardings import without_shardings
 
 
@@ -41,7 +41,7 @@ def with_own_rules(eqn: core.JaxprEqn, plain: core.JaxprEqn) -> core.ClosedJaxpr
 
 def _derivative(eqn: core.JaxprEqn, moving: Sequence[bool]) -> Callable[..., Any]:
     """Return a call's results and their derivative, as a function of its operands and the tangents or cotangents of real ones."""
-    run, real = function_of(eqn), [floating(v.aval) for v in eqn.outvars]
+    run, real = callable_of(without_scope(eqn)), [floating(v.aval) for v in eqn.outvars]
     count = len(eqn.invars)
 
     def forward(*given: Any) -> list:
@@ -81,7 +81,7 @@ def _struct(aval: Any) -> jax.ShapeDtypeStruct:
 
 def _vjp_call(eqn: core.JaxprEqn, program: core.ClosedJaxpr, moving: Sequence[bool]) -> Callable[..., list]:
     """Return a `custom_vjp` call, which computes `program`, as one with rules that are traced."""
-    return with_vjp(function_of(eqn), eqn, program, moving, _traced)
+    return with_vjp(callable_of(without_scope(eqn)), eqn, program, moving, _traced)
 
 
 def _jvp_call(eqn: core.JaxprEqn, program: core.ClosedJaxpr, moving: Sequence[bool]) -> Callable[..., list]:

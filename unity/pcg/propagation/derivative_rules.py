@@ -15,14 +15,14 @@ from typing import Any
 import jax
 from jax.core import ShapedArray, Tracer
 from jax.extend import core
-from jax.interpreters.ad import Zero
 
 from unity.base.errors import CaptureError
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Body, Equation, close
 from unity.pcg.jaxprs.effects import pruned, warn
 from unity.pcg.jaxprs.foreign_primitives import first_order, outside, with_foreign
-from unity.pcg.jaxprs.jaxprs import chosen_of, equations, floating, merged
+from unity.pcg.jaxprs.jaxprs import callable_of, chosen_of, equations, floating, merged
+from unity.pcg.jaxprs.pullbacks import Pullback
 from unity.pcg.jaxprs.weak_types import struct_of
 from unity.pcg.operators.kernel_primitive import KERNEL
 from unity.pcg.operators.pallas_kernels import with_kernels
@@ -70,13 +70,8 @@ class VjpRule:
 
 def as_function(equation: Equation) -> Callable[..., list]:
     """Return an equation as a function of all its operands (including literals and duplicates), on whole tensors."""
-    eqn = equation.origin
-    assert eqn is not None
-    operands: list[Any] = [core.Var(v.aval) for v in eqn.invars]
-    unnamed = core.DebugInfo(equation.name, "", None, None)
-    jaxpr = core.Jaxpr((), operands, eqn.outvars, [eqn.replace(invars=operands)], debug_info=unnamed)
-    run = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))
-    return lambda *arguments: list(run(*arguments))
+    assert equation.origin is not None
+    return callable_of(equation.origin)
 
 
 def _abstract_operands(equation: Equation) -> list[jax.ShapeDtypeStruct]:
@@ -204,16 +199,18 @@ class Pull:
         equation: the call.
         floating: for each operand whether the call is differentiated by it.
         forward: primals → (results, residuals).
-        tree: the structure of JAX's pullback, whose leaves are the residuals.
-        results, residuals: their types.
+        pullback: the backward part.
     """
 
     equation: Equation
     floating: Flags
     forward: Body
-    tree: Any
-    results: list[ShapedArray]
-    residuals: list[ShapedArray]
+    pullback: Pullback
+
+    @property
+    def results(self) -> list[ShapedArray]:
+        """The types of the results."""
+        return self.pullback.results
 
 
 @lru_cache(maxsize=1024)
@@ -226,24 +223,16 @@ def backward_body(pulled: Pull, nonzero: Flags) -> Body:
     """
 
     def run(residuals: Any, cotangents: Any) -> Any:
-        zeros = [Zero(r.to_tangent_aval()) for r in chosen_of(nonzero, pulled.results, False)]
-        return jax.tree.unflatten(pulled.tree, residuals)(merged(nonzero, cotangents, zeros))
+        return pulled.pullback.backward(nonzero, residuals, cotangents)
 
-    return close(first_order(_traced(pulled.equation, run, pulled.residuals, chosen_of(nonzero, pulled.results))))
+    types = pulled.pullback.residuals, chosen_of(nonzero, pulled.results)
+    structs = ([jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals] for avals in types)
+    return close(first_order(_traced(pulled.equation, run, *structs)))
 
 
 @lru_cache(maxsize=1024)
 def pull(equation: Equation, floating: Flags) -> Pull:
     """Differentiate a call by its `floating` operands."""
-    call, attributes = as_function(equation), {}
-
-    def forward(*primals: Any) -> Any:
-        others, chosen = chosen_of(floating, primals, False), chosen_of(floating, primals)
-        results, back = jax.vjp(lambda *c: call(*merged(floating, c, others)), *chosen)
-        residuals, attributes["tree"] = jax.tree.flatten(back)
-        types = ([ShapedArray(x.shape, x.dtype) for x in xs] for xs in (results, residuals))
-        attributes["results"], attributes["residuals"] = types
-        return [*results, *residuals]
-
-    program = _traced(equation, forward, *_abstract_operands(equation))
-    return Pull(equation, floating, close(first_order(program)), **attributes)
+    pullback = Pullback(as_function(equation), floating)
+    program = _traced(equation, pullback.forward, *_abstract_operands(equation))
+    return Pull(equation, floating, close(first_order(program)), pullback)
