@@ -259,6 +259,39 @@ def test_rules_are_told_apart_by_their_content(forward: bool) -> None:
     assert first.body.key == again.body.key != other.body.key
 
 
+def test_rules_are_told_apart_by_their_precision() -> None:
+    @jax.custom_vjp
+    def call(x: jax.Array) -> jax.Array:
+        return jnp.sin(x)
+
+    def backward(_: None, g: jax.Array) -> tuple[jax.Array]:
+        return (g * jnp.finfo(jnp.zeros((), float).dtype).bits,)
+
+    call.defvjp(lambda x: (jnp.sin(x), None), backward)
+    mapped = jax.shard_map(call, mesh=mesh_of(2), in_specs=P("x"), out_specs=P("x"))
+    x = jnp.ones(4, jnp.float32)
+    for wide in (False, True):
+        with jax.enable_x64(wide):
+            gradient = jax.grad(lambda x: global_function(mapped, x)(x).sum())(x)
+        np.testing.assert_array_equal(gradient, np.full(4, 64 if wide else 32))
+
+
+def test_rules_are_told_apart_by_the_axes_that_stay_automatic() -> None:
+    @jax.custom_vjp
+    def call(x: jax.Array) -> jax.Array:
+        return jnp.sin(x)
+
+    def backward(_: None, g: jax.Array) -> tuple[jax.Array]:
+        return (g * len(jax.typeof(g).sharding.mesh.axis_names),)
+
+    call.defvjp(lambda x: (jnp.sin(x), None), backward)
+    x = jnp.ones(4)
+    for sizes in ((2,), (2, 2)):
+        mapped = jax.shard_map(call, mesh=mesh_of(*sizes), in_specs=P("x"), out_specs=P("x"), axis_names={"x"})
+        gradient = jax.grad(lambda x, mapped=mapped: global_function(mapped, x)(x).sum())(x)
+        np.testing.assert_array_equal(gradient, np.full(4, len(sizes)))
+
+
 def test_cotangents_of_results_that_differ_between_devices_are_divided() -> None:
     """Unchecked, the value is the first device's, and each device gets an equal share of the cotangent."""
     mesh = mesh_of(4)

@@ -282,8 +282,10 @@ class _Region:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Equal for regions in which derivative rules mean the same."""
-        return (str(self.axes), self.eqn.params["check_vma"], self.alone, *(self.outer.key if self.outer else ()))
+        """Equal for regions in which derivative rules mean the same, and are traced in the same precision."""
+        mesh, wide = self.eqn.params["mesh"], jax.config.read("jax_enable_x64")
+        settings = tuple(self.sizes), getattr(mesh, "abstract_mesh", mesh), wide, self.eqn.params["check_vma"], self.alone
+        return (*settings, *(self.outer.key if self.outer else ()))
 
 
 @dataclass(frozen=True)
