@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from unity.pcg.analysis.traced_residuals import Application, traced_residuals
+from unity.pcg.ir.gradient_flow import differentiated
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.jaxprs import BRANCHED, CUSTOM_VJP, RULED, SCANNED
 from unity.pcg.operators.kernel_primitive import KERNEL, KernelError, kernel_residuals
 from unity.pcg.propagation.derivative_rules import Unreadable, jvp_body, vjp_bodies
 from unity.pcg.propagation.solver import spec_of
-from unity.pcg.types.factors import facts_of, passes_gradients
+from unity.pcg.types.factors import facts_of
 
 # Recompute a value if its sources take at most this multiple of its bytes, such as a bias beside the sum's other operand.
 SLACK = 1.1
@@ -129,8 +130,8 @@ class _Derivative:
         """
         useful = {a for a in self.body.outputs if isinstance(a, int) and self.body.tensors[a].floating}
         for e in reversed(self.body.equations):
-            if passes_gradients(e.name) and not useful.isdisjoint(e.results):
-                useful.update(_variables(e))
+            if not useful.isdisjoint(e.results):
+                useful.update(differentiated(e))
         for e in self.body.equations:
             facts = facts_of(e.name)
             at = [p for p, a in enumerate(e.operands) if a in active and facts.reads_for(p) is not None]

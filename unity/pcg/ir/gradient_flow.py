@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from unity.pcg.ir.graph import LOOPS, PCG, Node, Value, recurrent
-from unity.pcg.ir.program import Body
-from unity.pcg.types.factors import passes_gradients
+from unity.pcg.ir.program import Body, Equation
+from unity.pcg.types.factors import facts_of
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,15 @@ def wanted_by(body: Body, outputs: tuple[bool, ...]) -> frozenset[int]:
         a for a, flag in zip(body.outputs, outputs, strict=True) if flag and isinstance(a, int) and body.tensors[a].floating
     }
     for e in reversed(body.equations):
-        if passes_gradients(e.name) and variables.intersection(e.results):
-            variables.update(a for a in e.operands if isinstance(a, int) and body.tensors[a].floating)
+        if variables.intersection(e.results):
+            variables.update(a for a in differentiated(e) if body.tensors[a].floating)
     return frozenset(variables)
+
+
+def differentiated(e: Equation) -> list[int]:
+    """Return the variables among an equation's operands in which the primitive has a derivative."""
+    facts = facts_of(e.name)
+    return [a for p, a in enumerate(e.operands) if isinstance(a, int) and facts.reads_for(p) is not None]
 
 
 def _forward(graph: PCG, inputs: Mapping[int, bool], flows: dict[tuple[int, int], bool]) -> list[bool]:
@@ -144,6 +150,6 @@ def _live(body: Body, operands: tuple[bool, ...]) -> set[int]:
     """Return the variables that depend differentiably on the marked operands."""
     live = {v for v, flag in zip(body.inputs, operands, strict=True) if flag}
     for e in body.equations:
-        if passes_gradients(e.name) and any(isinstance(a, int) and a in live for a in e.operands):
+        if not live.isdisjoint(differentiated(e)):
             live.update(v for v in e.results if body.tensors[v].floating)
     return live

@@ -28,7 +28,7 @@ from unity.pcg.jaxprs.jaxprs import RULED, Program, floating, is_reference
 from unity.pcg.jaxprs.parameter_text import array_text, identities, text_of
 from unity.pcg.jaxprs.source_lines import Place, place_of
 from unity.pcg.jaxprs.weak_types import changes_weak_type_alone
-from unity.pcg.types.factors import TABLE, passes_gradients
+from unity.pcg.types.factors import TABLE, facts_of
 from unity.pcg.types.parallel_type import Shape
 
 # calls that are replaced by their body
@@ -327,7 +327,8 @@ class _Builder:
             numbers = tuple(self.new(v.aval, place.line) for v in eqn.outvars)
             env.update(zip(eqn.outvars, numbers, strict=True))
             still = self.still(operands)
-            if passes_gradients(eqn.primitive.name) and not all(still):
+            facts = facts_of(eqn.primitive.name)
+            if any(not s and facts.reads_for(p) is not None for p, s in enumerate(still)):
                 self.active.update(v for v in numbers if self.tensors[v].floating)
             what = eqn.primitive, eqn.params, operands, numbers
             still = still if eqn.primitive.name in RULED else ()

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from functools import lru_cache
 
-from unity.pcg.ir.gradient_flow import wanted_by
+from unity.pcg.ir.gradient_flow import differentiated, wanted_by
 from unity.pcg.ir.graph import CONSTRAIN, PCG, UNCHANGED, Node, Value
 from unity.pcg.ir.program import Body
 from unity.pcg.propagation.placement import placing
 from unity.pcg.propagation.propagation import Solution
-from unity.pcg.types.factors import passes_gradients
 from unity.pcg.types.parallel_type import REPLICATED, UNUSED, State
 
 
@@ -137,8 +136,7 @@ def summand_of(body: Body, variable: int) -> int:
     """
     active = wanted_by(body, (True,) * len(body.outputs))
     while variable not in body.outputs:
-        users = [e for e in body.equations for a in e.operands if a == variable and not active.isdisjoint(e.results)]
-        users = [e for e in users if passes_gradients(e.name)]
+        users = [e for e in body.equations if not active.isdisjoint(e.results) for a in differentiated(e) if a == variable]
         if len(users) != 1 or users[0].name not in ("add", "add_any", "name"):
             return variable
         variable = users[0].results[0]

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from unity.pcg.ir.gradient_flow import wanted_by
+from unity.pcg.ir.gradient_flow import differentiated, wanted_by
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.jaxprs.jaxprs import NESTING
-from unity.pcg.types.factors import Match, facts_of, passes_gradients
+from unity.pcg.types.factors import Match, facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State
 
 Place = tuple[int, int]  # an equation, by number, and one of its operands
@@ -82,11 +82,10 @@ class Solution:
     def users(self, body: Body) -> dict[int, tuple[int, ...]]:
         """Return for every variable that all devices compute alike the users that see it as replicated for use.
 
-        Those without a derivative, such as comparisons, are left out: no cotangent of theirs is summed.
+        Those without a derivative in it, such as comparisons, are left out: no cotangent of theirs is summed.
         """
         users_of: dict[int, list[int]] = {v: [] for v in (*self.reduced, *self.unused)}
-        differentiable = [(k, e) for k, e in enumerate(body.equations) if passes_gradients(e.name)]
-        uses = [(a, k) for k, e in differentiable for a in dict.fromkeys(e.operands) if isinstance(a, int)]
+        uses = [(a, k) for k, e in enumerate(body.equations) for a in dict.fromkeys(differentiated(e))]
         uses += [(a, -1 - k) for k, a in enumerate(body.outputs) if isinstance(a, int)]
         for a, user in uses:
             if self.replicates(body, a, user):

@@ -328,11 +328,6 @@ def facts_of(name: str) -> Facts:
     return Facts() if entry is None else entry.facts
 
 
-def passes_gradients(name: str) -> bool:
-    """Return whether a derivative flows through a primitive."""
-    return facts_of(name).reads != NOTHING
-
-
 def is_convolution(name: str) -> bool:
     """Return whether a primitive is a product of windows with a kernel."""
     return facts_of(name).product and facts_of(name).slides
