@@ -40,16 +40,15 @@ from unity.pcg.jaxprs.jaxprs import (
 from unity.pcg.jaxprs.mesh_context import without_mesh
 from unity.pcg.jaxprs.parameter_text import identities, text_of
 from unity.pcg.jaxprs.pullbacks import Pullback
-from unity.pcg.jaxprs.shardings import literal_value, plain, without_shardings
+from unity.pcg.jaxprs.shardings import PLACING, literal_value, plain, without_shardings
 from unity.pcg.jaxprs.source_lines import Place, place_of
 from unity.pcg.jaxprs.stacked_collectives import COLLECTIVES, agreed, gathered, stacked
 from unity.pcg.jaxprs.summed_products import contracted
 from unity.pcg.jaxprs.weak_types import struct_of
-from unity.pcg.types.varying_axes import CAST
+from unity.pcg.types.varying_axes import CASTS
 
 REGION = "shard_map"
-# casts between types that say along which axes a value varies, and placements along the axes that stay automatic
-CASTS = frozenset({"pvary", "preduced", "reduced_vary_cast", "sharding_constraint", "reshard", CAST})
+IDENTITIES = CASTS.union(PLACING)  # placements are along the axes that stay automatic
 KERNELS = frozenset({"pallas_call"})
 COMMUNICATION = frozenset({"axis_index", "get_barrier_semaphore"})  # primitives inside kernels that address other devices
 _DIVERGENT = "it is in a branch that only some devices of a shard_map take, and that has collectives or lax.axis_index"
@@ -189,7 +188,7 @@ class _Region:
     def apply(self, eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
         """Return the results of an equation."""
         name = eqn.primitive.name
-        if name in CASTS:
+        if name in IDENTITIES:
             return operands
         if name in COLLECTIVES:
             return COLLECTIVES[name](eqn.params, self.axes, *operands)

@@ -11,7 +11,8 @@ from jax.extend import core
 from jax.interpreters import mlir
 
 CAST = "unreplicate"
-CASTS = frozenset({"pvary", "pcast", CAST})  # primitives that change the axes along which a value varies, and nothing else
+# primitives that change the type of a value along some axes, and nothing else
+CASTS = frozenset({"pvary", "pcast", "preduced", "reduced_vary_cast", CAST})
 TIME = "time"  # an axis outside of any mesh: pieces along it come one after the other
 
 
