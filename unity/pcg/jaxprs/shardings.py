@@ -171,7 +171,7 @@ class _Removal:
 
     @cached_property
     def unspecified(self) -> tuple[Any, Any]:
-        """What JAX writes into the equation of a nested jit in place of a sharding, and of a mesh, if none is stated."""
+        """JAX's placeholders for a sharding and for a mesh in the equation of a nested jit that states neither."""
         params = jax.make_jaxpr(jax.jit(lambda x: x))(np.float32(0)).eqns[0].params
         return params["in_shardings"][0], params["ctx_mesh"]
 

@@ -33,7 +33,7 @@ from unity.pcg.operators.pallas_sums import asks_for_step, is_sum
 from unity.pcg.types.parallel_type import Shape
 
 PALLAS = "pallas_call"
-TRIED = 1 << 25  # bytes: larger arrays are not made for a trial
+TRIED = 1 << 25  # bytes of a trial's operands; larger kernels are not tried
 STEPS = 1 << 9  # of the grid, in a trial
 CLOSE = 1e-3  # relative to the largest value, though each element is computed alike
 

@@ -113,8 +113,8 @@ def load(path: str | Path) -> Library:
 def _entry(path: str | Path, row: LibraryRow) -> LibraryEntry:
     name = row.name
     if content_hash(row.rule) != row.hash:
-        was = f"its hash is not {row.hash}. Verify the library again"
-        raise RuleError(f"{path}: rule {name} was changed after it was proved: {was}")
+        reason = f"its hash is not {row.hash}. Verify the library again"
+        raise RuleError(f"{path}: rule {name} was changed after it was proved: {reason}")
     if row.status != "proved":
         raise RuleError(f"{path}: rule {name} is {row.status}, not proved")
     try:

@@ -386,7 +386,7 @@ def _ones(x: jax.Array) -> Thunk:
 
 
 def _eye(n: int, dtype: Any) -> jax.Array:
-    """The identity matrix of size n."""
+    """Return the identity matrix of size n."""
     rows, columns = (lax.broadcasted_iota(np.int32, (n, n), d) for d in range(2))
     return lax.convert_element_type(lax.eq(rows, columns), dtype)
 
