@@ -126,9 +126,9 @@ def optimize(
         target = machine or _local(say)
         target = replace(target, reduce_in=reduce_in) if reduce_in else target
         say("capturing the graph")
-        kept = marking(target) if shardings == "keep" else None
-        captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered, marking=kept)
-        placed = pins(captured.paths, jax.tree.leaves(args), target) if kept else ()
+        marks = marking(target) if shardings == "keep" else None
+        captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered, marking=marks)
+        placed = pins(captured.paths, jax.tree.leaves(args), target) if marks else ()
         constrained = obeyed(bound((*constraints, *placed), captured, fn, argnums), search)
         task = Task(
             fn=fn,

@@ -127,8 +127,8 @@ class RemoteDevice:
 
 def test_processes_that_share_chosen_devices_compare_their_plans(pinned, monkeypatch):
     devices = [RemoteDevice(k, k // 4) for k in range(16)]
-    monkeypatch.setattr("unity.plan.devices.several", lambda: True)
-    monkeypatch.setattr("unity.plan.devices.jax.devices", lambda: devices)
+    monkeypatch.setattr("unity.base.processes.several", lambda: True)
+    monkeypatch.setattr("unity.base.processes.jax.devices", lambda: devices)
     monkeypatch.setattr("unity.plan.devices.mesh_of", lambda axes, chosen: chosen)
     compared = []
     monkeypatch.setattr("unity.plan.devices.check_alike", compared.append)

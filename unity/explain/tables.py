@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -110,7 +110,7 @@ def _branching(plan: Plan) -> list[str]:
 
 def _applications(plan: Plan) -> list[str]:
     """Return lines about the rules that parallelized a plan, in the order of their first use, equal ones at one line merged."""
-    counts = Counter(replace(a, source=short(a.source), operator=pattern(a.operator)) for a in plan.applications)
+    counts = Counter(structs.replace(a, source=short(a.source), operator=pattern(a.operator)) for a in plan.applications)
     rows = [f"    {times} × {application}" for application, times in counts.items()]
     more = [f"    … and {len(rows) - APPLICATIONS} more"] if len(rows) > APPLICATIONS else []
     return ["parallelized by rules, from the serial graph:", *rows[:APPLICATIONS], *more] if rows else []

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from unity.pcg.analysis.traced_residuals import Application, TracedResiduals, traced_residuals
+from unity.pcg.analysis.traced_residuals import TracedResiduals, TypedEquation, traced_residuals
 from unity.pcg.ir.program import close
 from unity.pcg.jaxprs.precision import precision_of
 from unity.pcg.propagation.derivative_rules import jvp_body, value_body
@@ -36,13 +36,14 @@ def equation_of(fn):
 def test_a_rule_of_narrow_operands_and_wide_results_is_traced_in_64_bits(narrow):
     e = equation_of(widened)
     for body in (value_body(e), jvp_body(e).body):
+        assert body is not None
         assert {str(body.tensor(a).dtype) for a in body.outputs} == {"float64"}
 
 
 def test_the_derivative_of_a_conversion_keeps_nothing_in_any_precision(narrow):
     e = equation_of(lambda x: x.astype(jnp.float64))
     operand, result = (jax.ShapeDtypeStruct((4,), dtype) for dtype in ("float32", "float64"))
-    residuals = traced_residuals(Application(e.signature, e.identity, (operand,), (result,), (0,), (0,), e))
+    residuals = traced_residuals(TypedEquation(e.signature, e.identity, (operand,), (result,), (0,), (0,), e))
     assert residuals == TracedResiduals((), (), ())
 
 

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from unity.pcg.analysis.traced_residuals import Application, traced_residuals
+from unity.pcg.analysis.traced_residuals import TypedEquation, traced_residuals
 from unity.pcg.ir.gradient_flow import differentiated
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.jaxprs import BRANCHED, CUSTOM_VJP, RULED, SCANNED
@@ -193,12 +193,12 @@ class _Derivative:
         """Record the residuals that JAX itself keeps of an equation. Returns whether it can differentiate the equation."""
         varying = tuple(p for p, a in enumerate(e.operands) if a in self.varying)
         operands, results = (tuple(self.body.tensor(a).struct for a in atoms) for atoms in (e.operands, e.results))
-        kept = traced_residuals(Application(e.signature, e.identity, operands, results, tuple(at), varying, e))
-        if kept is not None:
-            self.need(e.operands[p] for p in kept.operands)
-            self.need(e.results[k] for k in kept.results)
-            self.extra += [(e.results[0], nbytes) for nbytes in kept.other_nbytes]
-        return kept is not None
+        residuals = traced_residuals(TypedEquation(e.signature, e.identity, operands, results, tuple(at), varying, e))
+        if residuals is not None:
+            self.need(e.operands[p] for p in residuals.operands)
+            self.need(e.results[k] for k in residuals.results)
+            self.extra += [(e.results[0], nbytes) for nbytes in residuals.other_nbytes]
+        return residuals is not None
 
     def read_factors(self, e: Equation, p: int, factors: list[Atom]) -> None:
         """Record the reads of the other factors of operand `p` of a product.

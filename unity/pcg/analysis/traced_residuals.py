@@ -15,7 +15,7 @@ from unity.pcg.jaxprs.precision import precision_of
 
 
 @dataclass(frozen=True)
-class Application:
+class TypedEquation:
     """An equation with the types of its operands and results; equal ones have the same residuals.
 
     Attributes:
@@ -42,7 +42,7 @@ class TracedResiduals:
 
 
 @lru_cache(maxsize=16384)
-def traced_residuals(application: Application) -> TracedResiduals | None:
+def traced_residuals(application: TypedEquation) -> TracedResiduals | None:
     """Return the residuals that JAX keeps, or None if it cannot differentiate the equation, or does not have it.
 
     JAX does not have an equation with a rewritten program (`Body`), such as a conditional that returns what is printed in it.
@@ -62,16 +62,16 @@ def traced_residuals(application: Application) -> TracedResiduals | None:
     for eqn in program.eqns:
         if any(not isinstance(v, core.Literal) and v in varying for v in eqn.invars):
             varying.update(eqn.outvars)
-    kept = [v for v in dict.fromkeys(v for v in program.outvars[n:] if not isinstance(v, core.Literal)) if v in varying]
-    others: list[Any] = [v.aval for v in kept if v not in operands and v not in results]
+    residuals = [v for v in dict.fromkeys(v for v in program.outvars[n:] if not isinstance(v, core.Literal)) if v in varying]
+    others: list[Any] = [v.aval for v in residuals if v not in operands and v not in results]
     return TracedResiduals(
-        tuple(operands[v] for v in kept if v in operands),
-        tuple(results[v] for v in kept if v in results and v not in operands),
+        tuple(operands[v] for v in residuals if v in operands),
+        tuple(results[v] for v in residuals if v in results and v not in operands),
         tuple(x.size * x.dtype.itemsize for x in others),
     )
 
 
-def _forward(application: Application, operands: Any) -> Any:
+def _forward(application: TypedEquation, operands: Any) -> Any:
     """Return an equation's results, and the derivative as JAX's tree of residuals."""
     e, at = application.equation, application.differentiated
 

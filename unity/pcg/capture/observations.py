@@ -225,8 +225,8 @@ def _taken(p: _Pending, index: Atom, branch: int, count: int) -> list[_Pending]:
         return [p] if np.clip(int(index.value), 0, count - 1) == branch else []
 
     def run(values: Sequence[Any]) -> None:
-        taken = jnp.clip(values[0], 0, count - 1) == branch
-        lax.cond(taken, lambda rest: p.run(rest), lambda rest: None, tuple(values[1:]))
+        in_branch = jnp.clip(values[0], 0, count - 1) == branch
+        lax.cond(in_branch, lambda rest: p.run(rest), lambda rest: None, tuple(values[1:]))
 
     return [replace(p, values=(index, *p.values), run=run)]
 

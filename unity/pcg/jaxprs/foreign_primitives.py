@@ -20,7 +20,7 @@ from unity.pcg.jaxprs.jaxprs import RULED, Program, called, chosen_of, equations
 from unity.pcg.jaxprs.mapped_regions import raised
 from unity.pcg.jaxprs.mesh_context import without_mesh
 from unity.pcg.jaxprs.precision import precision_of
-from unity.pcg.jaxprs.pullbacks import Pullback
+from unity.pcg.jaxprs.pullbacks import EquationPullback
 from unity.pcg.jaxprs.shardings import without_shardings
 from unity.pcg.jaxprs.weak_types import struct_of
 from unity.pcg.types.factors import TABLE
@@ -102,7 +102,7 @@ def with_vjp(
         traced: traces a function of values of some types.
     """
     real = [floating(v.aval) for v in eqn.outvars]
-    pullback = Pullback(run, moving)
+    pullback = EquationPullback(run, moving)
     n, avals = len(eqn.outvars), [v.aval for v in eqn.outvars]
     first = traced(pullback.forward, [v.aval for v in eqn.invars])
     second = traced(partial(pullback.backward, real), [first.out_avals[n:], chosen_of(real, avals)])

@@ -39,7 +39,7 @@ from unity.pcg.jaxprs.jaxprs import (
 )
 from unity.pcg.jaxprs.mesh_context import without_mesh
 from unity.pcg.jaxprs.parameter_text import identities, text_of
-from unity.pcg.jaxprs.pullbacks import Pullback
+from unity.pcg.jaxprs.pullbacks import EquationPullback
 from unity.pcg.jaxprs.shardings import PLACING, literal_value, plain, without_shardings
 from unity.pcg.jaxprs.source_lines import Place, place_of
 from unity.pcg.jaxprs.stacked_collectives import COLLECTIVES, agreed, gathered, stacked
@@ -330,7 +330,7 @@ class _Rule:
         Cotangents are those of floating-point results and operands.
         """
         if not self.programs:
-            pullback, real = Pullback(call, list(map(floating, self.avals))), [floating(v.aval) for v in self.eqn.outvars]
+            pullback, real = EquationPullback(call, list(map(floating, self.avals))), [floating(v.aval) for v in self.eqn.outvars]
             self.programs.append(self.region.inside(pullback.forward, self.avals))
             residuals, n = pullback.residuals, len(pullback.residuals)
             cotangents = [v.aval.to_tangent_aval() for v in chosen_of(real, self.eqn.outvars)]

@@ -11,7 +11,7 @@ from jax.interpreters.ad import Zero
 from unity.pcg.jaxprs.jaxprs import chosen_of, merged
 
 
-class Pullback:
+class EquationPullback:
     """The pullback of a function of flat operands and results.
 
     Args:

@@ -303,8 +303,8 @@ def _obstacle(kernel: PallasKernel, d: int, totals: Sequence[int]) -> str:
     numbered = [k for k in range(len(mapping.grid)) if k not in mapping.vmapped_dims]  # as its program sees them
     axis = numbered.index(d) if d in numbered else None
     if not totals:
-        asked = axis is not None and any(asks_for_step(e, axis) for e in program.eqns)
-        return f"grid dimension {d}: its program asks for the number of the step" if asked else ""
+        counts = axis is not None and any(asks_for_step(e, axis) for e in program.eqns)
+        return f"grid dimension {d}: its program asks for the number of the step" if counts else ""
     first = mapping.num_index_operands + mapping.num_inputs
     narrow = any(kernel.params["out_avals"][k].dtype.itemsize < 4 for k in totals)  # whose sums each device would round
     if narrow or axis is None or not is_sum(program, axis, [program.invars[first + k] for k in totals]):

@@ -22,7 +22,7 @@ from unity.pcg.ir.program import Body, Equation, close
 from unity.pcg.jaxprs.effects import pruned, warn
 from unity.pcg.jaxprs.foreign_primitives import first_order, outside, with_foreign
 from unity.pcg.jaxprs.jaxprs import callable_of, chosen_of, equations, floating, merged
-from unity.pcg.jaxprs.pullbacks import Pullback
+from unity.pcg.jaxprs.pullbacks import EquationPullback
 from unity.pcg.jaxprs.weak_types import struct_of
 from unity.pcg.operators.kernel_primitive import KERNEL
 from unity.pcg.operators.pallas_kernels import with_kernels
@@ -205,7 +205,7 @@ class Pull:
     equation: Equation
     floating: Flags
     forward: Body
-    pullback: Pullback
+    pullback: EquationPullback
 
     @property
     def results(self) -> list[ShapedArray]:
@@ -233,6 +233,6 @@ def backward_body(pulled: Pull, nonzero: Flags) -> Body:
 @lru_cache(maxsize=1024)
 def pull(equation: Equation, floating: Flags) -> Pull:
     """Differentiate a call by its `floating` operands."""
-    pullback = Pullback(as_function(equation), floating)
+    pullback = EquationPullback(as_function(equation), floating)
     program = _traced(equation, pullback.forward, *_abstract_operands(equation))
     return Pull(equation, floating, close(first_order(program)), pullback)
