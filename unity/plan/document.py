@@ -19,7 +19,7 @@ from unity.transforms.packing import JoiningRecord
 from unity.transforms.pipelining import AlikeRecord, UnlikeRecord
 from unity.transforms.rewriting import RewritingRecord
 
-SCHEMA = 9
+SCHEMA = 10
 
 
 class TrainingRecord(Record):

@@ -49,11 +49,18 @@ class NumberedRule(Record):
     number: Natural
 
 
+class RewrittenSegment(Record):
+    """A segment by its number among a program's distinct ones (its key holds ids of functions, of one process), and its rules."""
+
+    segment: Natural
+    rules: tuple[NumberedRule, ...]
+
+
 class RewritingRecord(Record):
-    """A `Rewriting` in a document: the hash of the graph after it, the rules by segment, and the derivation."""
+    """A `Rewriting` in a document: the hash of the graph after it, the rewritten segments, and the derivation."""
 
     graph: str
-    segments: dict[str, tuple[NumberedRule, ...]]
+    segments: tuple[RewrittenSegment, ...]
     derivation: Derivation
 
 
@@ -69,7 +76,7 @@ class RewrittenLines:
 RewritePath = tuple[tuple[Body, Occurrence], ...]  # for each step, the program before it, and the occurrence
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Rewriting:
     """A captured function before and after rewriting. `ways` has, by key, the uses of rules in every distinct rewritten segment.
 
@@ -88,6 +95,10 @@ class Rewriting:
 
     def __bool__(self) -> bool:
         return bool(self.ways)
+
+    def __repr__(self) -> str:
+        rules = ", ".join(f"{times} × {applied}" for applied, times in self.applied)
+        return f"<Rewriting by {rules or 'no rule'}>"
 
     @cached_property
     def derivation(self) -> Derivation:
@@ -131,7 +142,9 @@ class Rewriting:
     @property
     def record(self) -> RewritingRecord:
         """The rewriting for a document."""
-        return RewritingRecord(self.after.graph.key, self.ways, self.derivation)
+        numbers = {key: number for number, key in enumerate(_distinct_keys(program(self.before.body, self.before.differentiated)))}
+        segments = tuple(RewrittenSegment(numbers[key], rules) for key, rules in self.ways.items())
+        return RewritingRecord(self.after.graph.key, segments, self.derivation)
 
 
 def rewriting_of(captured: Captured, found: Improvement, library: Library, known: Bodies | None = None) -> Rewriting:
@@ -146,11 +159,14 @@ def _way(pattern: Pattern, number: int) -> NumberedRule:
 
 def restored(captured: Captured, record: RewritingRecord, library: Library) -> Rewriting:
     """Replay a rewriting from its record. Raises PlanError if the rules, or the result, are others."""
-    ways = record.segments
     whole = program(captured.body, captured.differentiated)
+    keys = _distinct_keys(whole)
+    if any(part.segment >= len(keys) for part in record.segments):
+        raise PlanError("it rewrites a segment that the program does not have")
+    ways = {keys[part.segment]: part.rules for part in record.segments}
     changed = {key: end_of(part, path_of(part, ways[key], library)) for key, part in programs_of(whole, ways).items()}
     after = captured.of(whole.with_segments(changed))
-    if after.graph.key != record.graph or changed.keys() != ways.keys():
+    if after.graph.key != record.graph:
         raise PlanError("its rewriting leads to another graph: it was made by another version of unity, or by other rules")
     return Rewriting(captured, after, ways, library)
 
@@ -173,6 +189,11 @@ def _derivation(whole: Program, paths: Mapping[str, RewritePath], ends: Mapping[
             steps.append(step)
     inside = {key: Inside(instead[key].key, _derivation(one, paths, ends)) for key, one in changed.items()}
     return Derivation(tuple(steps), inside)
+
+
+def _distinct_keys(whole: Program) -> tuple[str, ...]:
+    """Return the keys of the segments of a program and its nested ones, in their order, equal segments once."""
+    return tuple(dict.fromkeys(part.key for one, _ in whole.walk() for part in one.segments))
 
 
 def programs_of(whole: Program, wanted: Container[str]) -> dict[str, Body]:

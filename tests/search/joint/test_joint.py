@@ -301,14 +301,17 @@ def test_what_a_plan_file_says_of_rewriting_is_not_believed():
     with pytest.raises(PlanError, match="another graph"):
         read({**good, "graph": "0"})
     with pytest.raises(PlanError, match="another graph"):
-        read({**good, "segments": {}})
-    with pytest.raises(PlanError, match=r"damaged at \$\.segments: expected object, got int"):
+        read({**good, "segments": []})
+    with pytest.raises(PlanError, match=r"damaged at \$\.segments: expected array, got int"):
         read({**good, "segments": 3})
     with pytest.raises(PlanError, match="does not have"):
         restored(captured, typed(good, RewritingRecord), Library(()))
-    ((key, (step,)),) = good["segments"].items()
+    (segment,) = good["segments"]
+    (rule,) = segment["rules"]
     with pytest.raises(PlanError, match="does not apply"):
-        read({**good, "segments": {key: [{**step, "number": 99}]}})
+        read({**good, "segments": [{**segment, "rules": [{**rule, "number": 99}]}]})
+    with pytest.raises(PlanError, match="does not have"):
+        read({**good, "segments": [{**segment, "segment": 99}]})
 
 
 def test_the_derivation_of_a_plan_replays():

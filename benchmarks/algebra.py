@@ -1,0 +1,195 @@
+"""Algebra alone, on one H200: what rewriting gains by prediction, in the compiled program, and as it runs.
+
+    python -m benchmarks.algebra [case ...]
+
+Each model is planned for one H200. With `--plans FOLDER` plans are saved there and read where they are, so that searching (`--search`)
+may be done apart from running. Then the function's step and the rewritten one's, each with all gradients, are compiled: for the GPU
+that JAX has, where both are run in turns as well; else for an H200 that need not be there, which takes `jax[cuda13]`. Flops,
+bytes accessed and kernels are XLA's own. A gain is *real* where the rewritten step takes less time or, where it is not run,
+accesses fewer bytes. A model that is not rewritten is one program, and is not compiled.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
+
+import argparse
+import datetime
+import json
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import unity
+from benchmarks.alternate import alternate, ratio
+from benchmarks.models import concrete
+from benchmarks.models.bert import attention_stack, bert
+from benchmarks.models.gpt import gpt
+from benchmarks.models.inception import inception_v3
+from benchmarks.models.model import Model, Tree, f32
+from benchmarks.models.recommenders import dlrm, xdl
+from benchmarks.models.recurrent import rnnlm
+from benchmarks.models.resnet import resnet
+from benchmarks.models.unrolled import rnnlm_unrolled
+from benchmarks.record import RESULTS, record, show
+
+ROUNDS = 20
+BUDGET = 40.0  # seconds of search
+KERNEL = re.compile(r"^\s+(?:ROOT )?%?\S+ = .*? (fusion|custom-call|convolution|dot|reduce|sort|scatter|gather|copy|transpose)\(")
+
+
+def blocked_attention(*, blocks: int = 32, size: int = 64, heads: int = 12, hidden: int = 768, batch: int = 8) -> Model:
+    """A layer of BigBird's block-sparse attention: every block of queries reads its own block of keys and both beside it."""
+
+    def loss(params: Tree, data: Tree) -> jax.Array:
+        split = (batch, blocks, size, heads, hidden // heads)
+        query, key, value = ((data["x"] @ params[name]["weight"]).reshape(split) for name in ("query", "key", "value"))
+        keys, values = (jnp.concatenate([jnp.roll(x, k, 1) for k in (-1, 0, 1)], 2) for x in (key, value))
+        scores = jnp.einsum("bnqhd,bnkhd->bnhqk", query, keys) * (hidden // heads) ** -0.5
+        mixed = jnp.einsum("bnhqk,bnkhd->bnqhd", jax.nn.softmax(scores), values)
+        return jnp.mean((mixed.reshape(data["x"].shape) @ params["out"]["weight"]) ** 2)
+
+    params = {name: {"weight": f32(hidden, hidden)} for name in ("query", "key", "value", "out")}
+    return Model("blocked attention", loss, params, {"x": f32(batch, blocks * size, hidden)}, {"x": 0})
+
+
+def nas_cell(*, steps: int = 8, width: int = 512, batch: int = 512) -> Model:
+    """A recurrent cell as architecture search found it: eight products of input and state, combined pairwise."""
+    pairs = (jax.nn.sigmoid, jax.nn.relu, jax.nn.sigmoid, jnp.tanh, jax.nn.relu, jax.nn.sigmoid, jnp.tanh, jax.nn.sigmoid)
+
+    def loss(params: Tree, data: Tree) -> jax.Array:
+        h = data["h"]
+        for t in range(steps):
+            parts = [f(data["x"][t] @ p["in"]["weight"] + h @ p["state"]["weight"]) for f, p in zip(pairs, params, strict=True)]
+            first = [jnp.tanh(parts[k] * parts[k + 1]) if k % 4 else parts[k] + parts[k + 1] for k in range(0, 8, 2)]
+            h = jnp.tanh(jax.nn.sigmoid(first[0] + first[1]) * jnp.tanh(first[2] * first[3]))
+        return jnp.mean(h**2)
+
+    params = [{"in": {"weight": f32(width, width)}, "state": {"weight": f32(width, width)}} for _ in pairs]
+    return Model("nas cell", loss, params, {"x": f32(steps, batch, width), "h": f32(batch, width)}, {"x": 0, "h": 0})
+
+
+TABLES = (1_000_000,) * 8
+CASES: dict[str, Callable[[], Model]] = {
+    "bert_unity": lambda: attention_stack(layers=4),
+    "bert_large, 4 layers": lambda: bert(layers=4),
+    "blocked attention": blocked_attention,
+    "gpt2 small, 4 layers, bfloat16": lambda: gpt(layers=4, batch=8, compute="bfloat16"),
+    "dlrm": lambda: dlrm(tables=TABLES, width=64, bottom=(16, 512, 256, 64), top=(1024, 512, 8), batch=2048),
+    "xdl": xdl,
+    "nas cell": nas_cell,
+    "lstm, 8 steps unrolled": lambda: rnnlm_unrolled(steps=8, hidden=1024, vocab=4096, batch=128),
+    "lstm, scanned": lambda: rnnlm(steps=20, hidden=1024, vocab=4096, batch=128),
+    "inception_v3": lambda: inception_v3(batch=32),
+    "resnext50": lambda: resnet(batch=32, groups=32, group_width=4),
+}
+
+
+def plan_of(model: Model, path: Path) -> tuple[unity.Plan, float]:
+    """Return a model's plan, from its file where there is one, and the seconds of its search."""
+    args, started = (model.params, model.batch), time.perf_counter()
+    if not path.exists():
+        machine = unity.Machine.grid(1, 1, "h200")
+        unity.optimize(model.loss, *args, machine=machine, budget=BUDGET, progress=False).save(path)
+    return unity.load(path, model.loss, *args), time.perf_counter() - started
+
+
+def compiled(step: Callable[..., Any], args: Any) -> Any:
+    """Compile for the GPU that JAX has, or for one that is not there."""
+    if jax.default_backend() != "gpu":
+        from benchmarks.gpu_programs import described
+
+        placed = jax.sharding.SingleDeviceSharding(described(1)[0])
+        args = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed), args)
+    return jax.jit(step).lower(*args).compile()
+
+
+def figures(program: Any) -> dict[str, float]:
+    """Return a compiled program's flops and bytes accessed, and the number of its kernels."""
+    cost, lines = program.cost_analysis(), program.as_text().splitlines()
+    entry = next(k for k, line in enumerate(lines) if line.startswith("ENTRY"))
+    return {
+        "flops": cost["flops"],
+        "bytes": cost["bytes accessed"],
+        "kernels": sum(KERNEL.match(line) is not None for line in lines[entry:]),
+    }
+
+
+def applied(plan: unity.Plan) -> str:
+    """Return the rules that rewrote a plan's program, and how often."""
+    return ", ".join(f"{times} × {rule}" for rule, times in plan.rewriting.applied) if plan.rewriting else ""
+
+
+def case(name: str, plan: unity.Plan, seconds: float) -> dict[str, Any]:
+    """Return one model's figures; ratios are the function's over the rewritten program's, so above 1 is a gain."""
+    model = CASES[name]()
+    row: dict[str, Any] = {
+        "case": name,
+        "predicted": 1.0,
+        "search s": seconds,
+        "applied": applied(plan),
+        "date": datetime.date.today().isoformat(),
+    }
+    if not applied(plan):
+        return row
+    captured = unity.optimize(model.loss, model.params, model.batch, machine=plan.machine, search="captured", progress=False)
+    row["predicted"] = captured.time / plan.time
+    real = concrete(model) if jax.default_backend() == "gpu" else (model.params, model.batch)
+    steps = {"function": jax.value_and_grad(model.loss), "rewritten": jax.value_and_grad(plan)}
+    programs = {which: compiled(step, real) for which, step in steps.items()}
+    before, after = (figures(programs[which]) for which in steps)
+    row |= {f"{what}": before[what] / after[what] for what in before}
+    row |= {"kernels before": before["kernels"], "kernels after": after["kernels"]}
+    row["real"] = row["bytes"] > 1
+    if jax.default_backend() == "gpu":
+        times = alternate({which: lambda program=program: program(*real) for which, program in programs.items()}, ROUNDS)
+        row |= {"ms before": times["function"].median * 1e3, "ms after": times["rewritten"].median * 1e3}
+        row |= {"ran": ratio(times["function"], times["rewritten"])["ratio"]}
+        row["real"] = row["ran"] > 1
+    return row
+
+
+def geometric_mean(rows: list[dict[str, Any]], column: str) -> float:
+    """Return the geometric mean of a ratio over all models; of those that are not rewritten it is 1."""
+    return prod(row.get(column, 1.0) for row in rows) ** (1 / len(rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", help="some of the cases")
+    parser.add_argument("--plans", type=Path, help="a folder in which plans are kept")
+    parser.add_argument("--search", action="store_true", help="make the plans, and nothing else")
+    options = parser.parse_args()
+    if unknown := set(options.cases) - set(CASES):
+        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    names, old = options.cases or list(CASES), RESULTS / "algebra.json"
+    rows = {row["case"]: row for row in json.loads(old.read_text())["rows"]} if old.exists() else {}
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["XDG_CACHE_HOME"] = cache
+        folder = options.plans or Path(cache)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            plan, seconds = plan_of(CASES[name](), folder / f"{name}.json")
+            print(f"{name}: {plan.time * 1e3:.3g} ms, {seconds:.0f} s, {applied(plan)}", flush=True)
+            if options.search:
+                continue
+            rows[name] = case(name, plan, seconds)
+            kept = [rows[known] for known in CASES if known in rows]
+            means = {column: geometric_mean(kept, column) for column in ("predicted", "bytes", "ran")}
+            record("algebra", kept, means=means, device=jax.devices()[0].device_kind)
+            print({k: v for k, v in rows[name].items() if k != "applied"}, flush=True)
+    if not options.search:
+        show("the function over the rewritten program", [{k: v for k, v in row.items() if k != "applied"} for row in rows.values()])
+
+
+if __name__ == "__main__":
+    main()
