@@ -2,11 +2,11 @@
 
     python -m benchmarks.algebra [case ...]
 
-Each model is planned for one H200. With `--plans FOLDER` plans are saved there and read where they are, so that searching (`--search`)
-may be done apart from running. Then the function's step and the rewritten one's, each with all gradients, are compiled: for the GPU
-that JAX has, where both are run in turns as well; else for an H200 that need not be there, which takes `jax[cuda13]`. Flops,
-bytes accessed and kernels are XLA's own. A gain is *real* where the rewritten step takes less time or, where it is not run,
-accesses fewer bytes. A model that is not rewritten is one program, and is not compiled.
+Each model is planned for one H200. With `--plans FOLDER` plans are saved there and read where they are, so that searching
+(`--search`) may be done apart from running. Then the function's step and the rewritten one's, each with all gradients, are
+compiled: for the GPU that JAX has, where both are run in turns as well; else for an H200 that need not be there, which takes
+`jax[cuda13]`. Flops, bytes accessed and kernels are XLA's own. A gain is *real* where the rewritten step takes less time or,
+where it is not run, accesses fewer bytes. A model that is not rewritten is one program, and is not compiled.
 """
 
 from __future__ import annotations
