@@ -849,6 +849,7 @@ def in_groups(*sizes):
 case("ragged_dot", lambda x, y, sizes: lax.ragged_dot(x, y, sizes), n(12, 6), n(3, 6, 4), np.array([5, 0, 7], np.int32))
 case("ragged_dot, of fewer rows", lambda x, y, sizes: lax.ragged_dot(x, y, sizes), n(6, 2), n(2, 2, 6), np.array([1, 3], np.int32))
 case("ragged_dot, with gradients", in_groups(1, 3, 2), n(6, 4), n(3, 4, 6), n(6, 6))
+case("ragged_dot, of many groups", in_groups(3, 0, 4, 1, 2, 0), n(12, 4), n(6, 4, 2), n(12, 2))
 case("searchsorted", jnp.searchsorted, np.sort(n(5)), n(4, 6))
 case("interpolation", lambda x, y: jnp.interp(x, jnp.arange(3.0), y), n(6, 2), n(3))
 case("equal in a total order", eq_to_p.bind, ints(2, 6, 4), ints(2, 6, 4))

@@ -258,7 +258,9 @@ def test_integers_and_truth_values_are_concrete_on_devices():
     x = np.random.default_rng(0).integers(-9, 9, (2, 3, 4))
 
     def fn(x):
-        return [lax.psum(x, "a0"), lax.pmax(x, ("a0", "a1")), lax.axis_index(("a1", "a0"))[None], x // 2 - x % 3, (x > 0) & (x < 5)]
+        positive = (x > 0) & (x < 5)
+        order = lax.sort((positive, jnp.arange(x.size), x.astype(jnp.int8)), num_keys=1)
+        return [lax.psum(x, "a0"), lax.pmax(x, ("a0", "a1")), lax.axis_index(("a1", "a0"))[None], x // 2 - x % 3, positive, *order]
 
     real, found = on_devices(fn, (2, 3), x)
     for a, b in zip(real, found, strict=True):

@@ -32,6 +32,7 @@ from unity.machine.machine import Machine
 from unity.pcg.capture.operator_names import LOOKUPS
 from unity.pcg.ir.graph import LOOPS, PARALLELIZATION, Node, Value
 from unity.pcg.ir.program import Tensor
+from unity.pcg.operators.table.ragged import Ragged
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.factors import facts_of, is_convolution
 from unity.pcg.types.parallel_type import local_shape
@@ -97,12 +98,18 @@ class Backend:
         return self.indexes and facts_of(node.kind).picks
 
     def extra(
-        self, node: Node, local: Callable[[Value], float], argument: Callable[[Value], bool], looked_up: float = 0.0
+        self,
+        node: Node,
+        axes: tuple[Axis, ...],
+        local: Callable[[Value], float],
+        argument: Callable[[Value], bool],
+        looked_up: float = 0.0,
     ) -> Extra:
         """Return the additional memory of a differentiated operator.
 
         Args:
             node: The operator.
+            axes: The mesh.
             local: Returns a value's bytes on one device.
             argument: Returns whether a value is an argument.
             looked_up: Bytes of the inner values that gathers read from.
@@ -110,7 +117,7 @@ class Backend:
         if self.keeps_indices(node):
             return _indices(node, local)
         if node.kind == RAGGED:
-            return self._grouped(node, local)
+            return self._grouped(node, axes, local)
         if self.eager and node.kind in LOOKUPS:
             zeros = sum(local(v) for v in node.operands if v.tensor.floating and not argument(v))
             return Extra(zeros, -zeros, zeros)
@@ -123,10 +130,13 @@ class Backend:
             return Extra(turned, wide + moved, turned, turned)
         return Extra(working=wide)
 
-    def _grouped(self, node: Node, local: Callable[[Value], float]) -> Extra:
+    def _grouped(self, node: Node, axes: tuple[Axis, ...], local: Callable[[Value], float]) -> Extra:
         assert node.body is not None
         product = next(e for e in node.body.equations if e.name == RAGGED)  # its users may be fused into the same operator
+        y, ragged = node.operands[1], Ragged.of(product.params, node.operands[0].tensor.ndim)
         groups = node.body.tensor(product.operands[2]).shape[0]
+        if ragged is not None and not ragged.contracted:
+            groups = local_shape(y.tensor.shape, y.type, axes)[ragged.groups]
         rows, results = groups * local(node.operands[0]), groups * local(node.results[0])
         return Extra(rows, 2 * results) if self.eager else Extra(working=rows + 2 * results)
 

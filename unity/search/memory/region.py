@@ -209,7 +209,7 @@ class Region(Keeper):
         self.own[id(node)] = turned + largest
         if not cotangents:
             return residuals, [Held(WORKING, node, values + turned + largest)]
-        more = self.backend.extra(node, self.local, self.argument, inner.looked_up)
+        more = self.backend.extra(node, self.graph.axes, self.local, self.argument, inner.looked_up)
         residuals += [self.held(BACKEND, node, more.kept)] if more.kept else []
         # Values of the forward pass alone are dead before any gradient is computed.
         here, last = self.number[id(node)], len(self.nodes)

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from unity.pcg.operators.layout import Layout
+from unity.pcg.operators.layout import Layout, PlacedTensor
 from unity.pcg.operators.table.contraction import PRODUCT, bilinear
 from unity.pcg.types.factors import Factor, Slot, Spec, operator
 
 
-def ragged_dim(params: Any) -> tuple[int, bool] | None:
-    """Return the ragged dimension of x and whether it is contracted.
+class Ragged(NamedTuple):
+    """The dimensions of rows, in x, y (where they are contracted) and the result (where not), and the one of groups."""
 
-    None stands for products that neither `ragged_dot` nor its derivatives create.
-    """
-    numbers = params["ragged_dot_dimension_numbers"]
-    (contract_x, _), (batch_x, _) = numbers.dot_dimension_numbers
-    dims = tuple(numbers.lhs_ragged_dimensions)
-    if len(dims) != 1 or dims[0] in batch_x or params.get("group_offset") is not None:
-        return None
-    return dims[0], dims[0] in contract_x
+    contracted: bool
+    x_rows: int
+    y_rows: int
+    result_rows: int
+    groups: int  # in the result where rows are contracted, else in y
+
+    @classmethod
+    def of(cls, params: Any, ndim: int) -> Ragged | None:
+        """Return them for an x of `ndim` dimensions, or None for products that neither `ragged_dot` nor its derivatives create."""
+        numbers = params["ragged_dot_dimension_numbers"]
+        (contract_x, contract_y), (batch_x, _) = numbers.dot_dimension_numbers
+        dims, groups = tuple(numbers.lhs_ragged_dimensions), tuple(numbers.rhs_group_dimensions)
+        if len(dims) != 1 or dims[0] in batch_x or params.get("group_offset") is not None:
+            return None
+        if dims[0] in contract_x:
+            return cls(True, dims[0], contract_y[list(contract_x).index(dims[0])], -1, 0)
+        if len(groups) != 1:
+            return None
+        free_x = [i for i in range(ndim) if i not in (*contract_x, *batch_x)]
+        return cls(False, dims[0], -1, len(batch_x) + free_x.index(dims[0]), groups[0])
 
 
 def ragged_pieces(operands: list[jax.Array], layout: Layout) -> list:
@@ -32,12 +44,32 @@ def ragged_pieces(operands: list[jax.Array], layout: Layout) -> list:
     A device's rows are in their global order, and rows beyond all groups are last.
     """
     x, y, sizes = operands
-    ragged = ragged_dim(layout.params)
-    if ragged is not None and layout.operands[0].along(ragged[0]):
-        rows = layout.operands[0].coordinates(ragged[0])
+    ragged = Ragged.of(layout.params, x.ndim)
+    if ragged is None:
+        return layout.bind(x, y, sizes)
+    if layout.operands[0].along(ragged.x_rows):
+        rows = layout.operands[0].coordinates(ragged.x_rows)
         before = (rows[:, None] < jnp.cumsum(sizes)[None, :]).sum(0, dtype=sizes.dtype)
         sizes = before - jnp.concatenate([jnp.zeros_like(before[:1]), before[:-1]])
-    return layout.bind(x, y, sizes)
+    grouped = layout.results[0] if ragged.contracted else layout.operands[1]
+    return _own_groups(x, y, sizes, layout, ragged, grouped) if grouped.along(ragged.groups) else layout.bind(x, y, sizes)
+
+
+def _own_groups(x: jax.Array, y: jax.Array, sizes: jax.Array, layout: Layout, ragged: Ragged, grouped: PlacedTensor) -> list:
+    """Multiply the rows of the groups that this device has, moved before all others, which count as beyond all groups."""
+    group = (jnp.arange(x.shape[ragged.x_rows])[:, None] >= jnp.cumsum(sizes)[None, :]).sum(1, dtype=jnp.int32)
+    own = grouped.find(group, ragged.groups)[0] & (group < sizes.shape[0])  # rows beyond all groups are of none
+    order = jnp.argsort(~own, stable=True)
+    own_sizes = (group[:, None] == grouped.coordinates(ragged.groups)[None, :]).sum(0, dtype=sizes.dtype)
+    x = _moved(x, order, ragged.x_rows)
+    if ragged.contracted:
+        return layout.bind(x, _moved(y, order, ragged.y_rows), own_sizes)
+    (result,) = layout.bind(x, y, own_sizes)
+    return [_moved(result, jnp.argsort(order), ragged.result_rows)]
+
+
+def _moved(x: jax.Array, order: jax.Array, dim: int) -> jax.Array:
+    return jnp.take(x, order, axis=dim, mode="clip", unique_indices=True)
 
 
 @operator("ragged_dot_general", local=ragged_pieces, facts=PRODUCT)
@@ -49,22 +81,23 @@ def ragged_dot(params: Any, operands: Any, results: Any) -> Spec:
     product for each group, as XLA runs them on CPUs and GPUs.
     """
     x, y, sizes = operands
-    ragged, numbers = ragged_dim(params), params["ragged_dot_dimension_numbers"]
+    ragged, numbers = Ragged.of(params, x.ndim), params["ragged_dot_dimension_numbers"]
     (contract_x, contract_y), (batch_x, batch_y) = numbers.dot_dimension_numbers
     flops = 2.0 * prod(results[0].shape) * prod(x.shape[i] for i in contract_x)
     if ragged is None or sizes.ndim != 1:
         return Spec((), bilinear(operands), flops, tuple((d, "its groups differ within a batch") for d in range(x.ndim)))
-    _, contracted = ragged
     free_x = [i for i in range(x.ndim) if i not in (*contract_x, *batch_x)]
     free_y = [i for i in range(y.ndim) if i not in (*contract_y, *batch_y, *numbers.rhs_group_dimensions)]
-    b = int(contracted)
+    b = int(ragged.contracted)
     m, n = b + len(batch_x), b + len(batch_x) + len(free_x)
     batch = enumerate(zip(batch_x, batch_y, strict=True))
     contractions = enumerate(zip(contract_x, contract_y, strict=True))
+    own_groups = ((None, None, None), (Slot(0),), "") if ragged.contracted else ((None, Slot(ragged.groups), None), (None,), "sum")
     factors = (
+        Factor("g", sizes.shape[0], *own_groups),
         *(Factor(f"b{k}", x.shape[i], (Slot(i), Slot(j), None), (Slot(b + k),)) for k, (i, j) in batch),
         *(Factor(f"m{k}", x.shape[i], (Slot(i), None, None), (Slot(m + k),)) for k, i in enumerate(free_x)),
         *(Factor(f"n{k}", y.shape[j], (None, Slot(j), None), (Slot(n + k),)) for k, j in enumerate(free_y)),
         *(Factor(f"c{k}", x.shape[i], (Slot(i), Slot(j), None), (None,), "sum") for k, (i, j) in contractions),
     )
-    return Spec(tuple(f for f in factors if f.size > 1), bilinear(operands), flops if contracted else flops * sizes.shape[0])
+    return Spec(tuple(f for f in factors if f.size > 1), bilinear(operands), flops if ragged.contracted else flops * sizes.shape[0])

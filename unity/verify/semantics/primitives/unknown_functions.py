@@ -50,7 +50,7 @@ def run_on_each_device(run: InterpreterRun, call: PrimitiveCall, values: Sequenc
     arrays = [np.broadcast_to(v.array, lead + run.shape(v.array)) for v in values]
     results = zip(*(call.run_by_jax([x[at] for x in arrays]) for at in np.ndindex(*lead)), strict=True)
     stacks = [np.stack(x).reshape((*lead, *x[0].shape)) for x in results]
-    return [run.typed(x, True, call.results[0].dtype) for x in stacks]
+    return [run.typed(x, True, result.dtype) for x, result in zip(stacks, call.results, strict=True)]
 
 
 @meaning(ANY_OTHER)
