@@ -46,7 +46,7 @@ def test_json_has_the_plans_figures(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_pipeline_can_be_requested(capsys: pytest.CaptureFixture) -> None:
     words = ["optimize", "cli_models:layered", "--machine", "v100-2x4"]
     assert main([*words, "--pipelines", "2x4"]) == 0
-    assert "a pipeline: 2 stages of 2 steps" in capsys.readouterr().out
+    assert "\n2 stages of 2 steps" in capsys.readouterr().out
     assert main([*words, "--pipelines", "none", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["pipeline"] is None
     assert main([*words, "--pipelines", "2x5"]) == 1

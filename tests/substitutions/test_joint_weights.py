@@ -15,9 +15,11 @@ from unity.base.errors import DerivationError, PlanError
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
 from unity.pcg.capture.packed_arguments import Packing
+from unity.substitutions.language.axioms import default_library
 from unity.substitutions.language.rearrangement import after, reshaped, transposed
 from unity.substitutions.rewriting.joined_weights import Joined, with_joined
-from unity.transforms.packing import JoiningRecord, joining_of, restored
+from unity.transforms.packing import JoiningRecord, joining_of
+from unity.transforms.transformation import Source
 
 EIGHT = Machine.grid(1, 8)
 RNG = np.random.default_rng(0)
@@ -235,9 +237,10 @@ def test_a_file_that_joins_other_weights_is_refused():
     found = joining_of(captured, 8)
     assert found is not None
     found.check()
-    assert restored(captured, found.record, 8).sets == found.sets
+    source = Source(captured, (), Machine.grid(1, 8), default_library)
+    assert found.record.apply(source).packing == found.packing
     with pytest.raises(PlanError, match="joins are others"):
-        restored(captured, JoiningRecord("0"), 8)
+        JoiningRecord("0").apply(source)
     other = capture(lambda p, x: jnp.sum(x @ jnp.concatenate([p["q"], p["k"]], 1)), *args)
     with pytest.raises(DerivationError, match="another program"):
         replace(found, before=other).check()

@@ -93,7 +93,8 @@ def test_files_keep_what_was_done_inside_and_refuse_what_does_not_replay(fn, arg
     assert again.serial.key == found.serial.key
     assert again.check_derivation() == found.check_derivation()
     data = json.loads(path.read_text())
-    derivation = data["rewriting"]["derivation"]
+    (rewriting,) = data["transformations"]
+    derivation = rewriting["derivation"]
     ((key, one),) = derivation["inside"].items()
     for changed, message in [
         ({}, "does not lead"),
@@ -102,8 +103,8 @@ def test_files_keep_what_was_done_inside_and_refuse_what_does_not_replay(fn, arg
         ({key: {**one, "derivation": {"steps": [], "inside": {}}}}, "does not lead"),
         ({key: 3}, "damaged"),
     ]:
-        rewriting = {**data["rewriting"], "derivation": {**derivation, "inside": changed}}
-        path.write_text(json.dumps(sealed({**data, "rewriting": rewriting})))
+        wrong = {**rewriting, "derivation": {**derivation, "inside": changed}}
+        path.write_text(json.dumps(sealed({**data, "transformations": [wrong]})))
         with pytest.raises(PlanError, match=message):
             unity.load(path, fn, *args)
 

@@ -58,7 +58,7 @@ def planned(fn, args, stages=2, micro_batches=4, argnums: int | tuple[int, ...] 
     captured = capture(fn, *args, argnums=argnums)
     made = pipelined(PipelineSource(captured), 0, 0, ALONG[stages], micro_batches // stages, kind)
     search = Search(made.after.graph, captured.differentiated, TREE, Training())
-    return Plan(PlanFamily(fn, made.after, search, 0.0, pipelining=made), search.leanest if leanest else search.fastest)
+    return Plan(PlanFamily(fn, made.before, search, 0.0, transformations=(made,)), search.leanest if leanest else search.fastest)
 
 
 def structs(*args):

@@ -123,7 +123,7 @@ def planned(
     _, cuts = estimated(Loads(chain, machine, True), axes, rounds * prod(axis.size for axis in axes))
     made = unlike(chain, captured, cuts, axes, rounds, pack, kind)
     search = Search(made.after.graph, captured.differentiated, machine, Training())
-    return Plan(PlanFamily(fn, made.after, search, 0.0, pipelining=made), search.fastest)
+    return Plan(PlanFamily(fn, made.before, search, 0.0, transformations=(made,)), search.fastest)
 
 
 def largest_difference(found, wanted):

@@ -35,7 +35,7 @@ def brief(plan: Plan) -> str:
     lines += _rows("weights", _arguments([n for k, n in enumerate(inputs) if k in weights], plan.machine))
     lines += _rows("inputs", _arguments([n for k, n in enumerate(inputs) if k not in weights], plan.machine))
     lines += _rows("sent", _sent(prediction, plan.machine))
-    lines += _rows("changed", _changes(plan))
+    lines += _rows("changed", list(map(str, plan.transformations)))
     undivided_rows = undivided(plan, prediction)
     return "\n".join([*lines, *([headline(undivided_rows)] if undivided_rows else [])])
 
@@ -98,10 +98,3 @@ def _sent(prediction: Prediction, machine: Machine) -> list[str]:
         sums[key] = nbytes + c.count * c.nbytes, seconds + t.seconds
     rows = sorted(sums.items(), key=lambda item: -item[1][1])
     return [f"{kind} over {over}: {size(nbytes)} in {duration(seconds)}" for (kind, over), (nbytes, seconds) in rows]
-
-
-def _changes(plan: Plan) -> list[str]:
-    """Return a row for every transformation of the program."""
-    rules = [f"{times} × {rule}" for rule, times in plan.rewriting.applied] if plan.rewriting else []
-    others = [str(t) for t in (plan.pipelining, plan.branching, plan.joining) if t is not None]
-    return [*([f"rewritten by {', '.join(rules)}"] if rules else []), *others]

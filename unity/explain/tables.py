@@ -21,7 +21,6 @@ from unity.explain.undivided import Undivided, headline, undivided
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import unparallelized
 from unity.pcg.ir.user_lines import line_behind
-from unity.pcg.parallel.stages import TWO_BW
 from unity.pcg.propagation.halos import undivided_windows
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import copies, show
@@ -31,7 +30,6 @@ from unity.search.cost.profile_lookup import ROOFLINE
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction, predict_memory
 from unity.search.session import Candidate
-from unity.substitutions.language.text import print_side
 from unity.transforms.pipelining import scans
 
 if TYPE_CHECKING:
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 ROWS = 25  # of a table; the others are counted
 AGAIN = ("", ", inner values again", ", again")  # beside an operator, by how much of it the backward pass recomputes
 APPLICATIONS = 100  # lines about applications of rules
-UNDRAINED = "in plan.stream, where gradients are of the batch before, at weights one version older (docs: pipelines#2bw)"
 
 
 def explain(plan: Plan, file: Any = None) -> None:
@@ -59,8 +56,7 @@ def explain(plan: Plan, file: Any = None) -> None:
     undivided_rows = undivided(plan, prediction)
     if undivided_rows:
         console.print(headline(undivided_rows), style="yellow")
-    transformations = (*_rewriting(plan), *_pipelining(plan), *_branching(plan), *_applications(plan))
-    for line in (*_constraints(plan), *transformations, *_tried(plan), *inferred_kernels(plan)):
+    for line in (*_constraints(plan), *_transformations(plan), *_applications(plan), *_tried(plan), *inferred_kernels(plan)):
         console.print(line)
     if undivided_rows:
         console.print(_undivided(undivided_rows))
@@ -79,33 +75,13 @@ def _constraints(plan: Plan) -> list[str]:
     return ["constrained by:", *rows] if rows else []
 
 
-def _rewriting(plan: Plan) -> list[str]:
-    """Return lines that list the rules that rewrote the captured program."""
-    if not plan.rewriting:
-        return []
-    library = plan.rewriting.library
-    lines = [f"rewritten by proved rules: {len(plan.original)} operators were captured"]
-    for way, times in plan.rewriting.applied:
-        rule = library[way.rule].rule
-        left, right = map(print_side, (rule.right, rule.left) if way.backward else (rule.left, rule.right))
-        lines.append(f"    {times} × {way}:  {left}  →  {right}")
-    return lines
-
-
-def _pipelining(plan: Plan) -> list[str]:
-    """Return lines about the pipeline, or about why scans cannot become one."""
-    if plan.pipelining is not None:
-        note = plan.pipelining.note
-        more = [f"    not by 1F1B: {note}"] if note else []
-        more += [f"    {UNDRAINED}"] if plan.pipelining.schedule.kind == TWO_BW else []
-        return [f"a pipeline: {plan.pipelining}; it idles {plan.pipelining.schedule.bubble:.0%} of the time", *more]
+def _transformations(plan: Plan) -> list[str]:
+    """Return lines about the transformations, and about why scans cannot become a pipeline."""
+    lines = [line for t in plan.transformations for line in t.explained]
+    if plan.pipelining is not None or plan.machine.devices == 1:
+        return lines
     _, refused = scans(plan.family.captured)
-    return [f"no pipeline of {reason}" for reason in refused] if plan.machine.devices > 1 else []
-
-
-def _branching(plan: Plan) -> list[str]:
-    """Return lines about branches on separate groups of devices, and about joined weights."""
-    return [str(transformation) for transformation in (plan.branching, plan.joining) if transformation is not None]
+    return [*lines, *(f"no pipeline of {reason}" for reason in refused)]
 
 
 def _applications(plan: Plan) -> list[str]:

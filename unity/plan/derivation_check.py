@@ -18,17 +18,10 @@ def check_derivation(plan: Plan) -> tuple[RewriteStep, ...]:
 
     Raises DerivationError, naming the first step that does not hold.
     """
-    rewriting = plan.rewriting
-    if rewriting:
-        rewriting.check(rewriting.derivation)
-    if plan.pipelining is not None:
-        plan.pipelining.check()
-    if plan.branching is not None:
-        plan.branching.check()
-    if plan.joining is not None:
-        plan.joining.check()
+    for transformation in plan.transformations:
+        transformation.check()
     check(plan.pcg)
     if erased(plan.pcg).key != plan.serial.key:
         raise DerivationError("the parallel graph without its parallelization operators is not the graph that was derived")
     plan.check_parallelization()
-    return rewriting.derivation.every
+    return plan.rewriting.derivation.every

@@ -21,6 +21,8 @@ from unity.transforms.rewriting import RewritingRecord
 
 SCHEMA = 10
 
+AnyTransformation = RewritingRecord | AlikeRecord | UnlikeRecord | BranchingRecord | JoiningRecord
+
 
 class TrainingRecord(Record):
     """The parts of a training step that were planned."""
@@ -48,10 +50,7 @@ class PlanDocument(Strategies, tag_field="unity", tag="plan", kw_only=True):
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
     graph: str
     arguments: tuple[str, ...]
-    rewriting: RewritingRecord | None
-    pipelining: AlikeRecord | UnlikeRecord | None
-    branching: BranchingRecord | None
-    joining: JoiningRecord | None
+    transformations: tuple[AnyTransformation, ...]
     machine: Machine
     training: TrainingRecord
     differentiated: tuple[Natural, ...]

@@ -49,6 +49,7 @@ from unity.transforms.branches import Branching
 from unity.transforms.packing import Joining
 from unity.transforms.pipelining import Pipelining
 from unity.transforms.rewriting import Rewriting
+from unity.transforms.transformation import Transformation
 from unity.verify.derivations.parallel import Replayed, check_parallelization
 
 if TYPE_CHECKING:
@@ -107,24 +108,29 @@ class Plan:
         return self.family.captured.graph
 
     @property
+    def transformations(self) -> tuple[Transformation, ...]:
+        """The transformations of the captured program before it was parallelized, in order."""
+        return self.family.transformations
+
+    @property
     def rewriting(self) -> Rewriting:
         """The rewriting of the captured program before it was parallelized; false, and without rules, if there was none."""
-        return self.family.rewriting or Rewriting.none(self.family.original)
+        return self.family.transformation(Rewriting) or Rewriting.none(self.family.original)
 
     @property
     def pipelining(self) -> Pipelining | None:
         """The pipeline that a scan was made into, or None."""
-        return self.family.pipelining
+        return self.family.transformation(Pipelining)
 
     @property
     def branching(self) -> Branching | None:
         """The branches that run on separate groups of devices, and the weights packed for them, or None."""
-        return self.family.branching
+        return self.family.transformation(Branching)
 
     @property
     def joining(self) -> Joining | None:
         """The weights that `shard` joins once, which the program would join in every step. None without `pack=True`."""
-        return self.family.joining
+        return self.family.transformation(Joining)
 
     @property
     def applications(self) -> tuple[RuleApplication, ...]:
@@ -289,8 +295,7 @@ class Plan:
     @property
     def packing(self) -> Packing:
         """The packing of weights by all transformations; empty if none packs any."""
-        transformations = (self.branching, self.joining, self.pipelining)  # no weight is packed by two of them
-        return Packing(tuple(slot for t in transformations if t is not None for slot in t.packing.slots))
+        return Packing(tuple(slot for t in self.transformations for slot in t.packing.slots))  # no two pack the same weight
 
     def shard_local(self, part: Any, argument: int = 1) -> Any:
         """Place one argument, usually the batch, of which each process has a part.

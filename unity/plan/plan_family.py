@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from unity.constraints.bound import Bound
 from unity.pcg.capture.capture import Captured
 from unity.pcg.jaxprs.mesh_context import without_mesh
 from unity.search.session import Candidate, Search
 from unity.search.substitution.trace import RuleApplication
-from unity.transforms.branches import Branching
-from unity.transforms.packing import Joining
-from unity.transforms.pipelining import Pipelining
-from unity.transforms.rewriting import Rewriting
+from unity.transforms.transformation import Transformation, transformed
+
+T = TypeVar("T", bound=Transformation)
 
 
 @dataclass(frozen=True)
@@ -30,26 +29,20 @@ class Tried:
 
 @dataclass(frozen=True, eq=False)
 class PlanFamily:
-    """The function, its graph and the search of all plans of one frontier.
-
-    The transformations were applied in this order, where they are not None: rewriting, pipelining, branching, joining.
-    """
+    """The function, its graph, its transformations in order, and the search of all plans of one frontier."""
 
     fn: Callable[..., Any]
-    captured: Captured  # after all transformations
+    original: Captured  # before any transformation
     search: Search
     seconds: float  # that the search took
     known: tuple[Candidate, ...] = ()  # points of the frontier that were read from a file
     known_exact: bool = False  # whether the known points are all that the frontier has
-    rewriting: Rewriting | None = None
-    pipelining: Pipelining | None = None
-    branching: Branching | None = None
+    transformations: tuple[Transformation, ...] = ()
     applications: tuple[RuleApplication, ...] = ()  # of the search by substitution
     tried: tuple[Tried, ...] = ()  # the plans that this one was chosen from by measuring, itself first
     bound: Bound = field(default_factory=Bound)  # the user's constraints
     limit: float | None = None  # bytes on one device that a plan may need
     known_whole: bool = True  # whether the known points form a frontier, or are only some points of one
-    joining: Joining | None = None
     interrupted: bool = False  # by Ctrl-C, before the search ended
 
     @property
@@ -58,10 +51,17 @@ class PlanFamily:
         return f"searched in {self.seconds:.2f} s" + (", interrupted: the best until then" if self.interrupted else "")
 
     @property
-    def original(self) -> Captured:
-        """The function as captured, before any transformation."""
-        first = self.rewriting or self.pipelining or self.branching or self.joining
-        return self.captured if first is None else first.before
+    def captured(self) -> Captured:
+        """The function as captured, after all transformations."""
+        return transformed(self.original, self.transformations)
+
+    def transformation(self, kind: type[T]) -> T | None:
+        """Return the transformation of a type, or None."""
+        return next((t for t in self.transformations if isinstance(t, kind)), None)
+
+    def then(self, transformation: Transformation, search: Search) -> PlanFamily:
+        """Return the family after one more transformation, with the search of the program that it leads to."""
+        return replace(self, search=search, transformations=(*self.transformations, transformation))
 
     @cached_property
     def frontier(self) -> tuple[tuple[Candidate, ...], bool]:

@@ -12,21 +12,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from msgspec.structs import asdict
 
 import unity.constraints.bound as constraints
-import unity.transforms.branches as branches
-import unity.transforms.packing as packing
-import unity.transforms.pipelining as pipelines
-import unity.transforms.rewriting as rewritings
 from unity.base import atomic_files as atomic
 from unity.base.documents import Misfit, encoded, parsed, refuse_unknown, typed
 from unity.base.errors import PlanError, PlanFileError, UnityError
 from unity.constraints.stated import marking
 from unity.pcg.capture.capture import Captured, capture
-from unity.plan.document import SCHEMA, PlanDocument, SavedPlan, TrainingRecord
+from unity.plan.document import SCHEMA, AnyTransformation, PlanDocument, SavedPlan, TrainingRecord
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
 from unity.plan.strategies import candidates, strategies
@@ -36,8 +32,8 @@ from unity.search.session import Candidate, Search
 from unity.substitutions.language.axioms import default_library
 from unity.substitutions.language.library import Library
 from unity.substitutions.language.parallel_derivation import Parallelization
-from unity.transforms.branches import Forked
-from unity.transforms.rewriting import library_of
+from unity.transforms.rewriting import Rewriting, library_of
+from unity.transforms.transformation import Source, Transformation, transformed
 from unity.verify.derivations.parallel import check_parallelization
 
 CHECKSUMS = "checksums"  # of every other part of a file, by its name
@@ -94,10 +90,7 @@ def document_of(family: PlanFamily, chosen: Candidate, points: bool) -> PlanDocu
     return PlanDocument(
         graph=original.graph.key,
         arguments=tuple(str(n.tensors[0]) for n in original.graph.inputs),
-        rewriting=None if family.rewriting is None else family.rewriting.record,
-        pipelining=None if family.pipelining is None else family.pipelining.record,
-        branching=None if family.branching is None else family.branching.record,
-        joining=None if family.joining is None else family.joining.record,
+        transformations=tuple(cast(AnyTransformation, t.record) for t in family.transformations),
         machine=search.machine,
         training=TrainingRecord(search.training.backward, search.training.optimizer_slots),
         differentiated=tuple(sorted(original.differentiated)),
@@ -197,8 +190,8 @@ def load(
     with reading(path, ".points"):
         _ = plan.pcg
     try:
-        if family.rewriting is not None and document.rewriting is not None:
-            family.rewriting.check(document.rewriting.derivation)
+        if (rewriting := family.transformation(Rewriting)) is not None:  # the others were derived when they were applied
+            rewriting.check()
         with reading(path, ".parallelization"):
             steps = Parallelization.from_record(document.parallelization)
         check_parallelization(plan.serial, plan.pcg, steps, default_library())
@@ -226,26 +219,17 @@ def restore(
     path: str | Path, document: PlanDocument, captured: Captured, fn: Callable[..., Any], library: Callable[[], Library]
 ) -> tuple[PlanFamily, Candidate]:
     """Return the family and the point of a plan from its document, for the function as captured again."""
-    machine, record = document.machine, document
-    with reading(path, ".rewriting"):
-        rewriting = None if record.rewriting is None else rewritings.restored(captured, record.rewriting, library())
-    captured = captured if rewriting is None else rewriting.after
-    with reading(path, ".pipelining"):
-        pipelining = None if record.pipelining is None else pipelines.restored(captured, record.pipelining, machine.axes)
-    forked = Forked.of(captured, pipelining)
-    captured = captured if pipelining is None else pipelining.after
-    with reading(path, ".branching"):
-        branching = None if record.branching is None else branches.restored(forked, record.branching, machine.axes)
-    captured = captured if branching is None else branching.after
-    with reading(path, ".joining"):
-        joining = None if record.joining is None else packing.restored(captured, record.joining, machine.devices)
-    captured = captured if joining is None else joining.after
+    machine, transformations = document.machine, tuple[Transformation, ...]()
+    for k, record in enumerate(document.transformations):
+        with reading(path, f".transformations[{k}]"):
+            transformations = (*transformations, record.apply(Source(captured, transformations, machine, library)))
+    program = transformed(captured, transformations)
     with reading(path):
-        chosen, *known = candidates(captured.graph, machine.axes, document)
+        chosen, *known = candidates(program.graph, machine.axes, document)
     with reading(path, ".constraints"):
-        bound = constraints.restored(document.constraints, captured, fn)
+        bound = constraints.restored(document.constraints, program, fn)
     training = Training(document.training.backward, document.training.optimizer_slots)
-    search = Search(captured.graph, captured.differentiated, machine, training, restrict=bound)
+    search = Search(program.graph, program.differentiated, machine, training, restrict=bound)
     family = PlanFamily(
         fn,
         captured,
@@ -254,10 +238,7 @@ def restore(
         known=tuple(known),
         known_exact=document.exact,
         known_whole=document.whole,
-        rewriting=rewriting,
-        pipelining=pipelining,
-        branching=branching,
-        joining=joining,
+        transformations=transformations,
         applications=document.applications,
         bound=bound,
         limit=math.inf if document.limit is None else document.limit,

@@ -6,7 +6,7 @@ without the function that they were made for.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 from unity.base.documents import Natural, Record, at, plain
 from unity.base.formatting import pattern, short
 from unity.pcg.ir.compact_json import FoldedDocument, folded, unfolded
-from unity.pcg.ir.graph import BRANCHES, PCG, PIPELINE
+from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.graph_json import to_json as graph_json
 from unity.pcg.ir.user_lines import line_behind
 from unity.pcg.parallel.parallelize import Assignment, parallelize
@@ -24,6 +24,7 @@ from unity.search.cost.prediction import Prediction, predict
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import predict_memory
 from unity.substitutions.language.text import print_side
+from unity.transforms.rewriting import Rewriting
 
 if TYPE_CHECKING:
     from unity.plan.plan import Plan
@@ -118,7 +119,7 @@ def summary_of(plan: Plan) -> Summary:
     """Return the summary of a plan."""
     prediction = predict(plan.pcg, plan.machine, differentiated_in(plan))
     figures = plan.__name__, plan.machine.name, plan.machine.devices, plan.time, plan.memory
-    applied = (*_pipelining(plan), *_branching(plan), *_joining(plan), *_applications(plan))
+    applied = (*_transformations(plan), *_applications(plan))
     return Summary(*figures, plan.pcg, *_costs(prediction, plan.pcg), _rules(plan), applied)
 
 
@@ -181,22 +182,12 @@ def _rules(plan: Plan) -> tuple[RuleUse, ...]:
     return _merged(uses)
 
 
-def _pipelining(plan: Plan) -> tuple[RuleUse, ...]:
-    if plan.pipelining is None:
-        return ()
-    lines = tuple(short(node.source) for node in plan.serial.nodes if node.kind == PIPELINE)
-    return (RuleUse(PIPELINE, str(plan.pipelining), 1, lines, tuple(axis.name for axis in plan.pipelining.along)),)
-
-
-def _branching(plan: Plan) -> tuple[RuleUse, ...]:
-    if plan.branching is None:
-        return ()
-    lines = tuple(short(node.source) for node in plan.serial.nodes if node.kind == BRANCHES)
-    return (RuleUse(BRANCHES, str(plan.branching), 1, lines, tuple(axis.name for axis in plan.branching.along)),)
-
-
-def _joining(plan: Plan) -> tuple[RuleUse, ...]:
-    return () if plan.joining is None else (RuleUse("weights", str(plan.joining), 1, ()),)
+def _transformations(plan: Plan) -> Iterator[RuleUse]:
+    """Yield the transformations but rewriting, whose rules `_rules` lists, at the lines of the operators that they lead to."""
+    for t in plan.transformations:
+        if not isinstance(t, Rewriting):
+            lines = tuple(short(node.source) for node in plan.serial.nodes if node.kind == t.kind)
+            yield RuleUse(t.kind, str(t), 1, lines, tuple(axis.name for axis in t.along))
 
 
 def _applications(plan: Plan) -> tuple[RuleUse, ...]:

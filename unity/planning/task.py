@@ -43,6 +43,7 @@ from unity.transforms.packing import joining_of
 from unity.transforms.pipelining import PipelineWish, best_unlike
 from unity.transforms.pipelining import best as best_pipeline
 from unity.transforms.rewriting import Rewriter
+from unity.transforms.transformation import transformed
 
 Solution: TypeAlias = tuple[PlanFamily, Candidate]  # the arguments of a Plan: its family, and its point of the frontier
 
@@ -171,14 +172,14 @@ class Task:
         """Yield the best solution after each part of the search, or None where a part yields none. The last is the best."""
         pack = self.options.pack and not self.bound.every
         prices = Prices(machine, self.training, bodies=self.captured.bodies, restrict=self.bound, pack=pack)
-        plain = self.family_of(self.captured, self.search(self.captured, prices))
+        plain = PlanFamily(self.fn, self.captured, self.search(self.captured, prices), 0.0, bound=self.bound)
         best, chosen, interrupted = self.solution_of(plain, prices), None, False
         yield best
         if best is not None or pack:  # a rewritten program may fit, with its weights joined, where the captured one does not
             weight = math.inf if best is None else self.weight(best[0].search)
             chosen, interrupted = self.rewriter.best(self.captured, replace(prices, weight=weight), self.say)
         if chosen is not None:
-            rewritten = replace(self.family_of(chosen.after, self.search(chosen.after, prices)), rewriting=chosen)
+            rewritten = plain.then(chosen, self.search(chosen.after, prices))
             solution = self.solution_of(rewritten, prices)
             if solution is not None and (best is None or self.is_better(solution, best)):
                 plain, best = rewritten, solution
@@ -208,11 +209,7 @@ class Task:
         candidate = self.fitting(search)
         if candidate is None or (solution is not None and self.worth(candidate) >= self.worth(solution[1])):
             return solution
-        return replace(plain, captured=joining.after, search=search, joining=joining), candidate
-
-    def family_of(self, captured: Captured, search: Search) -> PlanFamily:
-        """Return the family of a program's plans, before any transformation is recorded in it."""
-        return PlanFamily(self.fn, captured, search, 0.0, bound=self.bound)
+        return plain.then(joining, search), candidate
 
     def pipelined_or_branched(
         self, plain: PlanFamily, prices: Prices, than: Solution | None, pipelined: Solution | None
@@ -252,8 +249,7 @@ class Task:
             if required is not None:
                 raise InfeasibleError(no_pipeline(prices.machine, required, refused, size(self.limit)))
             return None
-        family = replace(plain, captured=best.pipelining.after, search=best.search, pipelining=best.pipelining)
-        return self.if_better((family, best.candidate), than, required)
+        return self.if_better((plain.then(best.transformation, best.search), best.candidate), than, required)
 
     def branched(self, before: PlanFamily, prices: Prices, than: Solution | None) -> tuple[Solution | None, list[str]]:
         """Return the program with branches on separate groups of devices, and the reasons against those that were refused.
@@ -267,11 +263,10 @@ class Task:
         if not self.options.branches or excluding or (machine.devices == 1 and required is None):
             return None, []
         wish = BranchesWish(**self.wish(prices, than, required), exactly=required, pack=self.options.pack, whole=self.pinned)
-        plain = before.captured if before.pipelining is None else before.pipelining.before
-        best, refused = best_branches(Forked.of(plain, before.pipelining), machine, self.training, wish)
+        best, refused = best_branches(Forked.of(before.captured, before.transformations), machine, self.training, wish)
         if best is None:
             return None, refused
-        family = replace(before, captured=best.branching.after, search=best.search, branching=best.branching)
+        family = before.then(best.transformation, best.search)
         candidate = best.candidate if required is None else self.runnable(family, best.candidate)
         return self.if_better((family, candidate), than, required), refused
 
@@ -317,12 +312,13 @@ class Task:
     def searched_in_sequence(self, machine: Machine) -> Solution:
         """Return the best solution of the program that is the fastest on one device (the baseline of Unity, section 6.4)."""
         chosen, interrupted = self.rewriter.best(self.captured, Prices(machine.alone, self.training), self.say)
-        captured = self.captured if chosen is None else chosen.after
-        search = self.search(captured, Prices(machine, self.training))
+        transformations = () if chosen is None else (chosen,)
+        search = self.search(transformed(self.captured, transformations), Prices(machine, self.training))
         candidate = self.best(search)
         if candidate is None or candidate.memory > self.limit:
             raise InfeasibleError(shortfall(machine, search.leanest, self.limit))
-        return PlanFamily(self.fn, captured, search, 0.0, rewriting=chosen, interrupted=interrupted), candidate
+        family = PlanFamily(self.fn, self.captured, search, 0.0, transformations=transformations, interrupted=interrupted)
+        return family, candidate
 
     def searched_by_substitution(self, machine: Machine) -> Solution:
         """Return the best solution that parallelizing substitutions reach."""

@@ -15,20 +15,16 @@ from unity.base.documents import Misfit, at
 from unity.base.formatting import short
 from unity.diff.matching import matching
 from unity.pcg.ir.compact_json import folded_all, unfolded_all
-from unity.pcg.ir.graph import BRANCHES, PCG, PIPELINE, Node
+from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.parallel.serial_view import erased
 from unity.plan.document import StepRecord, StepsRecord
 from unity.plan.plan import Plan
 from unity.plan.summary import RuleUse, Summary
 from unity.search.joint.nested import program
+from unity.transforms.branches import Branching
+from unity.transforms.pipelining import Pipelining
 from unity.transforms.rewriting import Rewriting, end_of, path_of, programs_of
 
-TRANSFORMED = {PIPELINE: "A loop is a pipeline.", BRANCHES: "What does not need each other runs at the same time."}
-TRANSFORMATIONS = (
-    ("In stages", "A loop became a pipeline"),
-    ("Apart", "What does not need each other runs at the same time"),
-    ("Joined", "Weights that every step would join are joined once"),
-)
 MAX_RULE_STEPS = 16  # if there are more rules, several that follow each other are one step
 
 
@@ -63,10 +59,9 @@ def _steps_at_lines(captured: Summary, planned: Summary) -> Iterator[ReportStep]
     for use in planned.rules:
         yield _rule_step((use,), captured.graph)
     kinds = {node.kind for node, _ in planned.graph.walk()}
-    texts = ["What all rules together lead to."] if planned.rules else []
-    texts += [text for kind, text in TRANSFORMED.items() if kind in kinds]
-    if texts:
-        yield ReportStep("Rewritten", " ".join(texts), erased(planned.graph))
+    applied = [*([Rewriting] if planned.rules else []), *(t for t in (Pipelining, Branching) if t.kind in kinds)]
+    if applied:
+        yield ReportStep(Rewriting.title, " ".join(f"{t.effect}." for t in applied), erased(planned.graph))
 
 
 def _rule_step(uses: tuple[RuleUse, ...], graph: PCG) -> ReportStep:
@@ -80,13 +75,12 @@ def steps_between(plan: Plan, uses: Sequence[RuleUse]) -> tuple[ReportStep, ...]
         plan: the plan, with its function.
         uses: the rules that rewrote it, as its summary has them.
     """
-    steps = list(_rewriting_steps(plan.rewriting, uses)) if plan.rewriting else []
-    transformations = (plan.pipelining, plan.branching, plan.joining)
-    steps += [
-        ReportStep(title, f"{says}: {t}.", t.after.graph)
-        for (title, says), t in zip(TRANSFORMATIONS, transformations, strict=True)
-        if t is not None
-    ]
+    steps = list[ReportStep]()
+    for t in plan.transformations:
+        if isinstance(t, Rewriting):
+            steps += _rewriting_steps(t, uses) if t else ()
+        else:
+            steps.append(ReportStep(t.title, f"{t.effect}: {t}.", t.after.graph))
     return tuple(steps)
 
 

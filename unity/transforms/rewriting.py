@@ -23,11 +23,13 @@ from unity.search.joint.pricing import Prices
 from unity.substitutions.language.axioms import default_digest, default_library
 from unity.substitutions.language.derivation import Derivation, Inside, RewriteStep
 from unity.substitutions.language.library import Library, load
+from unity.substitutions.language.text import print_side
 from unity.substitutions.rewriting.forms import distinct
 from unity.substitutions.rewriting.occurrences import Occurrence, Pattern, occurrences, patterns
 from unity.substitutions.rewriting.reading import Reading
 from unity.substitutions.rewriting.recording import step_of
 from unity.substitutions.rewriting.rewriting import rewritten
+from unity.transforms.transformation import Source, Transformation, TransformationRecord
 from unity.verify.derivations.canonical_form import apply_body, canonical_forms
 from unity.verify.derivations.replay import check
 
@@ -56,12 +58,24 @@ class RewrittenSegment(Record):
     rules: tuple[NumberedRule, ...]
 
 
-class RewritingRecord(Record):
+class RewritingRecord(TransformationRecord, tag="rewriting"):
     """A `Rewriting` in a document: the hash of the graph after it, the rewritten segments, and the derivation."""
 
     graph: str
     segments: tuple[RewrittenSegment, ...]
     derivation: Derivation
+
+    def apply(self, source: Source) -> Rewriting:
+        rules, whole = source.library(), _whole(source.program)
+        keys = _distinct_keys(whole)
+        if any(part.segment >= len(keys) for part in self.segments):
+            raise PlanError("it rewrites a segment that the program does not have")
+        ways = {keys[part.segment]: part.rules for part in self.segments}
+        changed = {key: end_of(part, path_of(part, ways[key], rules)) for key, part in programs_of(whole, ways).items()}
+        after = source.program.of(whole.with_segments(changed))
+        if after.graph.key != self.graph:
+            raise PlanError("its rewriting leads to another graph: it was made by another version of unity, or by other rules")
+        return Rewriting(source.program, after, ways, rules, self.derivation)
 
 
 @dataclass(frozen=True)
@@ -77,16 +91,22 @@ RewritePath = tuple[tuple[Body, Occurrence], ...]  # for each step, the program 
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Rewriting:
-    """A captured function before and after rewriting. `ways` has, by key, the uses of rules in every distinct rewritten segment.
+class Rewriting(Transformation):
+    """A captured function before and after rewriting. One in which no rule was applied is false.
 
-    A rewriting in which no rule was applied is false.
+    Attributes:
+        ways: by key, the uses of rules in every distinct rewritten segment.
+        library: the rules.
+        recorded: the derivation, if the rewriting was read from a document.
     """
 
-    before: Captured
-    after: Captured
+    kind = "rewriting"
+    title = "Rewritten"
+    effect = "What all rules together lead to"
+
     ways: dict[str, tuple[NumberedRule, ...]]
     library: Library
+    recorded: Derivation | None = None
 
     @classmethod
     def none(cls, captured: Captured) -> Rewriting:
@@ -96,23 +116,19 @@ class Rewriting:
     def __bool__(self) -> bool:
         return bool(self.ways)
 
-    def __repr__(self) -> str:
-        rules = ", ".join(f"{times} × {applied}" for applied, times in self.applied)
-        return f"<Rewriting by {rules or 'no rule'}>"
-
     @cached_property
     def derivation(self) -> Derivation:
         """Every application of a rule, from the captured program to the rewritten one."""
-        if not self:
-            return Derivation()
-        whole = program(self.before.body, self.before.differentiated)
+        if self.recorded is not None or not self:
+            return self.recorded or Derivation()
+        whole = _whole(self.before)
         paths = {key: path_of(part, self.ways[key], self.library) for key, part in programs_of(whole, self.ways).items()}
         ends = {key: end_of(part, paths[key]) for key, part in programs_of(whole, self.ways).items()}
         return _derivation(whole, paths, ends)
 
-    def check(self, derivation: Derivation) -> None:
-        """Replay a derivation with none of the search's code. Raises DerivationError if it does not lead to this program."""
-        check(self.before.body, self.after.body, derivation, self.library)
+    def check(self) -> None:
+        """Replay the derivation with none of the search's code. Raises DerivationError if it does not lead to this program."""
+        check(self.before.body, self.after.body, self.derivation, self.library)
 
     @cached_property
     def applied(self) -> tuple[tuple[DirectedRule, int], ...]:
@@ -120,7 +136,7 @@ class Rewriting:
         if not self:
             return ()
         often: dict[DirectedRule, int] = {}
-        for one, _ in program(self.before.body, self.before.differentiated).walk():
+        for one, _ in _whole(self.before).walk():
             for part in one.segments:
                 for way in self.ways.get(part.key, ()):
                     often[way.applied] = often.get(way.applied, 0) + 1
@@ -132,7 +148,7 @@ class Rewriting:
         if not self:
             return ()
         uses_of_rules: list[RewrittenLines] = []
-        whole = program(self.before.body, self.before.differentiated)
+        whole = _whole(self.before)
         often = Counter(part.key for one, _ in whole.walk() for part in one.segments)
         for key, part in programs_of(whole, self.ways).items():
             steps = zip(self.ways[key], path_of(part, self.ways[key], self.library), strict=True)
@@ -141,10 +157,26 @@ class Rewriting:
 
     @property
     def record(self) -> RewritingRecord:
-        """The rewriting for a document."""
-        numbers = {key: number for number, key in enumerate(_distinct_keys(program(self.before.body, self.before.differentiated)))}
+        numbers = {key: number for number, key in enumerate(_distinct_keys(_whole(self.before)))}
         segments = tuple(RewrittenSegment(numbers[key], rules) for key, rules in self.ways.items())
         return RewritingRecord(self.after.graph.key, segments, self.derivation)
+
+    @property
+    def explained(self) -> list[str]:
+        lines = [f"rewritten by proved rules: {len(self.before.graph)} operators were captured"]
+        for way, times in self.applied:
+            rule = self.library[way.rule].rule
+            left, right = map(print_side, (rule.right, rule.left) if way.backward else (rule.left, rule.right))
+            lines.append(f"    {times} × {way}:  {left}  →  {right}")
+        return lines
+
+    def __str__(self) -> str:
+        return f"rewritten by {', '.join(f'{times} × {way}' for way, times in self.applied) or 'no rule'}"
+
+
+def _whole(captured: Captured) -> Program:
+    """Return a captured program with its nested programs, all in segments."""
+    return program(captured.body, captured.differentiated)
 
 
 def rewriting_of(captured: Captured, found: Improvement, library: Library, known: Bodies | None = None) -> Rewriting:
@@ -155,20 +187,6 @@ def rewriting_of(captured: Captured, found: Improvement, library: Library, known
 
 def _way(pattern: Pattern, number: int) -> NumberedRule:
     return NumberedRule(DirectedRule(pattern.rule.name, pattern.backward), number)
-
-
-def restored(captured: Captured, record: RewritingRecord, library: Library) -> Rewriting:
-    """Replay a rewriting from its record. Raises PlanError if the rules, or the result, are others."""
-    whole = program(captured.body, captured.differentiated)
-    keys = _distinct_keys(whole)
-    if any(part.segment >= len(keys) for part in record.segments):
-        raise PlanError("it rewrites a segment that the program does not have")
-    ways = {keys[part.segment]: part.rules for part in record.segments}
-    changed = {key: end_of(part, path_of(part, ways[key], library)) for key, part in programs_of(whole, ways).items()}
-    after = captured.of(whole.with_segments(changed))
-    if after.graph.key != record.graph:
-        raise PlanError("its rewriting leads to another graph: it was made by another version of unity, or by other rules")
-    return Rewriting(captured, after, ways, library)
 
 
 def _derivation(whole: Program, paths: Mapping[str, RewritePath], ends: Mapping[str, Body]) -> Derivation:
@@ -284,7 +302,7 @@ class Rewriter:
         for better in reversed(found):
             rewriting = rewriting_of(captured, better, self.library, prices.bodies)
             try:
-                rewriting.check(rewriting.derivation)
+                rewriting.check()
                 return rewriting
             except DerivationError as problem:
                 warnings.warn(f"a rewritten program is not used, because its derivation does not replay: {problem}", stacklevel=2)

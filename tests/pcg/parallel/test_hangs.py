@@ -84,7 +84,7 @@ def like_stages(kind: str) -> Plan:
     captured = capture(language, *language_arguments())
     made = pipelined(PipelineSource(captured), 0, 0, INNER, 2, kind)
     search = Search(made.after.graph, captured.differentiated, SHARING, Training())
-    return Plan(PlanFamily(language, made.after, search, 0.0, pipelining=made), search.fastest)
+    return Plan(PlanFamily(language, made.before, search, 0.0, transformations=(made,)), search.fastest)
 
 
 def unlike_stages(model: str, kind: str) -> Plan:

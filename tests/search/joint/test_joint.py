@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import time
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -32,7 +33,8 @@ from unity.substitutions.language.library import Library
 from unity.substitutions.language.text import parse_rule
 from unity.substitutions.rewriting.occurrences import Pattern, patterns
 from unity.substitutions.rewriting.rewriting import content_key, tidy
-from unity.transforms.rewriting import RewritingRecord, budget_of, library_of, restored, rewriting_of
+from unity.transforms.rewriting import RewritingRecord, budget_of, library_of, rewriting_of
+from unity.transforms.transformation import Source
 
 MACHINE = Machine.grid(1, 8, "v100")
 USABLE = patterns(default_library().rules)
@@ -294,8 +296,8 @@ def test_what_a_plan_file_says_of_rewriting_is_not_believed():
     *_, best = improvements(body, captured.differentiated, prices(), USABLE, Budget(30))
     good = plain(rewriting_of(captured, best, default_library()).record)
 
-    def read(data, library=None):
-        return restored(captured, typed(data, RewritingRecord), library or default_library())
+    def read(data, library=default_library):
+        return typed(data, RewritingRecord).apply(Source(captured, (), MACHINE, library))
 
     assert read(good).after.graph.key == good["graph"]
     with pytest.raises(PlanError, match="another graph"):
@@ -305,7 +307,7 @@ def test_what_a_plan_file_says_of_rewriting_is_not_believed():
     with pytest.raises(PlanError, match=r"damaged at \$\.segments: expected array, got int"):
         read({**good, "segments": 3})
     with pytest.raises(PlanError, match="does not have"):
-        restored(captured, typed(good, RewritingRecord), Library(()))
+        read(good, lambda: Library(()))
     (segment,) = good["segments"]
     (rule,) = segment["rules"]
     with pytest.raises(PlanError, match="does not apply"):
@@ -321,7 +323,7 @@ def test_the_derivation_of_a_plan_replays():
     assert planned(layers, search="captured").check_derivation() == ()
     assert found.rewriting
     with pytest.raises(DerivationError, match="does not lead to the derived program"):
-        found.rewriting.check(Derivation(steps[:-1]))
+        replace(found.rewriting, recorded=Derivation(steps[:-1])).check()
 
 
 @pytest.mark.parametrize("name", ["gpt_scanned", "lstm", "cnn", "gpt"])
@@ -337,16 +339,17 @@ def test_a_file_whose_derivation_does_not_replay_is_refused(tmp_path):
     path = tmp_path / "plan.json"
     planned(chained).save(path)
     whole = json.loads(path.read_text())
-    rewriting = whole["rewriting"]
+    (rewriting,) = whole["transformations"]
     (step,) = rewriting["derivation"]["steps"]
     for changed, message in [
         ([], "does not lead"),
         ([{**step, "hash": "0" * 16}], "hash"),
         ([{**step, "backward": True}], "step 1"),
         ([{**step, "tensors": 3}], "damaged"),
-        (None, r"damaged at \$\.rewriting\.derivation\.steps: expected array, got null"),
+        (None, r"damaged at \$\.transformations\[0\]\.derivation\.steps: expected array, got null"),
     ]:
-        path.write_text(json.dumps(sealed({**whole, "rewriting": {**rewriting, "derivation": {"steps": changed, "inside": {}}}})))
+        wrong = {**rewriting, "derivation": {"steps": changed, "inside": {}}}
+        path.write_text(json.dumps(sealed({**whole, "transformations": [wrong]})))
         with pytest.raises(PlanError, match=message):
             unity.load(path, chained, *CHAINED)
 

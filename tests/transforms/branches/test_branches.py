@@ -29,8 +29,10 @@ from unity.plan.plan_family import PlanFamily
 from unity.search.cost.cost import Training
 from unity.search.cost.prediction import predict
 from unity.search.session import Search
-from unity.transforms.branches import Branching, Forked, Share, branched, dealt, restored
+from unity.substitutions.language.axioms import default_library
+from unity.transforms.branches import Forked, Share, branched, dealt
 from unity.transforms.branches.choose import NEAR, BranchCandidate, parts_of
+from unity.transforms.transformation import Source
 
 TREE = Machine.grid(2, 4)
 FOUR = Machine.grid(1, 4)
@@ -122,7 +124,7 @@ def planned(fn, args, machine, along, pack=False, shares=None) -> Plan:
         shares = [dealt(k, range(1, 1 + len(r.branches)), count) for k, r in enumerate(program.regions)]
     made = branched(program, along, shares, pack)
     search = Search(made.after.graph, captured.differentiated, machine, Training())
-    return Plan(PlanFamily(fn, made.after, search, 0.0, branching=made), search.fastest)
+    return Plan(PlanFamily(fn, made.before, search, 0.0, transformations=(made,)), search.fastest)
 
 
 def close(found, wanted, most=1e-10):
@@ -159,7 +161,7 @@ def test_inside_of_branches_other_axes_are_used_and_their_collectives_stay_insid
     captured = capture(fn, *args)
     made = branched(Forked(captured), TREE.axes[:1], [Share(0, (0, 1), 0.5)], False)
     search = Search(made.after.graph, captured.differentiated, replace(TREE, device=SLOW), Training())
-    plan = Plan(PlanFamily(fn, made.after, search, 0.0, branching=made), search.fastest)
+    plan = Plan(PlanFamily(fn, made.before, search, 0.0, transformations=(made,)), search.fastest)
     (node,) = [n for n in plan.pcg.nodes if n.kind == BRANCHES]
     inner = {id(n) for group in groups_of(node) for n in group.graph.nodes}
     flows = captured.differentiated
@@ -459,12 +461,11 @@ def test_a_file_that_speaks_of_other_branches_is_refused():
     fn, args = towers_case()
     captured = capture(fn, *args)
     made = branched(Forked(captured), TREE.axes[:1], [Share(0, (0, 1), 0.5)], True)
-    program = Forked(captured)
-    assert restored(program, made.record, TREE.axes).after.graph.key == made.after.graph.key
+    source = Source(captured, (), TREE, default_library)
+    assert made.record.apply(source).after.graph.key == made.after.graph.key
     with pytest.raises(PlanError, match="cannot be made"):
-        restored(program, structs.replace(made.record, shares=(Share(0, (0, 0), 0.5),)), TREE.axes)
-    with pytest.raises(PlanError, match="none of a machine"):
-        restored(program, structs.replace(made.record, along=("x",)), TREE.axes)
-    other = Branching(made.program, made.after, made.along, (Share(0, (1, 0), 0.5),), made.packing)
-    with pytest.raises(DerivationError, match="are others"):
-        other.check()
+        structs.replace(made.record, shares=(Share(0, (0, 0), 0.5),)).apply(source)
+    with pytest.raises(PlanError, match="cannot be on a machine"):
+        structs.replace(made.record, along=("x",)).apply(source)
+    with pytest.raises(DerivationError, match="leads to another program"):
+        replace(made, shares=(Share(0, (1, 0), 0.5),)).check()

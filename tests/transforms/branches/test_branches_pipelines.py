@@ -87,7 +87,7 @@ def test_what_was_found_is_said_saved_and_made_again(tmp_path: Path) -> None:
     assert again.pcg.key == plan.pcg.key
     other = planned(TREE, pipelines=False, pack=True).branching
     assert other is not None
-    with pytest.raises(DerivationError, match="are others"):
+    with pytest.raises(DerivationError, match="leads to another program"):
         replace(branching, program=other.program).check()
 
 

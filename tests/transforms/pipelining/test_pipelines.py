@@ -78,7 +78,7 @@ def planned(fn, args, machine, along, rounds, argnums: int | tuple[int, ...] = 0
     captured = capture(fn, *args, argnums=argnums)
     made = pipelined(PipelineSource(captured), 0, 0, along, rounds)
     search = Search(made.after.graph, captured.differentiated, machine, Training())
-    return Plan(PlanFamily(fn, made.after, search, 0.0, pipelining=made), search.fastest)
+    return Plan(PlanFamily(fn, made.before, search, 0.0, transformations=(made,)), search.fastest)
 
 
 def close(found, wanted, most=2e-5):
@@ -271,12 +271,12 @@ def test_a_damaged_pipeline_is_refused(tmp_path):
     plan.save(tmp_path / "plan.json")
     data = json.loads((tmp_path / "plan.json").read_text())
     for change in ({"along": ["x9"]}, {"scan": 3}, {"rounds": 5}, {"rolled": 2}):
-        (tmp_path / "other.json").write_text(json.dumps(sealed(data | {"pipelining": data["pipelining"] | change})))
+        (tmp_path / "other.json").write_text(json.dumps(sealed(data | {"transformations": [data["transformations"][0] | change]})))
         with pytest.raises(PlanError, match="pipeline along"):
             unity.load(tmp_path / "other.json", loss, *args)
     assert plan.pipelining is not None
     other = pipelined(PipelineSource(plan.pipelining.before), 0, 0, TREE.axes[:1], 4)
-    with pytest.raises(DerivationError, match="pipeline, made again"):
+    with pytest.raises(DerivationError, match="'pipeline', applied again"):
         replace(plan.pipelining, after=other.after).check()
 
 

@@ -56,7 +56,7 @@ def planned(fn, args, along, rounds, kind) -> Plan:
     captured = capture(fn, *args)
     made = pipelined(PipelineSource(captured), 0, 0, along, rounds, kind)
     search = Search(made.after.graph, captured.differentiated, TREE, Training())
-    return Plan(PlanFamily(fn, made.after, search, 0.0, pipelining=made), search.fastest)
+    return Plan(PlanFamily(fn, made.before, search, 0.0, transformations=(made,)), search.fastest)
 
 
 @pytest.mark.parametrize(

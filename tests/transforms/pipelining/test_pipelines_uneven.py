@@ -52,7 +52,7 @@ def planned(fn, args, along, micro_batches, kind) -> Plan:
     stages = 2 ** len(along)
     made = pipelined(PipelineSource(captured), 0, 0, along, micro_batches // stages, kind)
     search = Search(made.after.graph, captured.differentiated, TREE, Training())
-    return Plan(PlanFamily(fn, made.after, search, 0.0, pipelining=made), search.fastest)
+    return Plan(PlanFamily(fn, made.before, search, 0.0, transformations=(made,)), search.fastest)
 
 
 def close(found, wanted, most=2e-5):

@@ -106,7 +106,7 @@ def test_a_plan_is_saved_and_made_again(tmp_path, kind):
     assert "stages of different operators" in out.getvalue()
     assert plan.simulate().makespan == pytest.approx(plan.time, rel=0.05)
     data = json.loads((tmp_path / "plan.json").read_text())
-    data["pipelining"]["cuts"]["places"] = [99]
+    data["transformations"][0]["cuts"]["places"] = [99]
     (tmp_path / "plan.json").write_text(json.dumps(sealed(data)))
     with pytest.raises(PlanError, match="cannot be made"):
         unity.load(tmp_path / "plan.json", mlp, *args)
@@ -178,7 +178,7 @@ def test_a_pipeline_that_is_not_made_again_is_refused():
     chain, cuts = chain_of(captured), Cuts((6,), 0.5)
     one, other = (unlike(chain, captured, cuts, TREE.axes[:1], rounds, False) for rounds in (1, 2))
     one.check()
-    with pytest.raises(DerivationError, match="is another"):
+    with pytest.raises(DerivationError, match="leads to another program"):
         replace(one, after=other.after).check()
 
 

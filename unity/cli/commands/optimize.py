@@ -123,12 +123,7 @@ def in_words(plan: Plan, path: Path | None) -> str:
         f"{plan.__name__} on {plan.machine}",
         f"{duration(plan.time)} a step, {size(plan.memory)} on each device (predicted); {plan.family.searched}",
     ]
-    if plan.rewriting:
-        lines.append(f"rewritten by {', '.join(f'{times} × {way}' for way, times in plan.rewriting.applied)}")
-    if plan.pipelining is not None:
-        lines.append(f"a pipeline: {plan.pipelining}")
-    if plan.branching is not None:
-        lines.append(f"branches: {plan.branching}")
+    lines += map(str, plan.transformations)
     if whole := undivided(plan):
         lines.append(f"{headline(whole)}; `unity explain` says where")
     return "\n".join([*lines, *([f"saved in {path}"] if path is not None else [])])

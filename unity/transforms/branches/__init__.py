@@ -1,6 +1,6 @@
 """Branches of a captured program on separate groups of devices: their detection, their assignment to groups, and the rewrite."""
 
-from unity.transforms.branches.branching import Branching, BranchingRecord, Forked, Share, branched, restored
+from unity.transforms.branches.branching import Branching, BranchingRecord, Forked, Share, branched
 from unity.transforms.branches.choose import BranchesWish, best, dealt
 
-__all__ = ["BranchesWish", "Branching", "BranchingRecord", "Forked", "Share", "best", "branched", "dealt", "restored"]
+__all__ = ["BranchesWish", "Branching", "BranchingRecord", "Forked", "Share", "best", "branched", "dealt"]

@@ -8,11 +8,11 @@ from functools import cached_property
 from math import prod
 
 from unity.base.documents import Natural, Record
-from unity.base.errors import DerivationError, PlanError
+from unity.base.errors import PlanError
 from unity.base.formatting import short
 from unity.pcg.capture.capture import Captured, graph_of
 from unity.pcg.capture.heavy_operators import Uses, constants, pure
-from unity.pcg.capture.packed_arguments import NOTHING, Packing
+from unity.pcg.capture.packed_arguments import NOTHING
 from unity.pcg.ir.dead_code import deduplicated, extract, used
 from unity.pcg.ir.graph import BRANCHES, PCG, Node, Value
 from unity.pcg.ir.program import Body
@@ -27,6 +27,7 @@ from unity.transforms.pipelining.apart import applied
 from unity.transforms.pipelining.micro import WALK
 from unity.transforms.pipelining.named import with_nodes
 from unity.transforms.pipelining.splice import within
+from unity.transforms.transformation import Source, Transformation, TransformationRecord
 
 
 class Apart(Exception):
@@ -47,13 +48,20 @@ class Share(Record):
     weight: float
 
 
-class BranchingRecord(Record):
+class BranchingRecord(TransformationRecord, tag="branches"):
     """A `Branching` in a document: its axes, the groups of its branches, whether weights are packed, and which never are."""
 
     along: tuple[str, ...]
     shares: tuple[Share, ...]
     packed: bool
     whole: tuple[Natural, ...]
+
+    def apply(self, source: Source) -> Branching:
+        program = Forked.of(source.program, source.earlier)
+        try:
+            return branched(program, source.axes("branches", self.along), self.shares, self.packed, self.whole)
+        except Apart as reason:
+            raise PlanError(f"the branches along {' '.join(self.along)} cannot be made: {reason}") from None
 
 
 @dataclass(frozen=True)
@@ -108,9 +116,10 @@ class Forked:
     pipelining: Pipelining | None = None
 
     @classmethod
-    def of(cls, before: Captured, pipelining: Pipelining | None) -> Forked:
-        """Return a program, or its form with a pipeline, ready for branches."""
-        return cls(before) if pipelining is None else cls(pipelining.walk.captured, pipelining)
+    def of(cls, captured: Captured, earlier: Sequence[Transformation]) -> Forked:
+        """Return a program, to which transformations were applied before, ready for branches."""
+        pipelining = next((t for t in earlier if isinstance(t, Pipelining)), None)
+        return cls(captured) if pipelining is None else cls(pipelining.walk.captured, pipelining)
 
     @property
     def before(self) -> Captured:
@@ -208,36 +217,31 @@ class Forked:
                 raise Apart(f"the branches joined at {self.where(region)}: one makes {result}, which is no floating point number")
 
 
-@dataclass(frozen=True, eq=False)
-class Branching:
-    """A program before and after some of its branches went to devices of their own, and how weights are packed for that, if so.
+@dataclass(frozen=True, eq=False, repr=False)
+class Branching(Transformation):
+    """A program before and after some of its branches went to groups of devices along its axes.
 
-    `whole`: the arguments, by number, that are packed in no case.
+    Attributes:
+        program: the program before, without the stages of its pipeline.
+        shares: for each region, the groups of its branches.
+        whole: the arguments, by number, that are never packed.
     """
 
+    kind = BRANCHES
+    title = "Apart"
+    effect = "What does not need each other runs at the same time"
+
     program: Forked
-    after: Captured
-    along: tuple[Axis, ...]
     shares: tuple[Share, ...]
-    packing: Packing
     whole: frozenset[int] = frozenset()
 
     @property
-    def before(self) -> Captured:
-        """The program without branches on separate devices, as captured or rewritten."""
-        return self.program.before
-
-    @property
     def record(self) -> BranchingRecord:
-        """The branching for a document."""
         along = tuple(axis.name for axis in self.along)
         return BranchingRecord(along, tuple(self.shares), bool(self.packing), tuple(sorted(self.whole)))
 
     def check(self) -> None:
-        """Make the branching again from the program before it. Raises DerivationError if the result differs."""
-        again = branched(self.program, self.along, self.shares, bool(self.packing), self.whole)
-        if again.after.graph.key != self.after.graph.key:
-            raise DerivationError("the branches, made again from the program before them, are others")
+        self._check_same(branched(self.program, self.along, self.shares, bool(self.packing), self.whole))
 
     def __str__(self) -> str:
         count, names = prod(axis.size for axis in self.along), " ".join(axis.name for axis in self.along)
@@ -274,7 +278,8 @@ def branched(program: Forked, along: Sequence[Axis], shares: Sequence[Share], pa
         nodes = sorted((n for n in graph.nodes if n.kind == BRANCHES), key=lambda n: int(n.attributes["region"]))
         graph, packing = packed(graph, nodes, program.captured.differentiated.difference(whole))
     after = replace(program.captured, graph=program.staged(graph))
-    return Branching(program, after, tuple(along), ordered, packing, frozenset(whole))
+    before = program.captured if program.pipelining is None else program.pipelining.after
+    return Branching(before, after, program, ordered, frozenset(whole), along=tuple(along), packing=packing)
 
 
 def _stitched(program: Forked, along: tuple[Axis, ...], shares: Sequence[Share], first: int) -> PCG:
@@ -296,18 +301,6 @@ def _stitched(program: Forked, along: tuple[Axis, ...], shares: Sequence[Share],
             graph = with_nodes(graph, {id(n): replace(n, inside=_stitched(inner.program, along, some, start)) for n in scans})
         start = end
     return graph
-
-
-def restored(program: Forked, record: BranchingRecord, axes: Sequence[Axis]) -> Branching:
-    """Make the branches of a plan file again. Raises PlanError if the program or the machine does not allow it."""
-    names = record.along
-    along = [axis for axis in axes if axis.name in names]
-    if len(along) != len(names):
-        raise PlanError(f"branches along {' '.join(names)} are none of a machine with axes {' '.join(a.name for a in axes)}")
-    try:
-        return branched(program, along, record.shares, record.packed, record.whole)
-    except Apart as reason:
-        raise PlanError(f"the branches along {' '.join(names)} cannot be made: {reason}") from None
 
 
 class _Stitching:

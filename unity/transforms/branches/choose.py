@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from typing import TypeAlias
 
 from unity.base.errors import ConstraintError, InfeasibleError
 from unity.machine.collectives import collective
@@ -25,22 +26,17 @@ from unity.search.cost.assembly import Listed
 from unity.search.cost.cost import Training
 from unity.search.cost.prediction import predict
 from unity.search.request import Wish
-from unity.search.session import Candidate, Search
+from unity.search.session import Search
 from unity.transforms.branches.branching import Apart, Branching, Forked, Share, Spot, branched
 from unity.transforms.pipelining.choose import ladders, least
+from unity.transforms.transformation import TransformationCandidate
 
 PROMISE = 0.02  # share of a step's time that regions, each alone, must gain before the whole program is searched with them
 NEAR = 0.01  # relative error of the slowest group's share that is tolerated
 WORTH = 0.1  # share of the whole work that regions must have, unless branches are asked for
 
 
-@dataclass(frozen=True, eq=False)
-class BranchCandidate:
-    """Branches on separate groups of devices, the search of the program, and the best point of that."""
-
-    branching: Branching
-    search: Search
-    candidate: Candidate
+BranchCandidate: TypeAlias = TransformationCandidate[Branching]
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +201,7 @@ class _Choosing:
     def corrected(self, found: BranchCandidate) -> BranchCandidate:
         """Search once more with the slowest group's actual share, which the split of branches determines."""
         parts = parts_of(found, self.machine, self.training)
-        branching = found.branching
+        branching = found.transformation
         if all(abs(parts[s.region] - s.weight) <= NEAR * s.weight for s in branching.shares):
             return found
         shares = [Share(s.region, s.groups, parts[s.region]) for s in branching.shares]
@@ -235,8 +231,9 @@ def best(program: Forked, machine: Machine, training: Training, wish: BranchesWi
 
 def parts_of(found: BranchCandidate, machine: Machine, training: Training) -> dict[int, float]:
     """Return the slowest group's share of the time of all branches, for every region by number."""
-    graph = parallelize(found.branching.after.graph, found.candidate.assignment)
-    costs = predict(graph, machine, found.branching.after.differentiated if training.backward else ())
+    after = found.transformation.after
+    graph = parallelize(after.graph, found.candidate.assignment)
+    costs = predict(graph, machine, after.differentiated if training.backward else ())
     seconds: dict[int, float] = {}  # by id of a node inside: seconds of one group's
     for term in costs.operators:
         seconds[id(term.node)] = seconds.get(id(term.node), 0.0) + term.forward + term.backward

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf, prod
+from typing import TypeAlias
 
 from unity.base.errors import InfeasibleError
 from unity.machine.machine import Machine
@@ -18,21 +19,16 @@ from unity.pcg.capture.capture import Captured
 from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, TWO_BW, Mixed, Schedule
 from unity.pcg.types.axis import Axis
 from unity.search.request import Wish
-from unity.search.session import Candidate, Search
+from unity.search.session import Search
 from unity.transforms.pipelining.pipelining import PipelineSource, Pipelining, pipelined
 from unity.transforms.pipelining.rolled import LEAST
+from unity.transforms.transformation import TransformationCandidate
 
 ROUNDS = (2, 4, 8, 16)  # numbers of micro-batches for each stage, in the order of trial
 NEAR = 1.2  # of the best time so far: beyond it more micro-batches are not tried
 
 
-@dataclass(frozen=True, eq=False)
-class PipelineCandidate:
-    """A pipeline, its search, and the best point of that."""
-
-    pipelining: Pipelining
-    search: Search
-    candidate: Candidate
+PipelineCandidate: TypeAlias = TransformationCandidate[Pipelining]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +88,7 @@ class _Choosing:
         GPipe keeps more residuals, but all devices share the operators after the layers, which 1F1B leaves to the last stage while
         the others wait.
         """
-        one = self.chosen.pipelining
+        one = self.chosen.transformation
         if self.wish.exactly is None and one.schedule.kind == ONE_F_ONE_B:
             self.wish.say("the same pipeline by GPipe's schedule")
             self.first = GPIPE

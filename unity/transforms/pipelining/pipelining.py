@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -11,15 +11,13 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from unity.base.documents import Natural, Positive, Record
-from unity.base.errors import DerivationError
+from unity.base.documents import Natural, Positive
+from unity.base.errors import PlanError
 from unity.pcg.capture.capture import Captured
-from unity.pcg.capture.packed_arguments import NOTHING, Packing
-from unity.pcg.ir.graph import PCG
+from unity.pcg.ir.graph import PCG, PIPELINE
 from unity.pcg.parallel.stages import FOLLOWED, GPIPE, ONE_F_ONE_B, SCHEDULES, TWO_BW, Mixed, Schedule
 from unity.pcg.propagation.solver import nested_body
 from unity.pcg.types.axis import Axis
-from unity.transforms.pipelining.balance import Cuts
 from unity.transforms.pipelining.evened import EVENED, evened
 from unity.transforms.pipelining.micro import LayerScan, Positioned, scans, walked
 from unity.transforms.pipelining.numbered import NUMBERED, draws, numbered
@@ -27,8 +25,10 @@ from unity.transforms.pipelining.rolled import ROLLED, EqualLayers, layers, roll
 from unity.transforms.pipelining.splice import within
 from unity.transforms.pipelining.staged import with_stages
 from unity.transforms.pipelining.tails import Tail, tail_of
+from unity.transforms.transformation import Source, Transformation, TransformationRecord
 
 SCHEDULE_NAMES = {GPIPE: "GPipe", ONE_F_ONE_B: "1F1B", TWO_BW: "2BW"}
+UNDRAINED = "in plan.stream, where gradients are of the batch before, at weights one version older (docs: pipelines#2bw)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,12 +137,22 @@ class MicroBatched:
     staged: Callable[[PCG], PCG]
 
 
-class PipelineRecord(Record, tag_field="pipeline"):
+class PipelineRecord(TransformationRecord):
     """A `Pipelining` in a document: the names of its axes, its micro-batches for each stage, and its schedule."""
 
     along: tuple[str, ...]
     rounds: Positive
     schedule: Annotated[str, Meta(pattern=rf"^(?:{'|'.join(SCHEDULES)})\Z")]
+
+    def apply(self, source: Source) -> Pipelining:
+        try:
+            return self.pipelined(source.program, source.axes("a pipeline", self.along))
+        except Mixed as reason:
+            raise PlanError(f"the pipeline along {' '.join(self.along)} cannot be made: {reason}") from None
+
+    def pipelined(self, captured: Captured, along: Sequence[Axis]) -> Pipelining:
+        """Make the pipeline in a program. Raises Mixed if the program does not allow it."""
+        raise NotImplementedError
 
 
 class AlikeRecord(PipelineRecord, tag="equal steps"):
@@ -151,58 +161,45 @@ class AlikeRecord(PipelineRecord, tag="equal steps"):
     rolled: Natural
     scan: Natural
 
-
-class UnlikeRecord(PipelineRecord, tag="different stages"):
-    """An `Unlike` in a document."""
-
-    cuts: Cuts
-    pack: bool
-    whole: tuple[Natural, ...]
+    def pipelined(self, captured: Captured, along: Sequence[Axis]) -> Pipelining:
+        return pipelined(PipelineSource(captured), self.rolled, self.scan, along, self.rounds, self.schedule)
 
 
-@dataclass(frozen=True, eq=False)
-class Pipelining(ABC):
-    """A program before and after a part of it became a pipeline.
+@dataclass(frozen=True, eq=False, repr=False)
+class Pipelining(Transformation):
+    """A program before and after a part of it became a pipeline along the axes of its stages.
 
     Attributes:
-        before: the program without a pipeline.
-        after: the program with it.
-        along: the mesh axes of the stages.
         rounds: the number of micro-batches for each stage.
         schedule: the pipeline's schedule.
         walk: the program over micro-batches, before it has stages.
     """
 
-    before: Captured
-    after: Captured
-    along: tuple[Axis, ...]
+    kind = PIPELINE
+    title = "In stages"
+    effect = "A loop became a pipeline"
+
     rounds: int
     schedule: Schedule
     walk: MicroBatched
 
     @property
     @abstractmethod
-    def record(self) -> AlikeRecord | UnlikeRecord:
-        """The data from which a plan file makes the pipeline again."""
+    def record(self) -> PipelineRecord: ...
 
     @property
     @abstractmethod
     def note(self) -> str:
         """The reason why 1F1B is impossible; "" if it is used or possible, or the program has only a forward pass."""
 
-    @property
-    def packing(self) -> Packing:
-        """The packing of weights for the pipeline."""
-        return NOTHING
-
-    @abstractmethod
-    def again(self) -> Pipelining:
-        """Make the pipeline again from the program before it."""
-
     def check(self) -> None:
-        """Make the pipeline again. Raises DerivationError if the result differs."""
-        if self.again().after.graph.key != self.after.graph.key:
-            raise DerivationError("the pipeline, made again from the program before it, is another")
+        self._check_same(self.record.pipelined(self.before, self.along))
+
+    @property
+    def explained(self) -> list[str]:
+        note, lines = self.note, [f"a pipeline: {self}; it idles {self.schedule.bubble:.0%} of the time"]
+        lines += [f"    not by 1F1B: {note}"] if note else []
+        return [*lines, f"    {UNDRAINED}"] if self.schedule.kind == TWO_BW else lines
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,9 +223,6 @@ class AlikePipelining(Pipelining):
         except Mixed as reason:
             return str(reason)
         return ""
-
-    def again(self) -> Pipelining:
-        return pipelined(PipelineSource(self.before), self.rolled, self.scan, self.along, self.rounds, self.schedule.kind)
 
     def __str__(self) -> str:
         s, names = self.schedule, " ".join(axis.name for axis in self.along)
@@ -269,7 +263,7 @@ def pipelined(
         walk = _walk(*source.numbered(at), along, rounds, kind)
     after = replace(walk.captured, graph=walk.staged(walk.captured.graph))
     schedule = Schedule(stages, stages * rounds, steps, kind)
-    return AlikePipelining(program.captured, after, tuple(along), rounds, schedule, walk, count, number)
+    return AlikePipelining(program.captured, after, rounds, schedule, walk, count, number, along=tuple(along))
 
 
 def _walk(source: PipelineSource, number: int, along: Sequence[Axis], rounds: int, kind: str) -> MicroBatched:

@@ -6,20 +6,31 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
 
+from unity.base.documents import Natural
 from unity.base.errors import InfeasibleError
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
-from unity.pcg.capture.packed_arguments import Packing
 from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, TWO_BW, Mixed, Schedule
 from unity.pcg.types.axis import Axis
 from unity.transforms.pipelining.apart import with_stages
 from unity.transforms.pipelining.balance import Cuts, Loads, estimated
 from unity.transforms.pipelining.chain import SampleChain, chain_of
 from unity.transforms.pipelining.choose import ROUNDS, PipelineCandidate, PipelineWish, ladders
-from unity.transforms.pipelining.pipelining import SCHEDULE_NAMES, MicroBatched, Pipelining, UnlikeRecord
+from unity.transforms.pipelining.pipelining import SCHEDULE_NAMES, MicroBatched, PipelineRecord, Pipelining
 from unity.transforms.pipelining.staging import Staging, tail_after
 
 TRIES = 3  # sets of axes, or pipelines where nothing fits, that are searched unless a pipeline is asked for
+
+
+class UnlikeRecord(PipelineRecord, tag="different stages"):
+    """An `Unlike` in a document."""
+
+    cuts: Cuts
+    pack: bool
+    whole: tuple[Natural, ...]
+
+    def pipelined(self, captured: Captured, along: Sequence[Axis]) -> Pipelining:
+        return unlike(chain_of(captured), captured, self.cuts, along, self.rounds, self.pack, self.schedule, self.whole)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,13 +40,11 @@ class Unlike(Pipelining):
     Attributes:
         cuts: the places of the cuts.
         pack: whether the stages' weights are packed.
-        packed: their packing.
         whole: arguments, by number, that are never packed.
     """
 
     cuts: Cuts
     pack: bool
-    packed: Packing
     whole: frozenset[int] = frozenset()
 
     @property
@@ -53,17 +62,9 @@ class Unlike(Pipelining):
             return str(reason)
         return ""
 
-    @property
-    def packing(self) -> Packing:
-        return self.packed
-
-    def again(self) -> Pipelining:
-        where = (chain_of(self.before), self.before, self.cuts, self.along, self.rounds)
-        return unlike(*where, self.pack, self.schedule.kind, self.whole)
-
     def __str__(self) -> str:
         s, names = self.schedule, " ".join(axis.name for axis in self.along)
-        where, name = self.packed or "weights on all of them", SCHEDULE_NAMES[s.kind]
+        where, name = self.packing or "weights on all of them", SCHEDULE_NAMES[s.kind]
         return f"{s.stages} stages of different operators along {names}, {s.micro_batches} micro-batches, {name}, {where}"
 
 
@@ -100,11 +101,12 @@ def unlike(
     staging = Staging(captured, chain, cuts, rounds, tail_after(captured, chain) if kind == ONE_F_ONE_B else None)
     walk = staging.walked()
     free = walk.differentiated.difference(whole) if pack else ()
-    graph, packed = with_stages(walk.graph, staging, walk, along, free)
+    graph, packing = with_stages(walk.graph, staging, walk, along, free)
     after = replace(walk, graph=graph)
     schedule = Schedule(stages, stages * rounds, stages, kind)
     again = MicroBatched(walk, lambda graph: with_stages(graph, staging, walk, along, free)[0])
-    return Unlike(captured, after, tuple(along), rounds, schedule, again, cuts, pack, packed, frozenset(whole))
+    never, axes = frozenset(whole), tuple(along)
+    return Unlike(captured, after, rounds, schedule, again, cuts, pack, never, along=axes, packing=packing)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,118 @@
+"""Transformations of a captured program before it is parallelized: rewriting, pipelines, branches, joined weights.
+
+As a reduction in CVXPY, a transformation leads to another program (`after`), maps arguments to it and gradients back (`packing`),
+and has a form as data (`record`), from which it is applied again. A plan has a tuple of them, in the order of application.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Generic, TypeVar
+
+from unity.base.documents import Record
+from unity.base.errors import DerivationError, PlanError
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import Captured
+from unity.pcg.capture.packed_arguments import NOTHING, Packing
+from unity.pcg.types.axis import Axis
+from unity.search.session import Candidate, Search
+from unity.substitutions.language.library import Library
+
+T = TypeVar("T", bound="Transformation")
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A program to which a recorded transformation is applied.
+
+    Attributes:
+        captured: the program as captured.
+        earlier: the transformations that were applied to it.
+        machine: the machine that the plan is for.
+        library: returns the rules of rewritings.
+    """
+
+    captured: Captured
+    earlier: tuple[Transformation, ...]
+    machine: Machine
+    library: Callable[[], Library]
+
+    @property
+    def program(self) -> Captured:
+        """The program after the earlier transformations."""
+        return transformed(self.captured, self.earlier)
+
+    def axes(self, what: str, names: Sequence[str]) -> tuple[Axis, ...]:
+        """Return the machine's axes of these names, for a part of the plan. Raises PlanError if it lacks one."""
+        along = tuple(axis for axis in self.machine.axes if axis.name in names)
+        if len(along) != len(names):
+            known = " ".join(axis.name for axis in self.machine.axes)
+            raise PlanError(f"{what} along {' '.join(names)} cannot be on a machine with axes {known}")
+        return along
+
+
+class TransformationRecord(Record, tag_field="transformation"):
+    """A transformation in a document."""
+
+    def apply(self, source: Source) -> Transformation:
+        """Apply the transformation. Raises PlanError if the program or the machine does not allow it."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Transformation(ABC):
+    """A program before and after a transformation. As text, it is a line.
+
+    Attributes:
+        before: the program before it.
+        after: the program after it.
+        along: the mesh axes that it reserves, such as those of stages.
+        packing: how `plan.shard` packs arguments for it, and `plan.unshard` unpacks gradients.
+    """
+
+    kind: ClassVar[str]  # in reports; also the kind of the nodes that it leads to, if it leads to new ones
+    title: ClassVar[str]  # of its step in a report
+    effect: ClassVar[str]  # of that step, as a sentence without its end
+
+    before: Captured
+    after: Captured
+    along: tuple[Axis, ...] = field(default=(), kw_only=True)
+    packing: Packing = field(default=NOTHING, kw_only=True)
+
+    @property
+    @abstractmethod
+    def record(self) -> TransformationRecord:
+        """The transformation for a document."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Derive the program after it again. Raises DerivationError if that is another."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self}>"
+
+    def _check_same(self, again: Transformation | None) -> None:
+        """Raise DerivationError unless the transformation, applied once more, leads to the same program."""
+        if again is None or again.after.graph.key != self.after.graph.key:
+            raise DerivationError(f"the transformation {self.kind!r}, applied again to its program, leads to another program")
+
+    @property
+    def explained(self) -> list[str]:
+        """The lines of `plan.explain` about it."""
+        return [str(self)]
+
+
+def transformed(captured: Captured, transformations: tuple[Transformation, ...]) -> Captured:
+    """Return a captured program after transformations."""
+    return transformations[-1].after if transformations else captured
+
+
+@dataclass(frozen=True, eq=False)
+class TransformationCandidate(Generic[T]):
+    """A transformation, the search of the program after it, and the best point of that."""
+
+    transformation: T
+    search: Search
+    candidate: Candidate
