@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh, Mesh
 
 from unity.base.errors import OptionError
 from unity.base.gc_pause import uncollected
@@ -16,6 +17,7 @@ from unity.constraints.bound import bound
 from unity.constraints.kinds import Constraint, WithoutRules
 from unity.constraints.rules import without
 from unity.constraints.stated import marking, pins
+from unity.exec.hosts.arrangement import check_order
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.gradient_flow import losses
@@ -24,7 +26,7 @@ from unity.pcg.jaxprs.mesh_context import unset
 from unity.pcg.parallel.stages import TWO_BW
 from unity.plan import cache
 from unity.plan.effects import dropped_effects
-from unity.plan.options import obeyed, refuse, refuse_machine, refuse_shardings, refuse_type
+from unity.plan.options import obeyed, refuse, refuse_machine, refuse_mesh, refuse_shardings, refuse_type
 from unity.plan.plan import Plan
 from unity.planning.task import Task, TransformationOptions
 from unity.search.cost.cost import Training
@@ -38,6 +40,7 @@ def optimize(
     argnums: int | Sequence[int] = 0,
     training: bool = True,
     machine: Machine | None = None,
+    mesh: Mesh | AbstractMesh | None = None,
     objective: str = "time",
     memory_limit: float | None = None,
     optimizer_slots: int = 2,
@@ -64,6 +67,9 @@ def optimize(
             planned.
         machine: the machine to plan for. By default it is the one that this process sees; a rewritten program is then also run on
             it, and used only if it is not slower than the captured one.
+        mesh: a mesh of your own, whose axes the plan uses whole, by their names, in its types, specifications and messages; of a
+            `jax.sharding.Mesh`, the plan runs on the devices. `machine` then says how fast each axis is: the devices of a node
+            follow each other in the mesh. Without `machine`, the mesh is of devices of this process.
         objective: "time" for the fastest plan that fits, "devices" for the fewest devices that fit one, "memory" for the leanest
             plan.
         memory_limit: bytes on one device; by default the device's memory.
@@ -107,6 +113,7 @@ def optimize(
     constraints = (constraints,) if isinstance(constraints, Constraint) else tuple(constraints)
     refuse(objective, search, pipelines, branches, constraints)
     refuse_machine(machine, memory_limit, optimizer_slots)
+    refuse_mesh(mesh, objective)
     refuse_type(reduce_in)
     refuse_shardings(shardings, objective)
     if measure and (machine is not None or objective != "time"):
@@ -123,8 +130,12 @@ def optimize(
     excluded = [c for c in constraints if isinstance(c, WithoutRules)]
     rewriter = Rewriter(None if allowed is None and not excluded else without(library_of(allowed), excluded), budget_of(programs))
     with _stages(progress) as say, uncollected():
-        target = machine or _local(say)
+        target = machine or _local(say, mesh)
         target = replace(target, reduce_in=reduce_in) if reduce_in else target
+        if mesh is not None:
+            target = target.with_mesh(mesh.shape)
+        if isinstance(mesh, Mesh):
+            check_order(target, mesh.devices.flat)
         say("capturing the graph")
         marks = marking(target) if shardings == "keep" else None
         captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered, marking=marks)
@@ -149,6 +160,7 @@ def optimize(
         )
         with unset():
             plan = task.plan_on_fewest(target) if objective == "devices" else task.plan_on(target)
+            plan = plan.on(mesh) if isinstance(mesh, Mesh) else plan
             if constrained.every:
                 _ = plan.pcg  # the first access checks it against the constraints
             if captured.observations:
@@ -156,9 +168,12 @@ def optimize(
         return plan
 
 
-def _local(say: Callable[[str], None]) -> Machine:
+def _local(say: Callable[[str], None], mesh: Mesh | AbstractMesh | None) -> Machine:
+    """Describe this process's devices, or those of a mesh."""
     say("looking at this machine (measured once, which takes a minute or two)")
-    return Machine.local()
+    if mesh is None:
+        return Machine.local()
+    return Machine.local(list(mesh.devices.flat) if isinstance(mesh, Mesh) else jax.devices()[: mesh.size])
 
 
 @contextmanager

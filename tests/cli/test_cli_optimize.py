@@ -43,6 +43,16 @@ def test_json_has_the_plans_figures(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert found["time"] == times[0]
 
 
+def test_a_mesh_can_be_requested(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "plan.json"
+    words = ["optimize", "cli_models:small", "--machine", "a100-2x4"]
+    assert main([*words, "--mesh", "data=2,tensor=4", "-o", str(path)]) == 0
+    fn, args, _ = cli_models.small()
+    assert unity.load(path, fn, *args).mesh_shape == {"data": 2, "tensor": 4}
+    assert main([*words, "--mesh", "data=2,tensor=3"]) == 1
+    assert "has 6 devices, and machine 'a100-2x4' has 8" in capsys.readouterr().err
+
+
 def test_a_pipeline_can_be_requested(capsys: pytest.CaptureFixture) -> None:
     words = ["optimize", "cli_models:layered", "--machine", "v100-2x4"]
     assert main([*words, "--pipelines", "2x4"]) == 0
@@ -151,6 +161,8 @@ def test_contradicting_options_are_refused(capsys: pytest.CaptureFixture) -> Non
         (["--machine", "cray-1"], "no machine is named cray-1"),
         (["--machine", "dgx-h100-2x4"], "its nodes have 8 devices, not 4"),
         (["--machine", "none.json"], "No such file"),
+        (["--mesh", "data=2,tensor"], "such as data=4,tensor=8, got data=2,tensor"),
+        (["--mesh", "data=2,data=4"], "expected different names of axes"),
         (["--memory", "much"], "expected bytes"),
         (["--memory", "-3GB"], "expected"),
         (["--budget", "soon"], "expected a number of programs"),

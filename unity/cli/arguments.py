@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh
 
 from unity.machine.hardware import MachineError
 from unity.machine.machine import Machine
@@ -90,6 +91,15 @@ def positions(text: str) -> int | tuple[int, ...]:
 def machine(text: str) -> Machine | None:
     """Return a machine by name or from a file, or None for the local machine, which `unity.optimize` looks up itself."""
     return None if text == LOCAL else named_machine(text)
+
+
+def mesh(text: str) -> AbstractMesh:
+    """Return the mesh of the axes that a text names, data=4,tensor=8."""
+    axes = [re.fullmatch(r"([^=,]+)=([1-9]\d*)", part) for part in text.split(",")]
+    named = {axis[1]: int(axis[2]) for axis in axes if axis is not None}
+    if len(named) < len(axes):
+        raise argparse.ArgumentTypeError(f"expected different names of axes with sizes, such as data=4,tensor=8, got {text}")
+    return AbstractMesh(tuple(named.values()), tuple(named))
 
 
 def named_machine(text: str) -> Machine:

@@ -31,6 +31,11 @@ from unity.pcg.types.axis import Axis
 from unity.pcg.types.mesh_axes import mesh_axes, sliced
 
 
+def automatic(mesh: Mesh) -> Mesh:
+    """Return a mesh with automatic axes alone, of which programs are compiled: the same devices and names."""
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+
+
 def own(mesh: Mesh | AbstractMesh) -> AbstractContextManager[object]:
     """Return a context in which programs are traced under a plan's mesh.
 
@@ -93,16 +98,20 @@ def _with_mesh(x: Any) -> Any:
     return lax.squeeze(lax.expand_dims(x, (0,)), (0,)) if jax.typeof(x).sharding.mesh.empty else x
 
 
-def set_mesh_like(own: Mesh) -> Mesh | None:
-    """Return the mesh with explicit axes that the user has set, if its devices are those of a plan's mesh in the same order."""
+def typed_mesh(own: Mesh) -> Mesh | None:
+    """Return the mesh with explicit axes that values have in their types, or None if types are not to state shardings.
+
+    It is the one that the user has set, if its devices are those of a plan's mesh in the same order, or the plan's mesh itself.
+    """
+    planned = own if AxisType.Explicit in own.axis_types else None
     here = get_abstract_mesh()
     if here.empty or AxisType.Explicit not in here.axis_types:
-        return None
+        return planned
     try:
         mesh = get_mesh()
     except ValueError:  # inside of a jit, which does not tell its devices
-        return None
-    return mesh if list(mesh.devices.flat) == list(own.devices.flat) else None
+        return planned
+    return mesh if list(mesh.devices.flat) == list(own.devices.flat) else planned
 
 
 def on_mesh(sharding: NamedSharding, mesh: Mesh, axes: Sequence[Axis]) -> NamedSharding:

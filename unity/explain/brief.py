@@ -44,6 +44,8 @@ def axes_in_words(axes: Collection[int], machine: Machine) -> str:
     """Return mesh axes, given by number, in words: `all 32 devices`, `node (4) × d0 (2 of device's 8)`."""
     if prod(machine.axes[k].size for k in axes) == machine.devices:
         return f"all {machine.devices} devices"
+    if machine.mesh:
+        return " × ".join(f"{machine.axes[k].name} ({machine.axes[k].size})" for k in sorted(axes))
     words = []
     for index, level in enumerate(machine.levels):
         chosen = [machine.axes[k] for k in sorted(axes) if machine.axes[k].level == index]

@@ -123,9 +123,7 @@ def _mismatch(writer: GraphWriter, namespace: dict[str, Any]) -> ExportError:
 
 def _head(plan: Plan, name: str, arguments: FileArguments, module: ModuleWriter, in_64: bool) -> list[Sequence[str]]:
     """Return the head of the file: its docstring, imports and devices."""
-    machine, axes = plan.machine, plan.machine.axes or ()
-    shape = tuple(a.size for a in axes) or (1,)
-    names = tuple(a.name for a in axes) or ("d0",)
+    machine = plan.machine
     standard, others = imports(module)
     needed = " and ".join(["nothing but JAX", *sorted({where for where, _ in module.user_imports})])
     return [
@@ -145,8 +143,8 @@ def _head(plan: Plan, name: str, arguments: FileArguments, module: ModuleWriter,
             f"if jax.device_count() < {machine.devices}:",
             f'    raise RuntimeError(f"this program is for {machine.devices} devices, but JAX sees {{jax.device_count()}}")',
             "",
-            "# The devices, as axes of prime size, the slowest level of the network first.",
-            *lines(mapping([(literal(n).text, literal(s)) for n, s in zip(names, shape, strict=True)]), 0, "AXES = "),
+            f"# The devices, as axes of {'your mesh' if machine.mesh else 'prime size'}, the slowest level of the network first.",
+            *lines(mapping([(literal(n).text, literal(s)) for n, s in machine.mesh_shape.items()]), 0, "AXES = "),
             f"devices = np.array(jax.devices()[:{machine.devices}]).reshape(tuple(AXES.values()))",
             "mesh = Mesh(devices, tuple(AXES), axis_types=(AxisType.Auto,) * len(AXES))",
             *(['ARRAYS = np.load(Path(__file__).with_suffix(".npz"))'] if module.arrays else []),

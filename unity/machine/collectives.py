@@ -95,7 +95,8 @@ def collective(machine: Machine, kind: str, axes: Iterable[Axis], turned: bool =
         names = ", ".join(sorted(axis.name for axis in strangers))
         own = ", ".join(f"{axis.name} ({axis.size})" for axis in machine.axes)
         raise MachineError(f"{kind} over {names}: machine {machine.name!r} has no such axis; its axes: {own or 'none'}")
-    sizes = tuple(prod(a.size for a in group if a.level == index) for index in range(len(machine.levels)))
+    joined = [part for axis in group for part in axis.extent]
+    sizes = tuple(prod(units for level, units in joined if level == index) for index in range(len(machine.levels)))
     crossed = [(level, size) for level, size in zip(machine.levels, sizes, strict=True) if size > 1]
     turned = turned and kind in TURNING
     measured = crossed[0][0].curve(kind, crossed[0][1], turned) if len(crossed) == 1 else None

@@ -1,4 +1,4 @@
-"""Machines: a kind of device, levels of network, and the mesh of prime axes that they span."""
+"""Machines: a kind of device, levels of network, and the mesh that they span, of prime axes or of the user's."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from unity.base.atomic_files import write
 from unity.base.documents import Misfit, at, parsed, plain, refuse_unknown, typed
 from unity.base.errors import PlanFileError
 from unity.machine.hardware import Curve, Device, Level, MachineError, check_count
+from unity.machine.mesh import check_mesh, extents_of
 from unity.machine.presets import CLUSTERS, DEVICES, KINDS, LINKS, USUAL_LINKS
 from unity.machine.profiles.profile import Profile
 from unity.pcg.types.axis import Axis
@@ -38,9 +39,10 @@ class Machine:
         levels: outermost first; the last one joins devices.
         profile: measured times of operators on such devices; without one, the roofline predicts them.
         reduce_in: the narrow type whose partial sums are added in that type (`unity.optimize`).
+        mesh: the names and sizes of mesh axes of the user's, outermost first, in place of prime ones (`with_mesh`).
 
     Raises:
-        MachineError: the machine has no level, or two levels of one name.
+        MachineError: the machine has no level, or two levels of one name; or the mesh does not fit the levels.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Machine:
     levels: tuple[Level, ...]
     profile: Profile | None = field(default=None, repr=False)
     reduce_in: str = ""
+    mesh: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.levels:
@@ -55,6 +58,8 @@ class Machine:
         for name, times in Counter(level.name for level in self.levels).items():
             if times > 1:
                 raise MachineError(f"machine {self.name!r}: {times} levels are named {name!r}; rename all but one")
+        if self.mesh:
+            check_mesh(self.name, self.levels, self.mesh)
 
     @property
     def devices(self) -> int:
@@ -63,11 +68,16 @@ class Machine:
 
     @cached_property
     def axes(self) -> tuple[Axis, ...]:
-        """The mesh axes: the prime factors of each level's size, largest first, levels outermost first.
+        """The mesh axes of more than one device: by default the prime factors of each level's size, largest first, levels outermost
+        first.
 
         An axis is named by the first letter of its level's name and a number: 32 nodes of 6 devices are n0 to n4 of
         size 2, d0 of size 3 and d1 of size 2. Levels with the same first letter share the count.
         """
+        if self.mesh:
+            extents = extents_of([size for _, size in self.mesh], [level.size for level in self.levels]) or []
+            named_extents = zip(self.mesh, extents, strict=True)
+            return tuple(Axis(n, size, at[0][0], self.reduce_in, at[1:]) for (n, size), at in named_extents if size > 1)
         axes: list[Axis] = []
         named: Counter[str] = Counter()
         for index, level in enumerate(self.levels):
@@ -77,6 +87,26 @@ class Machine:
                 named[letter] += 1
         return tuple(axes)
 
+    @property
+    def mesh_shape(self) -> dict[str, int]:
+        """The names and sizes of all mesh axes, outermost first; one device has one axis of size 1."""
+        return dict(self.mesh) or {axis.name: axis.size for axis in self.axes} or {"d0": 1}
+
+    def with_mesh(self, shape: Mapping[str, int]) -> Machine:
+        """Return this machine with mesh axes of the user's, which plans use whole, in place of prime ones.
+
+        Devices are counted as in a mesh, the last axis fastest: those of a node follow each other. An axis may be a level, several,
+        or a part of one.
+
+        Args:
+            shape: the names and sizes of the axes, outermost first.
+
+        Raises:
+            MachineError: the sizes do not multiply to the number of devices, an axis cuts the units of a level unevenly, or a name
+                cannot be written in a plan.
+        """
+        return replace(self, mesh=tuple(shape.items()))
+
     def with_memory(self, nbytes: int) -> Machine:
         """Return this machine with `nbytes` bytes of memory on each device."""
         return replace(self, device=replace(self.device, memory=nbytes))
@@ -84,7 +114,8 @@ class Machine:
     @property
     def alone(self) -> Machine:
         """A machine of one of these devices."""
-        return replace(self, name=f"one device of {self.name}", levels=tuple(replace(level, size=1) for level in self.levels))
+        levels = tuple(replace(level, size=1) for level in self.levels)
+        return replace(self, name=f"one device of {self.name}", levels=levels, mesh=())
 
     def with_profile(self, profile: Profile | None) -> Machine:
         """Return this machine with measured times of operators.
@@ -197,7 +228,7 @@ class Machine:
         data = {"schema": SCHEMA, **plain(replace(self, profile=None))}
         data["levels"] = [{k: v for k, v in level.items() if v != []} for level in data["levels"]]
         data |= {"profile": self.profile.to_json()} if self.profile is not None else {}
-        return {k: v for k, v in data.items() if v not in (None, "")}
+        return {k: v for k, v in data.items() if v not in (None, "", [])}
 
     @staticmethod
     def from_json(data: Any) -> Machine:
@@ -233,6 +264,7 @@ class Machine:
         return (
             f"{self.name}: {self.devices} x {self.device.name} ({self.device.memory / 2**30:.4g} GiB, "
             f"{self.device.flops[fastest] / 1e12:.4g} TFLOP/s {fastest}), {levels}"
+            + (f", mesh {' × '.join(f'{name} of {size}' for name, size in self.mesh)}" if self.mesh else "")
         )
 
 

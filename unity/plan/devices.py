@@ -12,13 +12,15 @@ from unity.base.errors import PlanError
 from unity.base.processes import check_alike, check_devices, several, shared
 from unity.exec.hosts.arrangement import arranged
 from unity.exec.lowering import mesh_of
+from unity.machine.machine import Machine
 from unity.pcg.jaxprs.parameter_text import array_text
+from unity.pcg.types.axis import Axis
 
 if TYPE_CHECKING:
     from unity.plan.plan import Plan
 
 
-def mesh_for(plan: Plan, chosen: Sequence[Any] | None = None) -> Mesh:
+def mesh_for(plan: Plan, chosen: Sequence[Any] | Mesh | None = None) -> Mesh:
     """Return a mesh of devices with the axes of a plan's machine.
 
     By default the mesh has this program's devices, arranged so that the machine's levels are made of whole hosts. The plans of
@@ -26,7 +28,8 @@ def mesh_for(plan: Plan, chosen: Sequence[Any] | None = None) -> Mesh:
 
     Args:
         plan: the plan.
-        chosen: devices to use instead, in their order. They may be those of a topology that is only compiled for.
+        chosen: devices to use instead, in their order, or a mesh of them, which is returned if its axes are those of the machine.
+            They may be those of a topology that is only compiled for.
 
     Raises:
         PlanError: there are fewer devices than the machine has, the hosts do not form its levels, or another process has another
@@ -34,14 +37,17 @@ def mesh_for(plan: Plan, chosen: Sequence[Any] | None = None) -> Mesh:
     """
     machine = plan.machine
     if chosen is not None:
-        if len(chosen) < machine.devices:
+        given = tuple(chosen.devices.flat) if isinstance(chosen, Mesh) else chosen
+        if len(given) < machine.devices:
             raise PlanError(
-                f"this plan is for {machine.devices} devices ({machine.name}), but {len(chosen)} are given.\n    Give as many, or"
+                f"this plan is for {machine.devices} devices ({machine.name}), but {len(given)} are given.\n    Give as many, or"
                 " plan for a machine of fewer. (docs: plan#devices)"
             )
-        if shared(chosen[: machine.devices]):
+        if shared(given[: machine.devices]):
             check_alike(_shared_facts(plan))
-        return mesh_of(machine.axes, chosen)
+        if isinstance(chosen, Mesh) and tuple(chosen.shape.items()) == machine.mesh:
+            return chosen
+        return _mesh(machine, given)
     devices = jax.devices()
     if several():
         check_devices(devices)
@@ -52,7 +58,12 @@ def mesh_for(plan: Plan, chosen: Sequence[Any] | None = None) -> Mesh:
             f" ({devices[0].platform}).\n    Run it where they are, plan with machine=unity.Machine.local(), or give a CPU more"
             f" virtual devices: XLA_FLAGS=--xla_force_host_platform_device_count={machine.devices} (docs: plan#devices)"
         )
-    return mesh_of(machine.axes, arranged(machine, devices))
+    return _mesh(machine, arranged(machine, devices))
+
+
+def _mesh(machine: Machine, devices: Sequence[Any]) -> Mesh:
+    """Return the mesh of a machine's axes, those of size 1 included."""
+    return mesh_of([Axis(name, size, 0) for name, size in machine.mesh_shape.items()], devices)
 
 
 def _shared_facts(plan: Plan) -> dict[str, str]:

@@ -7,6 +7,8 @@ from math import prod
 from numbers import Real
 from typing import Any
 
+from jax.sharding import AbstractMesh, Mesh
+
 from unity.base.errors import OptionError
 from unity.base.formatting import size
 from unity.constraints.bound import Bound
@@ -48,6 +50,22 @@ def refuse_machine(machine: Any, memory_limit: Any, optimizer_slots: Any) -> Non
         raise OptionError(
             f"optimizer_slots={optimizer_slots!r}: expected how many values the optimizer keeps for each weight, such as 2 for Adam"
             " (docs: optax)"
+        )
+
+
+def refuse_mesh(mesh: Any, objective: str) -> None:
+    """Raise OptionError unless the mesh is one (or None), has an axis, and goes with the objective."""
+    if mesh is None:
+        return
+    if not isinstance(mesh, Mesh | AbstractMesh) or not mesh.shape:
+        raise OptionError(
+            f"mesh={mesh!r}: expected a jax.sharding.Mesh or AbstractMesh with named axes, got {type(mesh).__name__}, such as"
+            " jax.make_mesh((2, 4), ('data', 'tensor')) (docs: moving#plan-for-a-mesh-of-your-own)"
+        )
+    if objective == "devices":
+        raise OptionError(
+            "mesh= and objective='devices' do not go together, since a mesh has one number of devices (docs:"
+            " moving#plan-for-a-mesh-of-your-own)"
         )
 
 

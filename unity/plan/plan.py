@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from unity.base.errors import PlanError
 from unity.exec.compiled.entangled import refuse_entangled
-from unity.exec.context import explicit_mesh, on_mesh, set_mesh_like, typed
+from unity.exec.context import automatic, explicit_mesh, on_mesh, typed, typed_mesh
 from unity.exec.hosts.arrays import place
 from unity.exec.lowering import program, spec_of
 from unity.machine.machine import Machine
@@ -69,7 +69,7 @@ class Plan:
         candidate: the plan's point of the frontier.
     """
 
-    def __init__(self, family: PlanFamily, candidate: Candidate, devices: Sequence[Any] | None = None) -> None:
+    def __init__(self, family: PlanFamily, candidate: Candidate, devices: Sequence[Any] | Mesh | None = None) -> None:
         self.family, self.candidate, self._devices = family, candidate, devices
         self.__name__ = getattr(family.fn, "__name__", "plan")
         self.__doc__ = family.fn.__doc__
@@ -163,7 +163,7 @@ class Plan:
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The devices as a mesh of prime axes, arranged so that the machine's levels are made of whole hosts.
+        """The devices as a mesh of prime axes, arranged so that the machine's levels are made of whole hosts; or the user's mesh.
 
         The first access compares the plans of several processes. Raises PlanError if there are fewer devices than planned for, if
         the hosts do not form the machine's levels, or if the processes have different plans.
@@ -171,9 +171,13 @@ class Plan:
         return mesh_for(self, self._devices)
 
     @cached_property
+    def _compiled_mesh(self) -> Mesh:
+        return automatic(self.mesh)
+
+    @cached_property
     def _shardings(self) -> tuple[NamedSharding, ...]:
         nodes = self.pcg.inputs
-        return tuple(NamedSharding(self.mesh, spec_of(n.types[0], self.pcg.axes, n.tensors[0].ndim)) for n in nodes)
+        return tuple(NamedSharding(self._compiled_mesh, spec_of(n.types[0], self.pcg.axes, n.tensors[0].ndim)) for n in nodes)
 
     @cached_property
     def _boundary(self) -> Boundary:
@@ -182,7 +186,8 @@ class Plan:
         values = [(node.types[0], node.tensors[0].shape) for node in self.pcg.inputs[: len(captured.paths)]]
         values += [(value.type, value.tensor.shape) for value in self.pcg.outputs[: captured.out_tree.num_leaves]]
         types, shapes = zip(*values, strict=True)
-        return Boundary(self.pcg.axes, tuple(level.name for level in self.machine.levels), types, shapes)
+        levels = tuple(level.name for level in self.machine.levels)
+        return Boundary(self.pcg.axes, levels, types, shapes, dict(self.machine.mesh))
 
     @property
     def in_specs(self) -> tuple[Any, ...]:
@@ -196,15 +201,18 @@ class Plan:
 
     @property
     def mesh_shape(self) -> dict[str, int]:
-        """The names and sizes of the mesh axes of `in_specs`, outermost first.
+        """The names and sizes of the mesh axes of `in_specs`, outermost first: those of a mesh of the user's, if planned with one.
 
-        Each is a level of the machine, or one of several parts that divide different dimensions.
+        Otherwise, each is a level of the machine, or one of several parts that divide different dimensions.
         """
         return self._boundary.mesh_shape
 
     @property
     def abstract_mesh(self) -> AbstractMesh:
         """The mesh of `in_specs`, without devices."""
+        given = self._devices
+        if isinstance(given, Mesh) and tuple(given.shape.items()) == self.machine.mesh:
+            return given.abstract_mesh
         return self._boundary.mesh
 
     def spec_rules(self, argument: int = 0) -> SpecRules:
@@ -222,9 +230,10 @@ class Plan:
         """Return this plan for other devices than JAX's first ones, in their order. To be compiled for, they need not be present.
 
         Args:
-            devices: the devices, or a mesh of them, whose axes do not matter.
+            devices: the devices, or a mesh of them. The mesh that the function was planned for, or one of equal axes,
+                becomes the plan's mesh; the axes of others do not matter.
         """
-        return Plan(self.family, self.candidate, tuple(devices.devices.flat) if isinstance(devices, Mesh) else tuple(devices))
+        return Plan(self.family, self.candidate, devices if isinstance(devices, Mesh) else tuple(devices))
 
     @property
     def in_shardings(self) -> Any:
@@ -237,7 +246,7 @@ class Plan:
     @property
     def placement(self) -> Placement:
         """The shardings of the arguments, on the user's mesh while one with explicit axes is set."""
-        return self.placement_on(set_mesh_like(self.mesh))
+        return self.placement_on(typed_mesh(self.mesh))
 
     def placement_on(self, mesh: Mesh | None) -> Placement:
         """Return the shardings of the arguments on a mesh of the user's, or on the plan's."""
@@ -319,17 +328,17 @@ class Plan:
             tree: arrays or `jax.ShapeDtypeStruct`s, such as `jax.eval_shape(optimizer.init, params)`.
         """
         weights = weights_of(self.in_shardings, self.placement.shapes, self.family.captured.differentiated)
-        return following(tree, weights, NamedSharding(set_mesh_like(self.mesh) or self.mesh, PartitionSpec()))
+        return following(tree, weights, NamedSharding(typed_mesh(self.mesh) or self.mesh, PartitionSpec()))
 
     @cached_property
     def _program(self) -> Callable[..., tuple]:
         """The lowered function of all leaves, with its effects, jitted for calls outside of any jit."""
-        return jax.jit(with_effects(program(self.pcg, self.mesh), self.family.captured, self.pcg, self.mesh))
+        return jax.jit(with_effects(program(self.pcg, self._compiled_mesh), self.family.captured, self.pcg, self._compiled_mesh))
 
     @cached_property
     def _runnable_program(self) -> Callable[..., tuple]:
         """The lowered function. Raises PlanError if the runtime of the devices cannot run it."""
-        refuse_entangled(self.pcg, self.mesh)
+        refuse_entangled(self.pcg, self._compiled_mesh)
         return self._program
 
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -370,7 +379,9 @@ class Plan:
         avals = [jax.typeof(x) for x in leaves]
         shardings = tuple(sharding_of(a) if a.shape == shape else None for a, shape in zip(avals, shapes, strict=False))
         if (key := (weak, mesh, shardings)) not in self._types:
-            self._types[key] = result_types(self.family.fn, original, weak, shardings, mesh)
+            is_own = mesh is not None and tuple(mesh.shape.items()) == self.machine.mesh
+            planned = self._boundary.specs[len(self.family.captured.paths) :] if is_own else ()
+            self._types[key] = result_types(self.family.fn, original, weak, shardings, mesh, planned)
         if not self._types[key].same:
             refuse_weak(self.__name__, original, weak)
         return self._types[key]

@@ -3,14 +3,15 @@
 A plan's own mesh has an axis for every prime factor of the machine's levels. Here, axes of one level that divide the same dimension
 of every argument and result are merged into one axis with the level's name: four nodes of eight devices are
 `{"node": 4, "device": 8}`, and `{"node": 4, "device_a": 4, "device_b": 2}` where two parts of a node's devices divide different
-dimensions of some weight. If no level is in parts, a specification can be passed to `unity.pin` as it is.
+dimensions of some weight. If no level is in parts, a specification can be passed to `unity.pin` as it is. A plan for a mesh of the
+user's has that mesh's axes.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeAlias
 
@@ -30,20 +31,24 @@ class Boundary:
     """The arguments and results of a program, with their types.
 
     Attributes:
-        axes: the axes of prime size.
+        axes: the axes of prime size, or of the user's mesh.
         levels: the names of the machine's levels, outermost first.
         types: the type of each array.
         shapes: the shape of each array.
+        given: the names and sizes of all axes of the user's mesh, if planned for one.
     """
 
     axes: tuple[Axis, ...]
     levels: tuple[str, ...]
     types: tuple[Type, ...]
     shapes: tuple[Shape, ...]
+    given: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def mesh_shape(self) -> dict[str, int]:
         """The names and sizes of the merged axes, outermost first. One device is one axis of size 1."""
+        if self.given:
+            return dict(self.given)
         sizes = {name: prod(self.axes[k].size for k in group) for name, group in self._named().items()}
         return sizes or {self.levels[-1]: 1}
 
@@ -75,6 +80,8 @@ class Boundary:
 
     def _named(self) -> Mapping[str, tuple[int, ...]]:
         """Return the groups by name: the level's name, with a letter if the level has several groups."""
+        if self.given:
+            return {axis.name: (k,) for k, axis in enumerate(self.axes)}
         groups = self._groups()
         names = [self.levels[self.axes[group[0]].level] for group in groups]
         letters = {name: iter("abcdefghijklmnopqrstuvwxyz") for name in names if names.count(name) > 1}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from unity.exec.compiled.entangled import is_runnable
+from unity.exec.context import automatic
 from unity.exec.planned_step import PlannedStep
 from unity.search.cost.cost import Training
 
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
 def step_of(plan: Plan, training: Training) -> PlannedStep:
     """Return one step of a plan: the function, and with `training.backward` its weights' gradients."""
     differentiated = frozenset(plan.family.captured.differentiated if training.backward else ())
-    return PlannedStep(plan.pcg, plan.mesh, differentiated, training)
+    return PlannedStep(plan.pcg, automatic(plan.mesh), differentiated, training)
 
 
 def can_run(plan: Plan) -> bool:
     """Return whether the runtime of a plan's devices can run it."""
-    return is_runnable(plan.pcg, plan.mesh)
+    return is_runnable(plan.pcg, automatic(plan.mesh))

@@ -11,6 +11,7 @@ import jax
 import jax.core
 
 from unity.base.errors import PlanError
+from unity.exec.context import automatic
 from unity.exec.two_buffered_weights import Streamed
 from unity.pcg.jaxprs.weak_types import with_weak_type
 from unity.pcg.parallel.stages import TWO_BW
@@ -77,7 +78,7 @@ class Stream:
 
     @cached_property
     def _steps(self) -> Streamed:
-        return Streamed(self._plan.pcg, self._plan.mesh, tuple(sorted(self._captured.differentiated)))
+        return Streamed(self._plan.pcg, automatic(self._plan.mesh), tuple(sorted(self._captured.differentiated)))
 
     @cached_property
     def _start(self) -> Any:
@@ -96,7 +97,7 @@ class Stream:
 
         def run(*args: Any) -> tuple:
             out = step(*args)
-            run_effects(out[position], self._captured, self._plan.pcg, self._plan.mesh)
+            run_effects(out[position], self._captured, self._plan.pcg, automatic(self._plan.mesh))
             return out
 
         return run

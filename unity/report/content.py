@@ -83,6 +83,7 @@ def content(source: Source) -> dict[str, Any]:
     """Return the document of a report. A part without data has a text that says how to get it."""
     interned = Interned()
     legend = legend_of(source.planned.graph)
+    levels = [level.name for level in source.machine.levels]
     description, figures = _live_content(source.live, interned) if source.live is not None else _file_content(source)
     return {
         "title": source.planned.name,
@@ -94,7 +95,7 @@ def content(source: Source) -> dict[str, Any]:
         "collectives": costs.collectives(source.planned.talk),
         "lines": costs.lines(source.captured, source.planned),
         "arguments": arguments.rows(source.planned.graph),
-        "mesh": [[a.name, a.size, source.machine.levels[a.level].name] for a in source.planned.graph.axes],
+        "mesh": [[a.name, a.size, " and ".join(levels[at] for at, _ in a.extent)] for a in source.planned.graph.axes],
         "rules": [_rule(u) for u in (*source.planned.rules, *source.planned.applications)],
         **figures,
         "shared": interned.data(),

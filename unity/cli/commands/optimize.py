@@ -15,6 +15,7 @@ from unity.cli.arguments import (
     budget,
     groups,
     machine,
+    mesh,
     nbytes,
     positions,
     specified_options,
@@ -32,8 +33,8 @@ from unity.plan.plan import Plan
 HELP = "find the best plan for a model, and save it"
 # Options of `unity.optimize` that the command line has, by the names there.
 OPTIONS = (
-    "argnums", "branches", "budget", "machine", "measure", "memory_limit", "objective", "optimizer_slots", "pack", "pipelines",
-    "rules", "search", "seed", "training",
+    "argnums", "branches", "budget", "machine", "measure", "memory_limit", "mesh", "objective", "optimizer_slots", "pack",
+    "pipelines", "rules", "search", "seed", "training",
 )  # fmt: skip
 
 
@@ -58,6 +59,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add_devices(command)
     group = command.add_argument_group("options of unity.optimize", argument_default=argparse.SUPPRESS)
     group.add_argument("--machine", type=machine, metavar="NAME", help=f"what to plan for: {MACHINES}")
+    group.add_argument("--mesh", type=mesh, metavar="AXES", help="a mesh of your own, outermost axis first: data=4,tensor=8")
     group.add_argument("--memory", type=nbytes, dest="memory_limit", metavar="SIZE", help="what a device may use: 16GB, 40GiB")
     group.add_argument("--objective", choices=OBJECTIVES, help="the fastest that fits, the fewest devices, or the leanest")
     group.add_argument("--search", choices=SEARCHES, metavar="NAME", help=f"the algorithm: {', '.join(SEARCHES)}")

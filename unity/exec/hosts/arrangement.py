@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any, TypeAlias
 
@@ -50,6 +50,22 @@ def arranged(machine: Machine, devices: Sequence[JaxDevice]) -> list[JaxDevice]:
             " all devices. (docs: hosts#machines)"
         )
     return chosen
+
+
+def check_order(machine: Machine, devices: Iterable[JaxDevice]) -> None:
+    """Raise PlanError unless devices, in the order of a mesh, follow each other by hosts as the levels of a machine do."""
+    listed = list(devices)
+    hosts = by_host(listed)
+    if len(hosts) == 1:
+        return
+    inside = _inside(machine, hosts)
+    for first in range(0, len(listed), inside):
+        if len({host_of(device) for device in listed[first : first + inside]}) > 1:
+            raise PlanError(
+                f"the mesh has devices of several hosts among {first} to {first + inside - 1}, which are within a host in"
+                f" {machine.name}.\n    Order its axes so that the devices of a host follow each other. (docs:"
+                " moving#plan-for-a-mesh-of-your-own)"
+            )
 
 
 def _inside(machine: Machine, hosts: Sequence[Sequence[JaxDevice]]) -> int:

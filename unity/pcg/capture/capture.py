@@ -167,11 +167,12 @@ def result_types(
     weak: Sequence[bool],
     shardings: Sequence[NamedSharding | None],
     mesh: AbstractMesh | None,
+    planned: Sequence[PartitionSpec] = (),
 ) -> ResultTypes:
     """Trace a captured function on arguments of other weak types and shardings, and return the types of its results.
 
     Arguments that lie as a plan wants them may have shardings that the function does not admit. The results then have those with
-    which it was captured, or are whole if that was under another mesh.
+    which it was captured; if that was under another mesh, they have the plan's, `planned`, or are whole.
     """
     tensors = [node.tensors[0].struct for node in captured.graph.inputs[: len(weak)]]
     structs = [t.update(weak_type=w, sharding=s) for t, w, s in zip(tensors, weak, shardings, strict=True)]
@@ -181,8 +182,9 @@ def result_types(
     except Exception:
         if not same or mesh is None:
             raise
-        planned = captured.result_shardings
-        return ResultTypes(captured.weak[1], tuple(s.spec if s.mesh == mesh else PartitionSpec() for s in planned))
+        own = captured.result_shardings
+        others = planned or (PartitionSpec(),) * len(own)
+        return ResultTypes(captured.weak[1], tuple(s.spec if s.mesh == mesh else p for s, p in zip(own, others, strict=True)))
     if not same:
         with without_mesh():
             same = used(observed_program(closed).body).key == captured.body.key

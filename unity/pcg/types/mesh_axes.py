@@ -1,4 +1,4 @@
-"""The axes of a user's mesh as products of a machine's axes of prime size, matched by size from the outermost inwards."""
+"""The axes of a user's mesh as products of a machine's axes, matched by name and size, else by size from the outermost inwards."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ def mesh_axes(sizes: Mapping[str, int], axes: Sequence[Axis]) -> MeshAxes | None
 
     Args:
         sizes: the sizes of the mesh's axes, outermost first.
-        axes: the axes of the machine, outermost first. The order of those of one level is free.
+        axes: the axes of the machine, outermost first. The order of those of one level is free; so is that of axes of equal names
+            and sizes.
     """
+    own = {axis.name: axis.size for axis in axes}
+    if {name: size for name, size in sizes.items() if size > 1} == own:
+        position = {axis.name: k for k, axis in enumerate(axes)}
+        return {name: (position[name],) if size > 1 else () for name, size in sizes.items()}
     left, matched = list(range(len(axes))), dict[str, tuple[int, ...]]()
     for name, size in sizes.items():
         parts = list[int]()

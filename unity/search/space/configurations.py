@@ -248,7 +248,7 @@ def domain_of_picks(
 
 def _groups(axes: Sequence[Axis]) -> list[int]:
     """Return the sizes of the groups of interchangeable axes, in order."""
-    return [len(list(g)) for _, g in groupby(axes, key=lambda a: (a.size, a.level))]
+    return [len(list(g)) for _, g in groupby(axes, key=lambda a: a.extent)]
 
 
 def _enumerated_for_storage(

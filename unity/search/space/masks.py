@@ -129,7 +129,7 @@ class SplitSet:
 def way_of(along: Sequence[States], axes: Sequence[Axis]) -> Way:
     """Return a site's states along the axes in a form that does not distinguish interchangeable axes."""
     pairs = zip(axes, along, strict=True)
-    return tuple(tuple(sorted(states for _, states in same)) for _, same in groupby(pairs, key=lambda p: (p[0].size, p[0].level)))
+    return tuple(tuple(sorted(states for _, states in same)) for _, same in groupby(pairs, key=lambda p: p[0].extent))
 
 
 def allowed(mask: Mask, choices: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
@@ -147,9 +147,17 @@ def listed(mask: Mask, choices: Sequence[Choice], axes: Sequence[Axis]) -> np.nd
 
 
 def names_of(machine: Machine) -> Names:
-    """Return the names of a machine's levels and axes, each with the axes that it stands for."""
-    axes = {a.name: (k,) for k, a in enumerate(machine.axes)}
-    return axes | {v.name: tuple(k for k, a in enumerate(machine.axes) if a.level == i) for i, v in enumerate(machine.levels)}
+    """Return the names of a machine's levels and axes, each with the axes that it stands for.
+
+    Where an axis of the user's has the name of a level, the name is the axis's. A level that is not made of whole axes has no name.
+    """
+    names: dict[str, tuple[int, ...]] = {name: () for name, _ in machine.mesh}
+    names.update((axis.name, (k,)) for k, axis in enumerate(machine.axes))
+    for index, level in enumerate(machine.levels):
+        over = [k for k, axis in enumerate(machine.axes) if any(at == index for at, _ in axis.extent)]
+        if prod(machine.axes[k].size for k in over) == level.size:
+            names.setdefault(level.name, tuple(over))
+    return names
 
 
 def pinned(position: int, wanted: Wanted, rank: int, machine: Machine) -> Pinned:

@@ -116,7 +116,7 @@ class GraphSpace:
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The groups of interchangeable axes: those of one size on one level."""
-        numbered = groupby(enumerate(self.machine.axes), key=lambda a: (a[1].size, a[1].level))
+        numbered = groupby(enumerate(self.machine.axes), key=lambda a: a[1].extent)
         return tuple(tuple(i for i, _ in same) for _, same in numbered)
 
     @cached_property
