@@ -23,6 +23,8 @@ from unity.plan.frontier import Frontier
 from unity.plan.plan import Plan
 from unity.plan.plan_file import load
 from unity.plan.stream import Flight, Stream
+from unity.training.marked_loss import loss
+from unity.training.step import TrainingStep, step
 
 __version__ = VERSION
 __all__ = [
@@ -47,14 +49,17 @@ __all__ = [
     "PlanFileError",
     "RuleError",
     "Stream",
+    "TrainingStep",
     "UnityError",
     "constrain",
     "forbid",
     "kernel",
     "load",
+    "loss",
     "only",
     "optimize",
     "pin",
     "require",
+    "step",
     "without_rules",
 ]

@@ -1,0 +1,346 @@
+"""A training step on all devices computes what `jax.jit` of it does, reuses donated buffers, and is refused in clear words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import unity
+
+OPTIONS: dict[str, Any] = {"machine": unity.Machine.grid(1, 8, "a100"), "budget": 0, "progress": False}
+LEAN: dict[str, Any] = {**OPTIONS, "objective": "memory"}  # everything is sharded
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2, eps=1e-3))
+ALL_REDUCE = re.compile(r"= (\S.*?) all-reduce(?:-start)?\(")
+
+
+def squares(params: Any, batch: Any) -> jax.Array:
+    hidden = jax.nn.gelu(batch["x"] @ params["up"] + params["bias"])
+    return jnp.mean((hidden @ params["down"] - batch["y"]) ** 2)
+
+
+marked = unity.loss(squares)
+
+
+def initial() -> tuple[Any, Any]:
+    """A state of weights, moments and an average; and a batch."""
+    one, two, three = jax.random.split(jax.random.key(0), 3)
+    params = {"up": jax.random.normal(one, (64, 128)) / 8, "bias": jnp.zeros(128), "down": jax.random.normal(two, (128, 32)) / 11}
+    batch = {"x": jax.random.normal(three, (64, 64)), "y": jnp.ones((64, 32))}
+    return {"params": params, "moments": OPTIMIZER.init(params), "average": jax.tree.map(jnp.copy, params), "step": 0}, batch
+
+
+def train_step(state: Any, batch: Any, loss_fn: Callable[..., Any] = marked) -> tuple[Any, Any]:
+    loss, gradient = jax.value_and_grad(loss_fn)(state["params"], batch)
+    updates, moments = OPTIMIZER.update(gradient, state["moments"], state["params"])
+    params = optax.apply_updates(state["params"], updates)
+    average = optax.incremental_update(params, state["average"], 0.1)
+    return {"params": params, "moments": moments, "average": average, "step": state["step"] + 1}, {"loss": loss}
+
+
+def trained(step: Callable[..., Any], state: Any, *others: Any, steps: int = 5) -> tuple[Any, list[Any]]:
+    metrics = []
+    for _ in range(steps):
+        state, values = step(state, *others)
+        metrics.append(jax.device_get(values))
+    return jax.device_get(state), metrics
+
+
+def text_of(step: Any, *args: Any) -> str:
+    """The compiled program of a step."""
+    return step.lower(*args).compile().as_text()
+
+
+def assert_same(one: Any, other: Any) -> None:
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-5), one, other)
+
+
+def test_a_step_computes_what_its_jit_does() -> None:
+    state, batch = initial()
+    expected = trained(jax.jit(train_step), state, batch)
+    for options in (OPTIONS, LEAN):
+        step = unity.step(train_step, **options)
+        assert_same(trained(step, state, batch), expected)
+        assert len(step.plans) == 1
+
+
+def test_donated_buffers_become_the_next_state() -> None:
+    state, batch = initial()
+    step = unity.step(train_step, donate_argnums=0, **LEAN)
+    state, batch = step.place(state, batch)
+    leaves = len(jax.tree.leaves(state))
+    for _ in range(2):
+        before, (state, _) = state, step(state, batch)
+        assert all(x.is_deleted() for x in jax.tree.leaves(before))
+        assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(lambda x: x.sharding, step.place(state, batch)[0])
+    assert not any(x.is_deleted() for x in jax.tree.leaves(batch))
+    aliases = re.search(r"input_output_alias=\{(.*?)\}, entry", text_of(step, state, batch).splitlines()[0])
+    assert aliases is not None
+    assert [int(k) for k in re.findall(r"\((\d+), \{\}", aliases[1])] == list(range(leaves))
+    assert all(x.sharding.shard_shape(x.shape) != x.shape for x in jax.tree.leaves(state["params"]))
+    statistics = step.lower(state, batch).compile().memory_analysis()
+    assert statistics is not None
+    assert statistics.alias_size_in_bytes == sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
+
+
+def test_moments_and_averages_lie_as_their_weights() -> None:
+    state, batch = initial()
+    shardings, placed = unity.step(train_step, **LEAN).shardings(state, batch)
+    adam = shardings["moments"][1][0]
+    assert shardings["params"] == adam.mu == adam.nu == shardings["average"]
+    assert not any(sharding.is_fully_replicated for sharding in jax.tree.leaves(shardings["params"]))
+    assert shardings["step"].is_fully_replicated
+    assert not placed["x"].is_fully_replicated
+
+
+def test_a_state_is_created_where_it_is_needed() -> None:
+    shapes, batch = jax.eval_shape(initial)
+    step = unity.step(train_step, donate_argnums=0, **LEAN)
+    state, batch = jax.jit(initial, out_shardings=step.shardings(shapes, batch))()
+    again, _ = step.place(state, batch)
+    assert all(x is y for x, y in zip(jax.tree.leaves(again), jax.tree.leaves(state), strict=True))
+    step(state, batch)
+
+
+def test_a_global_norm_is_one_reduction_of_a_scalar() -> None:
+    state, batch = initial()
+    clipped, plain = (optax.chain(optax.clip_by_global_norm(1e-3), optax.sgd(1e-2)), optax.sgd(1e-2))
+
+    def all_reduces(optimizer: Any) -> list[str]:
+        def step(params: Any, batch: Any) -> Any:
+            gradient = jax.grad(marked)(params, batch)
+            updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+            return optax.apply_updates(params, updates)
+
+        compiled = unity.step(step, donate_argnums=0, **LEAN)
+        assert_same(jax.device_get(compiled(state["params"], batch)), jax.jit(step)(state["params"], batch))
+        return ALL_REDUCE.findall(text_of(compiled, state["params"], batch))
+
+    few, more = all_reduces(plain), all_reduces(clipped)
+    assert more.count("f32[]") == few.count("f32[]") + 1
+    assert len(more) == len(few) + 1
+
+
+def test_micro_batches_of_a_scan_share_one_plan_however_the_step_is_written() -> None:
+    state, batch = initial()
+    batches = jax.tree.map(lambda x: x.reshape(4, 16, *x.shape[1:]), batch)
+
+    def scanned(state: Any, batches: Any) -> tuple[Any, Any]:
+        zero = jax.tree.map(jnp.zeros_like, state["params"])
+        gradient, losses = jax.lax.scan(lambda total, one: _accumulate(state["params"], total, one), zero, batches)
+        return _updated(state, gradient), losses
+
+    def unrolled(state: Any, batches: Any) -> tuple[Any, Any]:
+        gradient, losses = jax.tree.map(jnp.zeros_like, state["params"]), []
+        for k in range(4):
+            gradient, loss = _accumulate(state["params"], gradient, jax.tree.map(lambda x, k=k: x[k], batches))
+            losses.append(loss)
+        return _updated(state, gradient), jnp.stack(losses)
+
+    expected = trained(jax.jit(scanned), state, batches)
+    for step in (scanned, unrolled):
+        planned = unity.step(step, donate_argnums=0, **LEAN)
+        assert_same(trained(planned, jax.tree.map(jnp.copy, state), batches), expected)
+        assert len(planned.plans) == 1
+
+
+def _accumulate(params: Any, total: Any, batch: Any) -> tuple[Any, Any]:
+    loss, gradient = jax.value_and_grad(marked)(params, batch)
+    return jax.tree.map(jnp.add, total, gradient), loss
+
+
+def _updated(state: Any, gradient: Any) -> Any:
+    updates, moments = OPTIMIZER.update(gradient, state["moments"], state["params"])
+    return {**state, "params": optax.apply_updates(state["params"], updates), "moments": moments}
+
+
+jitted, rematerialized = jax.jit(marked), jax.checkpoint(marked)
+
+
+def body(params: Any, batch: Any) -> tuple[Any, Any]:
+    """The body of a scan, which JAX traces once for all programs."""
+    loss, gradient = jax.value_and_grad(marked)(params, batch)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), loss
+
+
+@pytest.mark.parametrize("wrapped", [marked, jitted, rematerialized, jax.remat(jitted)])
+def test_marks_inside_of_other_functions_are_planned(wrapped: Callable[..., Any]) -> None:
+    """The functions were traced before without a plan, and JAX keeps their programs."""
+    state, batch = initial()
+
+    def step(params: Any, batch: Any) -> tuple[Any, Any]:
+        loss, gradient = jax.value_and_grad(wrapped)(params, batch)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), loss
+
+    expected = trained(jax.jit(step), state["params"], batch)
+    for _ in range(2):
+        planned = unity.step(step, **OPTIONS)
+        assert_same(trained(planned, state["params"], batch), expected)
+        (plan,) = planned.plans
+        assert plan.family.search.training.backward
+    assert_same(trained(jax.jit(step), state["params"], batch), expected)
+
+
+def test_a_scan_whose_body_was_traced_before_is_planned() -> None:
+    state, batch = initial()
+    batches = jax.tree.map(lambda x: x.reshape(2, 32, *x.shape[1:]), batch)
+
+    def step(params: Any, batches: Any) -> tuple[Any, Any]:
+        return jax.lax.scan(body, params, batches)
+
+    expected = trained(jax.jit(step), state["params"], batches)
+    planned = unity.step(step, donate_argnums=0, **LEAN)
+    params = jax.tree.map(jnp.copy, state["params"])
+    assert_same(trained(planned, params, batches), expected)
+    assert "reduce-scatter" in text_of(planned, state["params"], batches)
+    assert not any(s.is_fully_replicated for s in jax.tree.leaves(planned.shardings(state["params"], batches)[0]))
+
+
+def test_two_losses_and_two_optimizers_have_a_plan_each() -> None:
+    def drawn(generator: Any, z: Any) -> Any:
+        return jnp.tanh(z @ generator["up"]) @ generator["down"]
+
+    def judged(critic: Any, x: Any) -> Any:
+        return (jax.nn.gelu(x @ critic["up"]) @ critic["down"]).mean()
+
+    @unity.loss
+    def generator_loss(generator: Any, critic: Any, z: Any) -> Any:
+        return -judged(critic, drawn(generator, z))
+
+    @unity.loss
+    def critic_loss(critic: Any, generator: Any, z: Any, x: Any) -> Any:
+        return judged(critic, drawn(generator, z)) - judged(critic, x) + 0.1 * judged(critic, x) ** 2
+
+    one, two = optax.adam(1e-3), optax.sgd(1e-2, momentum=0.9)
+
+    def step(state: Any, batch: Any) -> tuple[Any, Any]:
+        g, c, of_g, of_c = state
+        lost_c, gradient = jax.value_and_grad(critic_loss)(c, g, batch["z"], batch["x"])
+        updates, of_c = two.update(gradient, of_c)
+        c = optax.apply_updates(c, updates)
+        lost_g, gradient = jax.value_and_grad(generator_loss)(g, c, batch["z"])
+        updates, of_g = one.update(gradient, of_g)
+        return (optax.apply_updates(g, updates), c, of_g, of_c), (lost_c, lost_g)
+
+    keys = iter(jax.random.split(jax.random.key(0), 6))
+    g = {"up": jax.random.normal(next(keys), (32, 128)) / 6, "down": jax.random.normal(next(keys), (128, 64)) / 11}
+    c = {"up": jax.random.normal(next(keys), (64, 128)) / 8, "down": jax.random.normal(next(keys), (128, 8)) / 11}
+    batch = {"z": jax.random.normal(next(keys), (64, 32)), "x": jax.random.normal(next(keys), (64, 64))}
+    state = (g, c, one.init(g), two.init(c))
+    expected = trained(jax.jit(step), state, batch)
+    planned = unity.step(step, **LEAN)
+    assert_same(trained(planned, state, batch), expected)
+    assert [plan.__name__ for plan in planned.plans] == ["critic_loss", "generator_loss"]
+
+
+def test_a_loss_may_close_over_differentiated_and_other_values() -> None:
+    state, batch = initial()
+
+    def step(params: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+        def outer(params: Any) -> Any:
+            scale = jnp.exp(params["bias"]).mean()
+
+            @unity.loss
+            def inner(weights: Any) -> Any:
+                noise = jax.random.normal(key, batch["x"].shape)
+                return scale * squares({**weights, "bias": params["bias"]}, {**batch, "x": batch["x"] + 0.1 * noise})
+
+            return inner({"up": params["up"], "down": params["down"]})
+
+        loss, gradient = jax.value_and_grad(outer)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), loss
+
+    key = jax.random.key(3)
+    expected = trained(jax.jit(step), state["params"], batch, key)
+    planned = unity.step(step, **OPTIONS)
+    assert_same(trained(planned, state["params"], batch, key), expected)
+    assert len(planned.plans[0].family.captured.differentiated) == 4  # two weights, the bias and the scale
+
+
+def test_frozen_weights_have_neither_gradients_nor_slots() -> None:
+    state, batch = initial()
+    frozen = {"up": state["params"]["up"], "down": state["params"]["down"]}
+
+    def step(bias: Any, moments: Any, batch: Any) -> Any:
+        gradient = jax.grad(lambda bias: marked({**frozen, "bias": bias}, batch))(bias)
+        updates, moments = OPTIMIZER.update(gradient, moments, bias)
+        return optax.apply_updates(bias, updates), moments
+
+    bias = state["params"]["bias"]
+    planned = unity.step(step, **OPTIONS)
+    planned(bias, OPTIMIZER.init(bias), batch)
+    (plan,) = planned.plans
+    assert len(plan.family.captured.differentiated) == 1
+    assert plan.family.search.training.optimizer_slots == pytest.approx(2, abs=0.02)
+
+
+def test_other_weak_types_are_compiled_again_with_the_same_plan() -> None:
+    state, batch = initial()
+    step = unity.step(train_step, **OPTIONS)
+    after, _ = step(state, batch)
+    restored, _ = step({**state, "step": jnp.int32(0)}, batch)
+    assert_same(restored, after)
+    assert len(step.plans) == 1
+
+
+def refused(step: Any, *args: Any) -> str:
+    with pytest.raises(unity.PlanError) as caught:
+        step(*args)
+    assert caught.value.link == "training#errors"
+    return str(caught.value)
+
+
+def test_a_step_without_a_marked_gradient_is_refused() -> None:
+    state, batch = initial()
+    unmarked = unity.step(lambda state, batch: train_step(state, batch, squares), **OPTIONS)
+    assert "calls no function that is marked by unity.loss" in refused(unmarked, state, batch)
+    evaluated = unity.step(lambda state, batch: marked(state["params"], batch), **OPTIONS)
+    assert "it only calls squares" in refused(evaluated, state, batch)
+
+
+def test_arguments_of_other_shapes_or_structures_are_refused() -> None:
+    state, batch = initial()
+    step = unity.step(train_step, **OPTIONS)
+    step(state, batch)
+    last = jax.tree.map(lambda x: x[:24], batch)
+    assert "args[1]['x']: planned for float32[64, 64], called with float32[24, 64]" in refused(step, state, last)
+    assert "args[1]['z'] is not known" in refused(step, state, {**batch, "z": batch["x"]})
+    assert "args[0]['step'] is missing" in refused(step, {k: v for k, v in state.items() if k != "step"}, batch)
+    step(state, batch)
+
+
+def test_arrays_that_are_committed_elsewhere_are_refused_until_they_are_placed() -> None:
+    state, batch = initial()
+    step = unity.step(train_step, **LEAN)
+    elsewhere = jax.device_put(state, jax.devices()[1])
+    message = refused(step, elsewhere, batch)
+    assert "args[0]['average']['bias']" in message
+    assert ".place(" in message
+    step(*step.place(elsewhere, batch))
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.device_put(batch, NamedSharding(mesh, PartitionSpec(None, "d")))
+    refused(step, state, rows)
+
+
+def test_unknown_options_are_refused_by_name() -> None:
+    with pytest.raises(unity.OptionError, match="no option argnums, memory"):
+        unity.step(train_step, memory=3, argnums=0)
+
+
+def test_a_mesh_with_explicit_axes_is_refused() -> None:
+    state, batch = initial()
+    with jax.set_mesh(jax.make_mesh((8,), ("d",))), pytest.raises(unity.PlanError, match="explicit axes"):
+        unity.step(train_step, **OPTIONS)(state, batch)
+
+
+def test_a_marked_function_is_itself_outside_of_a_step() -> None:
+    state, batch = initial()
+    assert jnp.array_equal(marked(state["params"], batch), squares(state["params"], batch))
+    assert marked.__name__ == "squares"

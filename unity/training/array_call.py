@@ -1,0 +1,233 @@
+"""Calls with any arguments as functions of arrays alone: static leaves, and modules of Flax NNX that change in place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from unity.pcg.jaxprs.weak_types import struct_of
+
+ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
+NUMBERS = (bool, int, float, complex)
+
+
+@dataclass(frozen=True)
+class Structured:
+    """A tree of arrays and of static leaves, such as the activation function in an Equinox module.
+
+    Attributes:
+        leaves: all leaves.
+        keys: the path of each leaf.
+        places: the numbers of the leaves that are arrays.
+        structure: the structure of the tree.
+        graph: the static part of modules of Flax NNX, or None if there are none. The tree is then their state.
+    """
+
+    leaves: tuple[Any, ...]
+    keys: tuple[tuple[Any, ...], ...]
+    places: tuple[int, ...]
+    structure: Any
+    graph: Any = None
+
+    @classmethod
+    def of(cls, tree: Any, numbers: bool = False) -> Structured:
+        """Take a tree apart. Modules of Flax NNX keep the variables that they share.
+
+        Args:
+            tree: the tree.
+            numbers: whether Python numbers are arrays, as for `jax.jit`.
+        """
+        graph = None
+        if _has_modules(tree):
+            graph, tree = _nnx().split(tree)
+        paths, structure = jax.tree.flatten_with_path(tree)
+        kinds = (*ARRAYS, *NUMBERS) if numbers else ARRAYS
+        places = tuple(k for k, (_, leaf) in enumerate(paths) if isinstance(leaf, kinds))
+        return cls(tuple(leaf for _, leaf in paths), tuple(keys for keys, _ in paths), places, structure, graph)
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The leaves that are arrays."""
+        return tuple(self.leaves[k] for k in self.places)
+
+    @property
+    def structs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """The types of the arrays."""
+        return tuple(struct_of(x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)) for x in self.arrays)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of the arrays."""
+        return tuple(f"args{jax.tree_util.keystr(self.keys[k])}" for k in self.places)
+
+    @property
+    def tops(self) -> tuple[Any, ...]:
+        """The first key of each array: in a tuple of arguments, the number of its argument."""
+        firsts = (self.keys[k][0] for k in self.places)
+        return tuple(getattr(key, "idx", getattr(key, "key", None)) for key in firsts)
+
+    @property
+    def static(self) -> Structured:
+        """The tree without its arrays."""
+        arrays = frozenset(self.places)
+        return replace(self, leaves=tuple(None if k in arrays else leaf for k, leaf in enumerate(self.leaves)))
+
+    @property
+    def key(self) -> Hashable:
+        """Everything but the arrays."""
+        return self.structure, self.graph, self.places, self.static.leaves
+
+    def tree(self, arrays: Sequence[Any]) -> Any:
+        """Return the tree with other arrays. Its modules of Flax NNX are new."""
+        tree = self.state(arrays)
+        return tree if self.graph is None else _nnx().merge(self.graph, tree)
+
+    def state(self, arrays: Sequence[Any]) -> Any:
+        """Return the tree with other arrays, modules of Flax NNX by their state."""
+        leaves = list(self.leaves)
+        for k, x in zip(self.places, arrays, strict=True):
+            leaves[k] = x
+        return jax.tree.unflatten(self.structure, leaves)
+
+    def numbered(self) -> Any:
+        """Return the tree with the numbers of the arrays in their place, and without static leaves."""
+        numbers = dict(zip(self.places, range(len(self.places)), strict=True))
+        return jax.tree.unflatten(self.structure, [numbers.get(k) for k in range(len(self.leaves))])
+
+    def write(self, tree: Any, arrays: Sequence[Any]) -> Any:
+        """Return the tree with other arrays. Its modules of Flax NNX are those of `tree`, which change in place."""
+        if self.graph is None:
+            return self.tree(arrays)
+        _nnx().update(tree, self.state(arrays))
+        return tree
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of the arrays that a call returns.
+
+    Attributes:
+        results: the function's results, without arrays.
+        changed: the numbers of the arrays among the arguments whose next values follow.
+    """
+
+    results: Structured
+    changed: tuple[int, ...]
+
+
+class ArrayCall:
+    """A call of a function as a function from arrays to arrays: its results, and the next values of what modules of Flax NNX have.
+
+    Attributes:
+        arguments: `args`, or `(args, kwargs)` if there are any by name.
+        inputs: the arguments, taken apart.
+        form: the form of the results, once the call is traced.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        numbers: bool = False,
+        kept: Collection[int] = (),
+    ) -> None:
+        """Take a call apart.
+
+        Args:
+            fn: the function.
+            args: its arguments by position.
+            kwargs: its arguments by name.
+            numbers: whether Python numbers among them are arrays, as for `jax.jit`.
+            kept: the numbers of arguments all of whose modules' arrays are returned, changed or not.
+        """
+        self.fn, self._named = fn, bool(kwargs)
+        self.arguments = (args, kwargs) if kwargs else args
+        self.inputs = Structured.of(self.arguments, numbers)
+        self._kept = kept
+        self.form = Form(Structured.of(()), ())
+
+    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+        """Call the function with these arrays in its arguments."""
+        tree = self.inputs.tree(arrays)
+        args, kwargs = tree if self._named else (tree, {})
+        results = Structured.of(self.fn(*args, **kwargs), numbers=True)
+        if self.inputs.graph is None:
+            self.form = Form(results.static, ())
+            return results.arrays
+        after = Structured.of(tree).arrays
+        pairs = enumerate(zip(self.inputs.tops, arrays, after, strict=True))
+        changed = tuple(k for k, (top, x, y) in pairs if x is not y or top in self._kept)
+        self.form = Form(results.static, changed)
+        return (*results.arrays, *(after[k] for k in changed))
+
+    def finish(self, arrays: Sequence[Any], form: Form) -> Any:
+        """Return the function's result from the arrays of a call. Change the modules among its arguments.
+
+        Args:
+            arrays: what a call has returned.
+            form: the form of that.
+        """
+        n = len(form.results.places)
+        if form.changed:
+            after = list(self.inputs.arrays)
+            for k, x in zip(form.changed, arrays[n:], strict=True):
+                after[k] = x
+            self.inputs.write(self.arguments, after)
+        return form.results.tree(arrays[:n])
+
+    @property
+    def argument_trees(self) -> list[Any]:
+        """The numbers of the arrays in the structure of each argument, or in that of all where modules may share variables."""
+        tree = self.inputs.numbered()
+        if self.inputs.graph is not None:
+            return [tree]
+        return [*tree[0], tree[1]] if self._named else list(tree)
+
+
+def next_values(inputs: Structured, form: Form, structs: Sequence[Any], result_structs: Sequence[Any]) -> dict[int, int]:
+    """Return the arrays among a step's results that are the next values of arrays among its arguments, by their numbers.
+
+    These are the arrays of modules, and every part of the result that has the structure and the types of an argument.
+
+    Args:
+        inputs: the arguments.
+        form: the form of the results.
+        structs: the types of the arrays among the arguments.
+        result_structs: the types of the arrays among the results.
+    """
+    n = len(form.results.places)
+    pairs = {n + k: array for k, array in enumerate(form.changed)}
+    if inputs.graph is not None:
+        return pairs
+    results = form.results.numbered()
+    for argument in inputs.numbered():
+        structure, numbers = jax.tree.structure(argument), jax.tree.leaves(argument)
+        for part in jax.tree.leaves(results, is_leaf=lambda tree, s=structure: jax.tree.structure(tree) == s):
+            places = jax.tree.leaves(part)
+            same = jax.tree.structure(part) == structure and not any(k in pairs for k in places)
+            if same and all(_alike(structs[i], result_structs[k]) for i, k in zip(numbers, places, strict=True)):
+                pairs.update(zip(places, numbers, strict=True))
+                break
+    return pairs
+
+
+def _alike(one: Any, other: Any) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype
+
+
+def _nnx() -> Any:
+    return sys.modules.get("flax.nnx")
+
+
+def _has_modules(tree: Any) -> bool:
+    """Return whether a tree has modules of Flax NNX. Nobody can have any who has not imported it."""
+    nnx = _nnx()
+    if nnx is None:
+        return False
+    return any(isinstance(x, nnx.Pytree) for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, nnx.Pytree)))

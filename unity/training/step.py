@@ -1,0 +1,268 @@
+"""`unity.step`: a whole training step on all devices, in the place of `jax.jit`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import update_wrapper
+from math import prod
+from typing import Any, NoReturn
+
+import jax
+from jax.extend import core
+from jax.sharding import NamedSharding, PartitionSpec
+
+from unity.base.errors import OptionError, PlanError
+from unity.exec.context import explicit_mesh
+from unity.exec.hosts.arrays import place
+from unity.optimize import optimize
+from unity.plan.call_arguments import SHOWN, by_position
+from unity.plan.placement import Placement
+from unity.plan.plan import Plan
+from unity.training.array_call import ArrayCall, Form, Structured, next_values
+from unity.training.following import following_specs
+from unity.training.marked_loss import MarkedCall, Substitution, Survey, traced_with
+from unity.training.scalar_sums import with_single_reductions
+
+_NAMED = [name for name, p in inspect.signature(optimize).parameters.items() if p.kind == p.KEYWORD_ONLY]
+OPTIONS = frozenset(_NAMED) - {"argnums", "training"}
+
+
+def step(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] = (), **options: Any) -> TrainingStep:
+    """Run a training step on all devices: `unity.step(train_step, donate_argnums=0)` in the place of `jax.jit`.
+
+    The step takes gradients of functions that are marked by `unity.loss`. These are planned as by `unity.optimize`, and everything
+    else, such as the optimizer's update, runs where the weights are.
+
+    Args:
+        fn: a function of a state and a batch, or of more, that returns the next state. Modules of Flax NNX may change in place.
+        donate_argnums: the arguments whose memory the results may use, as in `jax.jit`.
+        options: those of `unity.optimize`, but `argnums` and `training`. `optimizer_slots` is by default what the arguments have
+            beside those of a loss, in multiples of its weights.
+
+    Returns:
+        A TrainingStep, which is called like `fn`.
+
+    Raises:
+        OptionError: an option is unknown.
+    """
+    if unknown := sorted(options.keys() - OPTIONS):
+        raise OptionError(
+            f"unity.step has no option {', '.join(unknown)}: expected donate_argnums, or one of {', '.join(sorted(OPTIONS))}."
+            " (docs: training#options)"
+        )
+    return TrainingStep(fn, (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums), options)
+
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """A training step for arguments of certain types.
+
+    Attributes:
+        run: the program, a function of the arrays among the arguments, jitted.
+        form: the form of its results.
+        placement: the shardings of the arrays.
+    """
+
+    run: Any
+    form: Form
+    placement: Placement
+
+
+class TrainingStep:
+    """A training step on all devices. The first call plans it, as do `place`, `shardings` and `lower`."""
+
+    def __init__(self, fn: Callable[..., Any], donated: tuple[int, ...], options: dict[str, Any]) -> None:
+        self.fn, self._donated, self._options = fn, donated, options
+        self._compiled: dict[Hashable, CompiledStep] = {}  # by the arguments' structure and types
+        self._plans: dict[Hashable, Plan] = {}  # by the content of the loss
+        self._inputs: Structured | None = None  # the arguments that the step was planned for, without arrays
+        self._structs: tuple[jax.ShapeDtypeStruct, ...] = ()  # and their types
+        update_wrapper(self, fn)
+        self.__name__: str = getattr(fn, "__name__", "the step")
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Run the step. What is committed to no device, as most arrays are before the first step, is placed as by `place`.
+
+        Raises:
+            PlanError: the step differentiates no function that is marked by `unity.loss`; or the arguments have other structures or
+                shapes than in the first call, or are committed to other devices (docs: training#errors).
+        """
+        call = self._call(args, named)
+        compiled = self._compiled_for(call)
+        arrays, shardings = call.inputs.arrays, compiled.placement.shardings
+        self._refuse_misplaced(call.inputs, arrays, shardings)
+        placed = [x if _committed(x) else place(x, sharding) for x, sharding in zip(arrays, shardings, strict=True)]
+        return call.finish(compiled.run(*placed), compiled.form)
+
+    def place(self, *args: Any, **named: Any) -> Any:
+        """Place the arguments where the step needs them. What is there already is not copied.
+
+        The arguments are those of a call. Returns them as a tuple; modules of Flax NNX change in place.
+        """
+        call = self._call(args, named)
+        return call.inputs.write(call.arguments, self._compiled_for(call).placement.whole(call.inputs.arrays))
+
+    def shardings(self, *args: Any, **named: Any) -> tuple[Any, ...]:
+        """Return the shardings of the arguments, to create or to restore a state where it is needed.
+
+        Returns trees like the arguments, in the place of a module of Flax NNX like its state.
+
+        Args:
+            args: the arguments of a call, or `jax.ShapeDtypeStruct`s in the place of their arrays.
+            named: arguments by name.
+        """
+        call = self._call(args, named)
+        trees = call.inputs.state(self._compiled_for(call).placement.shardings)
+        return tuple(trees[k] for k in range(len(call.arguments)))
+
+    def lower(self, *args: Any, **named: Any) -> jax.stages.Lowered:
+        """Lower the step for arguments, or for `jax.ShapeDtypeStruct`s in their place, as `jax.jit(fn).lower` does."""
+        call = self._call(args, named)
+        return self._compiled_for(call).run.lower(*call.inputs.structs)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans of the losses, in the order in which the step calls them; empty before the first call."""
+        return tuple(self._plans.values())
+
+    def _call(self, args: tuple[Any, ...], named: dict[str, Any]) -> ArrayCall:
+        args = by_position(self.fn, args, named) if named else args
+        return ArrayCall(self.fn, args, {}, numbers=True, kept=self._donated)
+
+    def _compiled_for(self, call: ArrayCall) -> CompiledStep:
+        """Return the compiled step for a call. Other weak types are compiled again, for other shapes it is an error."""
+        structs = call.inputs.structs
+        key = call.inputs.key, structs
+        if key not in self._compiled:
+            if self._inputs is None:
+                self._compiled[key] = self._compile(call, structs)
+                self._inputs, self._structs = call.inputs.static, structs
+            else:
+                self._refuse_others(call.inputs, structs)
+                self._compiled[key] = self._compile(call, structs)
+        return self._compiled[key]
+
+    def _compile(self, call: ArrayCall, structs: Sequence[jax.ShapeDtypeStruct]) -> CompiledStep:
+        if explicit_mesh(()) is not None:
+            raise PlanError(
+                f"{self.__name__} is called while jax.set_mesh has set a mesh with explicit axes, where unity.step cannot run.\n"
+                "    Leave it out, or plan the loss by unity.optimize. (docs: moving#under-a-mesh-of-your-own)"
+            )
+        survey = Survey()
+        with traced_with(survey):
+            jax.make_jaxpr(call)(*structs)
+        self._refuse_unmarked(survey.calls)
+        plans = [self._plan(marked, structs) for marked in survey.calls]
+        substitution = Substitution(self.__name__, survey.calls, plans)
+        with traced_with(substitution):
+            closed = jax.make_jaxpr(call)(*structs)
+        if len(substitution.done) != len(survey.calls):
+            substitution.refuse()
+        mesh = plans[0].mesh
+        jaxpr = closed.jaxpr
+        specs = following_specs(jaxpr, mesh)
+        shardings = tuple(NamedSharding(mesh, specs.get(v, PartitionSpec())) for v in jaxpr.invars)
+        next_ = next_values(call.inputs, call.form, structs, closed.out_avals)
+        donated = tuple(k for k, top in enumerate(call.inputs.tops) if top in self._donated)
+        program = core.jaxpr_as_fun(core.ClosedJaxpr(with_single_reductions(jaxpr, specs, mesh), closed.consts))
+
+        def run(*arrays: Any) -> list[Any]:
+            return program(*arrays)
+
+        run.__name__ = self.__name__  # which names the compiled program in profiles
+        jitted = jax.jit(
+            run,
+            in_shardings=shardings,
+            out_shardings=[shardings[next_[k]] if k in next_ else None for k in range(len(closed.out_avals))],
+            donate_argnums=donated,
+        )
+        shapes = tuple(struct.shape for struct in structs)
+        tree = jax.tree.structure(tuple(shardings))
+        return CompiledStep(jitted, call.form, Placement(self.__name__, tree, call.inputs.paths, shapes, shardings))
+
+    def _plan(self, marked: MarkedCall, structs: Sequence[jax.ShapeDtypeStruct]) -> Plan:
+        """Return the plan of a marked call, which equal calls share."""
+        if marked.key not in self._plans:
+            arguments = marked.arguments
+            self._plans[marked.key] = optimize(
+                marked.planned_function,
+                *arguments.fill(marked.structs),
+                argnums=arguments.differentiated,
+                training=bool(arguments.differentiated),
+                **{"optimizer_slots": _slots(marked, structs), **self._options},
+            )
+        return self._plans[marked.key]
+
+    def _refuse_unmarked(self, calls: Sequence[MarkedCall]) -> None:
+        """Raise PlanError unless the step differentiates a marked function."""
+        if not calls:
+            raise PlanError(
+                f"{self.__name__} calls no function that is marked by unity.loss, so that nothing in it can be planned:\n"
+                "    mark what it differentiates, as in jax.value_and_grad(unity.loss(loss_fn)). (docs: training#errors)"
+            )
+        if not any(any(one.perturbed) for one in calls):
+            names = ", ".join(dict.fromkeys(one.name for one in calls))
+            raise PlanError(
+                f"{self.__name__} differentiates no function that is marked by unity.loss; it only calls {names}:\n"
+                "    mark what is given to jax.value_and_grad, or plan an evaluation by unity.optimize(..., training=False)."
+                " (docs: training#errors)"
+            )
+
+    def _refuse_others(self, inputs: Structured, structs: Sequence[jax.ShapeDtypeStruct]) -> None:
+        """Raise PlanError if the arguments differ from those of the first call in more than weak types."""
+        planned = self._inputs
+        assert planned is not None
+        if inputs.key != planned.key:
+            new, old = set(inputs.paths), set(planned.paths)
+            wrong = [f"{path} is missing" for path in planned.paths if path not in new]
+            wrong += [f"{path} is not known to the step" for path in inputs.paths if path not in old]
+            wrong = wrong or ["what is not an array among them differs, such as a function or a module's settings"]
+        else:
+            triples = zip(inputs.paths, self._structs, structs, strict=True)
+            wrong = [f"{p}: planned for {_text(a)}, called with {_text(b)}" for p, a, b in triples if _text(a) != _text(b)]
+        if wrong:
+            self._refuse(
+                "is called with other arguments than it was planned for",
+                wrong,
+                "Keep shapes fixed (drop or pad the last batch), or make another unity.step for these.",
+            )
+
+    def _refuse_misplaced(self, inputs: Structured, arrays: Sequence[Any], shardings: Sequence[NamedSharding]) -> None:
+        """Raise PlanError if arrays are committed to other places than the step needs, as `jax.jit` would."""
+        wrong = [k for k, (x, sharding) in enumerate(zip(arrays, shardings, strict=True)) if _misplaced(x, sharding)]
+        if wrong:
+            self._refuse(
+                "is called with arrays that are placed otherwise than it needs them",
+                [f"{inputs.paths[k]}: {arrays[k].sharding}, not {shardings[k]}" for k in wrong],
+                f"Place them once: arguments = {self.__name__}.place(*arguments).",
+            )
+
+    def _refuse(self, problem: str, wrong: Sequence[str], way_out: str) -> NoReturn:
+        more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
+        lines = "\n    ".join([*wrong[:SHOWN], *more, way_out])
+        raise PlanError(f"{self.__name__} {problem}:\n    {lines} (docs: training#errors)")
+
+
+def _slots(marked: MarkedCall, structs: Sequence[jax.ShapeDtypeStruct]) -> float:
+    """Return the bytes of a step's arguments beside the operands of a loss, such as moments, for each byte of its weights."""
+    weights = _nbytes(s for s, perturbed in zip(marked.structs, marked.perturbed, strict=True) if perturbed)
+    operands = _nbytes(s for s, constant in zip(marked.structs, marked.constant, strict=True) if not constant)
+    return max(0.0, round((_nbytes(structs) - operands) / weights, 2)) if weights else 0
+
+
+def _nbytes(structs: Iterable[jax.ShapeDtypeStruct]) -> int:
+    return sum(prod(s.shape) * s.dtype.itemsize for s in structs)
+
+
+def _text(struct: jax.ShapeDtypeStruct) -> str:
+    return f"{struct.dtype}{list(struct.shape)}"
+
+
+def _misplaced(x: Any, sharding: NamedSharding) -> bool:
+    return _committed(x) and x.sharding is not sharding and not x.sharding.is_equivalent_to(sharding, x.ndim)
+
+
+def _committed(x: Any) -> bool:
+    return isinstance(x, jax.Array) and x.committed
