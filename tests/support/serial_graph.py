@@ -51,5 +51,7 @@ def _body(body: Body, operands: list) -> list:
         return atom.value if extended else jnp.asarray(atom.value, atom.tensor.dtype)
 
     for e in body.equations:
-        env.update(zip(e.results, as_function(e)(*(read(a) for a in e.operands)), strict=True))
+        operands = [read(a) for a in e.operands]
+        results = [e.primitive.bind(*operands, **e.params)] if e.origin is None else as_function(e)(*operands)  # zeros of capture
+        env.update(zip(e.results, results, strict=True))
     return [read(a) for a in body.outputs]

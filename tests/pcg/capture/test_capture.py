@@ -21,6 +21,7 @@ from jax import lax
 from jax.experimental import pallas
 from serial_graph import evaluate
 
+import unity
 from benchmarks import models
 from unity.base.errors import CaptureError
 from unity.pcg.capture.capture import Captured, capture, unparallelized
@@ -221,6 +222,32 @@ def test_a_mean_is_taken_once():
     graph = capture(lambda x: (jnp.mean(x, 0), (x - jnp.mean(x, 0)).sum()), X).graph
     reductions = [e for n in graph.nodes if n.body for e in n.body.equations if e.name == "reduce_sum"]
     assert len(reductions) == 2
+
+
+WITHOUT_ELEMENTS = {
+    "slice": lambda w, x: jnp.tanh(x @ w)[2:2],
+    "product": lambda w, x: jnp.tanh(x[:0] @ w),
+    "gather": lambda w, x: (x @ w)[jnp.zeros((0,), int)],
+    "sort": lambda w, x: jnp.sort(jnp.sin(x @ w)[:, 1:1]),
+    "dynamic slice": lambda w, x: lax.dynamic_slice(x @ w, (w[0, 0].astype(int), 0), (0, 4)),
+    "scatter": lambda w, x: (x @ w)[:0].at[jnp.argmax(x, 0)].add(x, mode="drop"),
+    "sum of none": lambda w, x: jnp.sum((x @ w)[3:3]) + jnp.ones((4,)),
+    "product over none": lambda w, x: (x @ w)[:, 4:] @ w[4:],
+    "narrow product over none": lambda w, x: (x @ w).astype("bfloat16")[:, 4:] @ jnp.ones((0, 4), "bfloat16"),
+    "conditional": lambda w, x: lax.cond(x[0, 0] > 0, lambda: (x @ w)[:0], lambda: (x + w)[:0]),
+    "scan": lambda w, x: lax.scan(lambda c, b: (c @ w, (b @ w)[:0]), jnp.zeros((0, 4)), x),
+    "checkpoint": lambda w, x: jax.checkpoint(lambda w: jnp.sin(x @ w)[:0])(w),
+    "bits of a key": lambda w, x: jax.random.uniform(jax.random.wrap_key_data((x @ w)[0, :2].astype("uint32")), (0,)),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_ELEMENTS)
+def test_no_operator_computes_what_only_results_without_elements_read(name):
+    fn, args = WITHOUT_ELEMENTS[name], (jnp.ones((4, 4)), jnp.asarray(X[:4, :4]))
+    plan = unity.optimize(lambda w, x: (fn(w, x), jnp.sum(x)), *args, machine=unity.Machine.grid(1, 2), progress=False, budget=0)
+    same(plan(*args), (fn(*args), jnp.sum(args[1])), 1)
+    same(jax.grad(lambda w: sum(map(jnp.sum, jax.tree.leaves(plan(w, args[1])))))(args[0]), np.zeros((4, 4)), 0)
+    assert not [e for node, _ in plan.pcg.walk() if node.body for e in node.body.equations if e.name == "dot_general"]
 
 
 def test_differentiated_are_the_leaves_of_argnums():

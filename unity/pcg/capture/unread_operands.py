@@ -1,7 +1,8 @@
-"""Removal of operands that a call with a custom derivative takes and nothing reads.
+"""Removal of operands on which no element of a result depends: no device needs to gather them, and they have no gradient.
 
-Packages pass values through such a call only to detect, or to refuse, that they are differentiated: Equinox's loops pass all
-weights to one. If neither its program nor its derivative reads an operand, no device needs to gather it, and it has no gradient.
+A result without elements (`x[2:2]`) depends on no operand, and what is linear in operands without elements (the sum of `x[2:2]`) is
+zero. Packages pass values through a call with a custom derivative only to detect, or to refuse, that they are differentiated:
+Equinox's loops pass all weights to one, whose program and derivative read none.
 """
 
 from __future__ import annotations
@@ -9,19 +10,26 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import primitives
 
 from unity.pcg.ir.dead_code import used
+from unity.pcg.ir.graph import CONSTRAIN
 from unity.pcg.ir.program import Body, Equation, Literal, Tensor, tensor_type
 from unity.pcg.propagation.derivative_rules import Unreadable, jvp_body
-from unity.pcg.propagation.solver import nested_body
+from unity.pcg.propagation.solver import nested_body, spec_of
+from unity.pcg.types.factors import facts_of
 
 
 def without_unread(body: Body) -> Body:
-    """Return a body with zeros in the place of operands that their calls do not read."""
+    """Return a body with zeros in the place of results that no element of an operand enters, and of operands that no call reads."""
     equations, tensors = list[Equation](), dict(body.tensors)
     for e in body.equations:
+        if _is_zero(body, e):
+            equations += [_zeros(tensors[v], v, e) for v in e.results]
+            continue
         places = [p for p in _unread(e) if isinstance(e.operands[p], int)] if e.name == "custom_jvp_call" else []
         operands = list(e.operands)
         for p in places:
@@ -30,14 +38,35 @@ def without_unread(body: Body) -> Body:
             equations.append(_zeros(tensors[v], v, e))
             operands[p] = v
         equations.append(e.reading(tuple(operands)) if places else e)
-    return Body(body.inputs, body.outputs, tuple(equations), tensors) if len(tensors) > len(body.tensors) else body
+    unchanged = tuple(equations) == body.equations
+    return body if unchanged else used(Body(body.inputs, body.outputs, tuple(equations), tensors))
 
 
-def _zeros(tensor: Tensor, variable: int, call: Equation) -> Equation:
+def _is_zero(body: Body, equation: Equation) -> bool:
+    """Return whether results have no elements, or are zero as linear functions of operands without elements."""
+    results = [body.tensors[v] for v in equation.results]
+    if equation.name == CONSTRAIN or any(jnp.issubdtype(t.dtype, jax.dtypes.extended) for t in results):  # keys have no zero
+        return False
+    if all(0 in t.shape for t in results):
+        return True
+    places = range(len(equation.operands))
+    empty = {p for p in places if 0 in body.tensor(equation.operands[p]).shape}
+    spec = spec_of(body, equation) if empty else None
+    groups = (*spec.linear, *facts_of(equation.name).linear_in) if spec is not None else ()
+    return any(empty.issuperset(p for p in places if p in group) for group in groups)
+
+
+def _zeros(tensor: Tensor, variable: int, equation: Equation) -> Equation:
     params = {"shape": tensor.shape, "broadcast_dimensions": (), "sharding": None}
     zero = Literal(np.zeros((), tensor.dtype), tensor_type((), tensor.dtype))
     return replace(
-        call, primitive=primitives.broadcast_in_dim_p, params=params, operands=(zero,), results=(variable,), origin=None, still=()
+        equation,
+        primitive=primitives.broadcast_in_dim_p,
+        params=params,
+        operands=(zero,),
+        results=(variable,),
+        origin=None,
+        still=(),
     )
 
 
