@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 import unity
 from benchmarks.fuzz.programs import Program
 from unity.pcg.capture.capture import Captured, capture
+from unity.pcg.ir.gradient_flow import losses
 from unity.pcg.types.parallel_type import PARTIAL
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
@@ -155,7 +156,8 @@ def random_trials(
     rng: random.Random, fn: Any, captured: Captured, machine: unity.Machine, count: int, kind: str = "random", note: str = ""
 ) -> Iterator[Trial]:
     """Distinct parallel graphs of random assignments."""
-    search = Search(captured.graph, captured.differentiated, machine, Training(bool(captured.differentiated), 2))
+    training = Training(bool(captured.differentiated and losses(captured.graph)), 2)
+    search = Search(captured.graph, captured.differentiated, machine, training)
     made = PlanFamily(fn, captured, search, 0.0)
     yield from assigned(rng, made, count, kind, note)
 
