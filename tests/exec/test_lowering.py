@@ -13,6 +13,7 @@ import pytest
 from small_models import MODELS, arrays, random_point
 
 import unity
+from benchmarks.fuzz.examine import wrong_plans
 from unity.exec.lowering import mesh_of, program
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
@@ -58,6 +59,21 @@ def test_what_is_computed_again_keeps_values_and_gradients() -> None:
         run = program(graph, mesh_of(machine.axes, jax.devices()))
         got = jax.jit(jax.value_and_grad(lambda p, b: run(*jax.tree.leaves((p, b)))[0]))(params, batch)
         close(got, jax.jit(jax.value_and_grad(model.loss))(params, batch))
+
+
+@pytest.mark.parametrize("start", [8, 100, -20])
+def test_a_slice_that_begins_outside_is_where_jax_clamps_it_to_on_every_device(start: int) -> None:
+    """Before JAX 0.12, XLA joins such a slice with the one that a device takes of it, and clamps where both begin together."""
+
+    def read(x: Any, i: Any) -> Any:
+        return jax.lax.dynamic_slice(x, (i, 0), (4, 2))
+
+    def written(x: Any, y: Any, i: Any) -> Any:
+        return jax.lax.dynamic_update_slice(x, y, (i, 0))
+
+    x, y, i = np.arange(16.0, dtype=np.float32).reshape(8, 2), np.ones((4, 2), np.float32), jnp.asarray(start)
+    for fn, args in ((read, (x, i)), (written, (x, y, i))):
+        assert wrong_plans(fn, args, Machine.grid(1, 2)) == []
 
 
 def test_an_operator_is_named_in_the_compiled_program_and_so_is_what_is_inside_of_it() -> None:

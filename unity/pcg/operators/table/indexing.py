@@ -14,13 +14,33 @@ from unity.pcg.operators.layout import Layout
 from unity.pcg.operators.promised_reads import PROMISED, drop_outside_gradients
 from unity.pcg.operators.table.reshaping import is_block, part_of
 from unity.pcg.types.factors import OPERANDS_AND_RESULT, Factor, Facts, Place, Slot, Spec, at, operator
-from unity.pcg.types.parallel_type import PARTIAL
+from unity.pcg.types.parallel_type import PARTIAL, Shape
 
 Mode = lax.GatherScatterMode
 
 
 def _window_pieces(operands: list[jax.Array], layout: Layout) -> list:
-    return layout.bind(*operands, slice_sizes=layout.results[0].local_shape)
+    table, *starts = operands
+    sizes = layout.results[0].local_shape
+    return layout.bind(table, *_inside(starts, table.shape, sizes), slice_sizes=sizes)
+
+
+def _updated_pieces(operands: list[jax.Array], layout: Layout) -> list:
+    table, update, *starts = operands
+    return layout.bind(table, update, *_inside(starts, table.shape, update.shape))
+
+
+def _inside(starts: list[jax.Array], shape: Shape, sizes: Shape) -> list[jax.Array]:
+    """Return the starts of a slice as JAX clamps them.
+
+    Before JAX 0.12, XLA joins two slices, such as the user's and that of a device's part of it, and clamps the sum of their starts.
+    """
+    if jax.__version_info__ >= (0, 12):
+        return starts
+    return [
+        lax.clamp(jnp.zeros((), i.dtype), i, jnp.asarray(min(n - m, int(jnp.iinfo(i.dtype).max)), i.dtype))
+        for i, n, m in zip(starts, shape, sizes, strict=True)
+    ]
 
 
 @operator("dynamic_slice", local=_window_pieces, facts=Facts(alone=True))
@@ -32,7 +52,7 @@ def dynamic_slice(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(factors, (frozenset({0}),), reads=part_of(results[0].shape, shape), view=is_block(results[0].shape, shape))
 
 
-@operator("dynamic_update_slice", facts=Facts(alone=True))
+@operator("dynamic_update_slice", local=_updated_pieces, facts=Facts(alone=True))
 def dynamic_update_slice(params: Any, operands: Any, results: Any) -> Spec:
     """Operand, update and start indices. Dimensions of which the update has all indices are parallel."""
     shape, rest = operands[0].shape, (None,) * (len(operands) - 2)
