@@ -102,7 +102,7 @@ class Tally:
     orders: Counter[str] = field(default_factory=Counter)
     lives: Counter[str] = field(default_factory=Counter)  # plans run eagerly, loaded, exported, checked
     refused: Counter[str] = field(default_factory=Counter)
-    known: Counter[str] = field(default_factory=Counter)  # plans with NaN for infinite gradients, and nothing wrong
+    known: Counter[str] = field(default_factory=Counter)  # plans with NaN for infinities, and nothing wrong
     skips: Counter[str] = field(default_factory=Counter)
     findings: list[dict[str, Any]] = field(default_factory=list)
 
@@ -144,7 +144,7 @@ class Tally:
         wrong = Counter(f["fault"] for row in self.findings for f in row["findings"])
         per = self.seconds / max(self.total, 1)
         plans = f"{self.programs} programs, {self.total} plans, {per:.3f} s of a processor each"
-        known = f"{self.known.total()} plans with NaN for infinite gradients"
+        known = f"{self.known.total()} plans with NaN for infinities"
         return f"{plans}; {len(self.findings)} programs with findings ({dict(wrong)}), {known}"
 
 
@@ -300,7 +300,7 @@ def show(seed: int) -> None:
     outcome = examine(seed, lambda at: print(f"  … {at}", file=sys.stderr, flush=True))
     print(outcome.source)
     print(f"{dict(outcome.plans)} on {dict(outcome.devices)}, refused: {dict(outcome.refused)} {outcome.skipped}")
-    print(f"NaN for infinite gradients: {dict(outcome.known)}")
+    print(f"NaN for infinities: {dict(outcome.known)}")
     for finding in outcome.findings:
         print(finding)
     for finding in outcome.findings[:1]:

@@ -30,7 +30,7 @@ class Difference:
 
     @property
     def known(self) -> bool:
-        """Whether docs/numerics.md excludes it from what is promised: a gradient is NaN where the function's is infinite."""
+        """Whether docs/numerics.md excludes it from what is promised: NaN where the function is infinite."""
         return self.words.endswith(NAN)
 
     def __str__(self) -> str:
@@ -176,14 +176,20 @@ class Reference:
         if np.iscomplexobj(y) or np.iscomplexobj(x):
             parts = [self._real(f(x), f(y), f(others), dtype) for f in (np.real, np.imag)]
             return " and ".join(p for p in parts if p)
-        return self._real(x, y, others, dtype, gradient=k >= self.outputs)
+        return self._real(x, y, others, dtype)
 
-    def _real(self, x: np.ndarray, y: np.ndarray, others: np.ndarray, dtype: Any, gradient: bool = False) -> str:
+    @cached_property
+    def overflows(self) -> bool:
+        """Whether NaN comes of numbers that overflow: all arguments are finite."""
+        return all(np.isfinite(plain(self.args[k])).all() for k in self.floating)
+
+    def _real(self, x: np.ndarray, y: np.ndarray, others: np.ndarray, dtype: Any) -> str:
         with np.errstate(all="ignore"):
             classes = classified(y)
             free = (classified(others) != classes).any(0)  # where rounding alone may overflow, or make a NaN
+            free |= np.isnan(y) & np.isinf(x) & self.overflows  # numbers that overflow to both signs are added in any order
             bad = (classified(x) != classes) & ~free
-            lost = bad & np.isinf(y) & np.isnan(x) & gradient
+            lost = bad & np.isinf(y) & np.isnan(x)
             if (bad & ~lost).any():
                 return _shown(x, y, bad, " (finite or not)")
             finite = np.isfinite(y) & np.isfinite(x) & ~free

@@ -131,7 +131,17 @@ def test_where_the_function_is_finite_a_plan_must_be() -> None:
     assert "finite or not" in difference.words
 
 
-def test_nan_for_an_infinite_gradient_is_known_and_for_any_other_value_is_wrong() -> None:
+@pytest.mark.parametrize(("beside", "excused"), [(1.0, True), (np.inf, False)])
+def test_numbers_that_overflow_may_be_added_in_any_order(beside: float, excused: bool) -> None:
+    x = jnp.array([3e38, 3e38, -3e38, -3e38, beside], jnp.float32)
+    reference = Reference(lambda x: (x[0] + x[1]) + (x[2] + x[3]), [x], ["x"], 0)
+    one_by_one = jax.jit(reference.step(lambda x: ((x[0] + x[1]) + x[2]) + x[3]))(reference.args, reference.cotangents)
+    assert np.isnan(reference.whole[0])
+    assert np.isinf(one_by_one[0])
+    assert (reference.differences(one_by_one) == []) == excused
+
+
+def test_nan_for_an_infinity_is_known_and_for_any_other_value_is_wrong() -> None:
     @jax.custom_vjp
     def lossy(x, nan):
         return jnp.sqrt(x)
@@ -147,6 +157,8 @@ def test_nan_for_an_infinite_gradient_is_known_and_for_any_other_value_is_wrong(
         assert difference.known == known
     (result,) = reference.differences([np.array([np.nan, *reference.whole[0][1:]], "float32"), np.float32(reference.whole[1])])
     assert not result.known
+    reference = Reference(lambda x: x / 0.0, [x[1:]], ["x"], 0, 0)
+    assert [d.known for d in reference.differences([np.array([np.nan, np.inf], "float32")])] == [True]
 
 
 def test_minimizing_leaves_what_fails() -> None:
