@@ -61,7 +61,7 @@ def part(number: int, steps: int, folder: Path) -> None:
     plan = unity.optimize(loss_fn, params, data[0], machine=machine, objective="memory" if number == 1 else "time")
     if jax.process_index() == 0:
         weights = [sharding.spec for sharding in jax.tree.leaves(plan.in_shardings[0])]
-        print(f"  {sum(map(any, weights))} of {len(weights)} weights split; {plan!r}")
+        print(f"  {sum(map(any, weights))} of {len(weights)} weights split; {plan.time * 1e3:.3g} ms a step")
 
     shapes = jax.eval_shape(lambda: (params, OPTIMIZER.init(params)))
     shardings = plan.shardings_like(shapes)

@@ -41,7 +41,8 @@ def test_a_plan_says_where_its_arguments_are_and_what_is_sent():
     pins = [unity.pin("params['layers'][*]", jax.sharding.PartitionSpec("device"))]
     machine = unity.Machine.grid(2, 4, "a100")
     plan = unity.optimize(loss, layers, struct(65536, 64), machine=machine, constraints=pins, progress=False)
-    first, *rows = str(plan).splitlines()
+    first, *rows = repr(plan).splitlines()
+    assert repr(plan) == str(plan)
     assert first.startswith("loss on a100-2x4, predicted: ")
     assert first.endswith("on each of 8 devices")
     assert "  weights  dimension 0 over device (4): args[0]['layers'][*], 65.54 kB in all" in rows

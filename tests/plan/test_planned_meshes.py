@@ -80,7 +80,8 @@ def close(found, wanted):
 @given(st.sampled_from(sorted(FUNCTIONS)), st.sampled_from([(2, 2), (2, 3), (1, 7), (5, 1), (3, 2)]), st.booleans())
 @settings(max_examples=12)
 def test_a_mesh_of_a_machines_own_prime_axes_changes_no_plan(name, sizes, lean):
-    machine = unity.Machine.grid(*sizes, "v100")
+    nodes, devices = sizes
+    machine = unity.Machine.grid(nodes, devices, "v100")
     options = {"objective": "memory"} if lean else {}
     plain, _ = planned(name, None, machine, **options)
     own, _ = planned(name, AbstractMesh(sizes, ("node", "device")), machine, **options)

@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from unity.base.errors import PlanError
+from unity.base.formatting import duration, size
 from unity.base.processes import check_alike, check_devices, several, shared
 from unity.exec.hosts.arrangement import arranged
 from unity.exec.lowering import mesh_of
@@ -72,5 +73,5 @@ def _shared_facts(plan: Plan) -> dict[str, str]:
         "the function, or the shapes of its arguments": f"{plan.__name__}, {plan.original.key}",
         "the arrays that it closes over": " ".join(map(array_text, plan.family.captured.consts)),
         "the machine": str(plan.machine),
-        "the plan": f"{plan!r}, {plan.pcg.key}",
+        "the plan": f"{duration(plan.time)} a step, {size(plan.memory)} on each device, {plan.pcg.key}",
     }

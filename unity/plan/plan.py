@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -515,10 +516,8 @@ class Plan:
         save(content(of_plan(self)), path)
 
     def _repr_html_(self) -> str:
-        """Return the summary that a notebook shows."""
-        from unity.report.notebook import summary
-
-        return summary(self)
+        """Show the plan's decisions in a notebook."""
+        return f"<pre>{escape(repr(self))}</pre>"
 
     def export(self, path: str | Path) -> None:
         """Write the plan as a Python file of plain JAX, with every collective written out, that does not need this library.
@@ -535,17 +534,13 @@ class Plan:
     __copy__ = __deepcopy__
 
     def __reduce__(self) -> Any:
-        raise PlanError(f"{self!r} cannot be pickled: save it by plan.save(path), and read it by unity.load(path, function, ...).")
+        raise PlanError(
+            f"the plan of {self.__name__} cannot be pickled: save it by plan.save(path), and read it by"
+            " unity.load(path, function, ...)."
+        )
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Return the plan's decisions in about six lines."""
         from unity.explain.brief import brief
 
         return brief(self)
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Show the plan's decisions in IPython's terminal."""
-        printer.text(str(self))
-
-    def __repr__(self) -> str:
-        return f"<Plan of {self.__name__} on {self.machine.name}: {self.time * 1e3:.3g} ms, {self.memory / 1e6:.4g} MB per device>"

@@ -1,4 +1,4 @@
-"""Reports: a plan as one self-contained HTML page, and its short form in a notebook."""
+"""Reports: a plan as one self-contained HTML page."""
 
 from __future__ import annotations
 

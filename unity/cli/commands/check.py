@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(data(plan, check, len(steps), agrees))
     else:
-        print(f"{plan!r}\nits derivation replays: {len(steps)} applications of proved rules\n{check}")
+        print(f"{plan}\nits derivation replays: {len(steps)} applications of proved rules\n{check}")
         print(_verdict(check, agrees))
     return AGREES if agrees else DIFFERS
 
