@@ -264,6 +264,63 @@ def test_a_loss_may_close_over_differentiated_and_other_values() -> None:
     assert len(planned.plans[0].family.captured.differentiated) == 4  # two weights, the bias and the scale
 
 
+def through_a_step(params: Any, batch: Any) -> Any:
+    """The loss after a step of gradient descent, whose gradient has second derivatives."""
+    gradient = jax.grad(marked)(params, batch)
+    return marked(jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), batch)
+
+
+def scaled_and_skipped(params: Any, batch: Any) -> Any:
+    """A loss in half precision, scaled; a gradient that is not finite is skipped."""
+    half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), (params, batch))
+    gradient = jax.grad(lambda params: 1024.0 * marked(params, half[1]))(half[0])
+    gradient = jax.tree.map(lambda g: g.astype(jnp.float32) / 1024, gradient)
+    finite = jnp.isfinite(optax.tree.norm(gradient))
+    return jax.lax.cond(finite, lambda g: g, lambda g: jax.tree.map(jnp.zeros_like, g), gradient)
+
+
+def in_a_branch(params: Any, batch: Any) -> Any:
+    zero = lambda params: jax.tree.map(jnp.zeros_like, params)  # noqa: E731
+    return jax.lax.cond(batch["x"].sum() > -1e9, lambda params: jax.grad(marked)(params, batch), zero, params)
+
+
+def of_each_row(params: Any, batch: Any) -> Any:
+    """Gradients of every row, clipped by themselves, as for private training."""
+    rows = jax.tree.map(lambda x: x[:, None], batch)
+    gradients = jax.vmap(jax.grad(marked), (None, 0))(params, rows)
+    return jax.tree.map(lambda g: jnp.clip(g, -0.1, 0.1).mean(0), gradients)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "tolerance"),
+    [(jax.grad(through_a_step), 2e-4), (scaled_and_skipped, 2e-2), (in_a_branch, 2e-4), (of_each_row, 2e-4)],
+)
+def test_gradients_may_be_of_any_kind(gradient: Callable[..., Any], tolerance: float) -> None:
+    state, batch = initial()
+
+    def step(params: Any, batch: Any) -> tuple[Any, Any]:
+        slope = gradient(params, batch)
+        return slope, jax.tree.map(lambda p, g: p - 0.1 * g, params, slope)
+
+    planned = unity.step(step, donate_argnums=0, **OPTIONS)
+    params, expected = jax.tree.map(jnp.copy, state["params"]), state["params"]
+    for _ in range(3):
+        slope, params = planned(params, batch=batch)
+        other, expected = jax.jit(step)(expected, batch)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance / 10), slope, other)
+
+
+def test_the_plan_is_that_of_the_loss() -> None:
+    state, batch = initial()
+    planned = unity.step(train_step, **LEAN)
+    shardings, _ = planned.shardings(state, batch)
+    slots = planned.plans[0].family.search.training.optimizer_slots
+    alone = unity.optimize(squares, state["params"], batch, optimizer_slots=slots, **LEAN)
+    assert slots == pytest.approx(3, abs=0.01)  # two moments and the average
+    assert (planned.plans[0].time, planned.plans[0].memory) == (alone.time, alone.memory)
+    assert shardings["params"] == alone.in_shardings[0]
+
+
 def test_frozen_weights_have_neither_gradients_nor_slots() -> None:
     state, batch = initial()
     frozen = {"up": state["params"]["up"], "down": state["params"]["down"]}

@@ -22,14 +22,12 @@ class Structured:
 
     Attributes:
         leaves: all leaves.
-        keys: the path of each leaf.
         places: the numbers of the leaves that are arrays.
         structure: the structure of the tree.
         graph: the static part of modules of Flax NNX, or None if there are none. The tree is then their state.
     """
 
     leaves: tuple[Any, ...]
-    keys: tuple[tuple[Any, ...], ...]
     places: tuple[int, ...]
     structure: Any
     graph: Any = None
@@ -45,10 +43,9 @@ class Structured:
         graph = None
         if _has_modules(tree):
             graph, tree = _nnx().split(tree)
-        paths, structure = jax.tree.flatten_with_path(tree)
+        leaves, structure = jax.tree.flatten(tree)
         kinds = (*ARRAYS, *NUMBERS) if numbers else ARRAYS
-        places = tuple(k for k, (_, leaf) in enumerate(paths) if isinstance(leaf, kinds))
-        return cls(tuple(leaf for _, leaf in paths), tuple(keys for keys, _ in paths), places, structure, graph)
+        return cls(tuple(leaves), tuple(k for k, leaf in enumerate(leaves) if isinstance(leaf, kinds)), structure, graph)
 
     @property
     def arrays(self) -> tuple[Any, ...]:
@@ -61,21 +58,32 @@ class Structured:
         return tuple(struct_of(x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)) for x in self.arrays)
 
     @property
+    def types(self) -> tuple[Hashable, ...]:
+        """The types of the arrays, in a form that is quick to compute in every step."""
+        return tuple(map(_type_of, self.arrays))
+
+    @property
+    def keys(self) -> tuple[tuple[Any, ...], ...]:
+        """The path of each array, as keys."""
+        return tuple(keys for keys, _ in jax.tree.leaves_with_path(self.numbered()))
+
+    @property
     def paths(self) -> tuple[str, ...]:
-        """The paths of the arrays."""
-        return tuple(f"args{jax.tree_util.keystr(self.keys[k])}" for k in self.places)
+        """The path of each array, as text."""
+        return tuple(f"args{jax.tree_util.keystr(keys)}" for keys in self.keys)
 
     @property
     def tops(self) -> tuple[Any, ...]:
         """The first key of each array: in a tuple of arguments, the number of its argument."""
-        firsts = (self.keys[k][0] for k in self.places)
-        return tuple(getattr(key, "idx", getattr(key, "key", None)) for key in firsts)
+        return tuple(getattr(keys[0], "idx", getattr(keys[0], "key", None)) for keys in self.keys)
 
     @property
     def static(self) -> Structured:
         """The tree without its arrays."""
-        arrays = frozenset(self.places)
-        return replace(self, leaves=tuple(None if k in arrays else leaf for k, leaf in enumerate(self.leaves)))
+        leaves = list(self.leaves)
+        for k in self.places:
+            leaves[k] = None
+        return replace(self, leaves=tuple(leaves))
 
     @property
     def key(self) -> Hashable:
@@ -190,31 +198,44 @@ class ArrayCall:
         return [*tree[0], tree[1]] if self._named else list(tree)
 
 
-def next_values(inputs: Structured, form: Form, structs: Sequence[Any], result_structs: Sequence[Any]) -> dict[int, int]:
-    """Return the arrays among a step's results that are the next values of arrays among its arguments, by their numbers.
+def next_values(inputs: Structured, form: Form, structs: Sequence[Any], results: Sequence[Any]) -> dict[int, int]:
+    """Return the arrays among a step's results that are sharded like arrays among its arguments, by their numbers.
 
-    These are the arrays of modules, and every part of the result that has the structure and the types of an argument.
+    These are the arrays of modules, and every part of the result that has the structure and the types of an argument, such as its
+    next value, or its gradient.
 
     Args:
         inputs: the arguments.
         form: the form of the results.
         structs: the types of the arrays among the arguments.
-        result_structs: the types of the arrays among the results.
+        results: the types of the arrays among the results.
     """
     n = len(form.results.places)
     pairs = {n + k: array for k, array in enumerate(form.changed)}
     if inputs.graph is not None:
         return pairs
-    results = form.results.numbered()
-    for argument in inputs.numbered():
-        structure, numbers = jax.tree.structure(argument), jax.tree.leaves(argument)
-        for part in jax.tree.leaves(results, is_leaf=lambda tree, s=structure: jax.tree.structure(tree) == s):
-            places = jax.tree.leaves(part)
-            same = jax.tree.structure(part) == structure and not any(k in pairs for k in places)
-            if same and all(_alike(structs[i], result_structs[k]) for i, k in zip(numbers, places, strict=True)):
-                pairs.update(zip(places, numbers, strict=True))
-                break
+    for most in (1, n):  # each argument has a next value before any has more parts
+        for argument in inputs.numbered():
+            for part in _parts_like(argument, form.results.numbered(), structs, results, pairs)[:most]:
+                pairs.update(zip(part, jax.tree.leaves(argument), strict=True))
     return pairs
+
+
+def _parts_like(
+    argument: Any, tree: Any, structs: Sequence[Any], results: Sequence[Any], paired: Collection[int]
+) -> list[list[int]]:
+    """Return the parts of a tree of results' numbers that an argument's numbers fit, and that are not paired yet."""
+    structure, own = jax.tree.structure(argument), [structs[k] for k in jax.tree.leaves(argument)]
+    parts = jax.tree.leaves(tree, is_leaf=lambda part: jax.tree.structure(part) == structure)
+    numbers = [jax.tree.leaves(part) for part in parts if jax.tree.structure(part) == structure]
+    free = [part for part in numbers if not any(k in paired for k in part)]
+    return [part for part in free if all(_alike(x, results[k]) for x, k in zip(own, part, strict=True))]
+
+
+def _type_of(x: Any) -> Hashable:
+    own = isinstance(x, jax.Array | jax.ShapeDtypeStruct)  # unlike a NumPy array, of a type that JAX has
+    struct = x if own else struct_of(jax.typeof(x))
+    return struct.shape, struct.dtype, getattr(struct, "weak_type", False)
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -120,7 +120,8 @@ class _Links:
         sharding = eqn.params["sharding"]
         self.same(operand, result)
         if operand is not None and isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh:
-            self.planned.append((operand, (*sharding.spec, *(None,) * (self.ranks[operand] - len(sharding.spec)))))
+            spec = [None if entry is PartitionSpec.UNCONSTRAINED else entry for entry in sharding.spec]  # of a jax.vmap
+            self.planned.append((operand, (*spec, *(None,) * (self.ranks[operand] - len(spec)))))
 
     def operator(self, eqn: core.JaxprEqn, operands: list[int | None], results: list[int | None]) -> None:
         """Link operands and results by the factors of an operator that have a whole dimension of both."""

@@ -26,7 +26,7 @@ from unity.training.marked_loss import MarkedCall, Substitution, Survey, traced_
 from unity.training.scalar_sums import with_single_reductions
 
 _NAMED = [name for name, p in inspect.signature(optimize).parameters.items() if p.kind == p.KEYWORD_ONLY]
-OPTIONS = frozenset(_NAMED) - {"argnums", "training"}
+OPTIONS = frozenset(_NAMED) - {"argnums", "training", "pack"}
 
 
 def step(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] = (), **options: Any) -> TrainingStep:
@@ -38,8 +38,8 @@ def step(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] = (), **
     Args:
         fn: a function of a state and a batch, or of more, that returns the next state. Modules of Flax NNX may change in place.
         donate_argnums: the arguments whose memory the results may use, as in `jax.jit`.
-        options: those of `unity.optimize`, but `argnums` and `training`. `optimizer_slots` is by default what the arguments have
-            beside those of a loss, in multiples of its weights.
+        options: those of `unity.optimize`, but `argnums`, `training` and `pack`. `optimizer_slots` is by default what
+            the arguments have beside those of a loss, in multiples of its weights.
 
     Returns:
         A TrainingStep, which is called like `fn`.
@@ -91,10 +91,7 @@ class TrainingStep:
         """
         call = self._call(args, named)
         compiled = self._compiled_for(call)
-        arrays, shardings = call.inputs.arrays, compiled.placement.shardings
-        self._refuse_misplaced(call.inputs, arrays, shardings)
-        placed = [x if _committed(x) else place(x, sharding) for x, sharding in zip(arrays, shardings, strict=True)]
-        return call.finish(compiled.run(*placed), compiled.form)
+        return call.finish(compiled.run(*self._placed(call.inputs, compiled.placement.shardings)), compiled.form)
 
     def place(self, *args: Any, **named: Any) -> Any:
         """Place the arguments where the step needs them. What is there already is not copied.
@@ -133,9 +130,9 @@ class TrainingStep:
 
     def _compiled_for(self, call: ArrayCall) -> CompiledStep:
         """Return the compiled step for a call. Other weak types are compiled again, for other shapes it is an error."""
-        structs = call.inputs.structs
-        key = call.inputs.key, structs
+        key = call.inputs.key, call.inputs.types
         if key not in self._compiled:
+            structs = call.inputs.structs
             if self._inputs is None:
                 self._compiled[key] = self._compile(call, structs)
                 self._inputs, self._structs = call.inputs.static, structs
@@ -161,6 +158,11 @@ class TrainingStep:
         if len(substitution.done) != len(survey.calls):
             substitution.refuse()
         mesh = plans[0].mesh
+        if any(plan.mesh != mesh for plan in plans):
+            raise PlanError(
+                f"{self.__name__} has losses that are planned for different numbers of devices: leave objective='devices' out."
+                " (docs: training#options)"
+            )
         jaxpr = closed.jaxpr
         specs = following_specs(jaxpr, mesh)
         shardings = tuple(NamedSharding(mesh, specs.get(v, PartitionSpec())) for v in jaxpr.invars)
@@ -229,15 +231,24 @@ class TrainingStep:
                 "Keep shapes fixed (drop or pad the last batch), or make another unity.step for these.",
             )
 
-    def _refuse_misplaced(self, inputs: Structured, arrays: Sequence[Any], shardings: Sequence[NamedSharding]) -> None:
-        """Raise PlanError if arrays are committed to other places than the step needs, as `jax.jit` would."""
-        wrong = [k for k, (x, sharding) in enumerate(zip(arrays, shardings, strict=True)) if _misplaced(x, sharding)]
+    def _placed(self, inputs: Structured, shardings: Sequence[NamedSharding]) -> list[Any]:
+        """Return the arrays where the step needs them. As by `jax.jit`, it is an error if some are committed to other places."""
+        arrays, wrong = list(inputs.arrays), []
+        for k, (x, sharding) in enumerate(zip(arrays, shardings, strict=True)):
+            own = x.sharding if isinstance(x, jax.Array) else None
+            if own is sharding:
+                continue
+            if own is None or not x.committed:
+                arrays[k] = place(x, sharding)
+            elif not own.is_equivalent_to(sharding, x.ndim):
+                wrong.append(k)
         if wrong:
             self._refuse(
                 "is called with arrays that are placed otherwise than it needs them",
                 [f"{inputs.paths[k]}: {arrays[k].sharding}, not {shardings[k]}" for k in wrong],
                 f"Place them once: arguments = {self.__name__}.place(*arguments).",
             )
+        return arrays
 
     def _refuse(self, problem: str, wrong: Sequence[str], way_out: str) -> NoReturn:
         more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
@@ -258,11 +269,3 @@ def _nbytes(structs: Iterable[jax.ShapeDtypeStruct]) -> int:
 
 def _text(struct: jax.ShapeDtypeStruct) -> str:
     return f"{struct.dtype}{list(struct.shape)}"
-
-
-def _misplaced(x: Any, sharding: NamedSharding) -> bool:
-    return _committed(x) and x.sharding is not sharding and not x.sharding.is_equivalent_to(sharding, x.ndim)
-
-
-def _committed(x: Any) -> bool:
-    return isinstance(x, jax.Array) and x.committed
