@@ -115,7 +115,7 @@ def test_a_global_norm_is_one_reduction_of_a_scalar() -> None:
 
     def all_reduces(optimizer: Any) -> list[str]:
         def step(params: Any, batch: Any) -> Any:
-            gradient = jax.grad(marked)(params, batch)
+            gradient = jax.grad(marked)(params, batch=batch)
             updates, _ = optimizer.update(gradient, optimizer.init(params), params)
             return optax.apply_updates(params, updates)
 
@@ -266,7 +266,7 @@ def test_a_loss_may_close_over_differentiated_and_other_values() -> None:
 
 def through_a_step(params: Any, batch: Any) -> Any:
     """The loss after a step of gradient descent, whose gradient has second derivatives."""
-    gradient = jax.grad(marked)(params, batch)
+    gradient = jax.grad(marked)(params, batch=batch)
     return marked(jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), batch)
 
 

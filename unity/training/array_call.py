@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import jax
@@ -38,14 +39,15 @@ class Structured:
 
         Args:
             tree: the tree.
-            numbers: whether Python numbers are arrays, as for `jax.jit`.
+            numbers: whether Python numbers are arrays, as for `jax.jit`. Those in modules of Equinox are static in any case.
         """
         graph = None
         if _has_modules(tree):
             graph, tree = _nnx().split(tree)
         leaves, structure = jax.tree.flatten(tree)
         kinds = (*ARRAYS, *NUMBERS) if numbers else ARRAYS
-        return cls(tuple(leaves), tuple(k for k, leaf in enumerate(leaves) if isinstance(leaf, kinds)), structure, graph)
+        flags = [isinstance(leaf, kinds) for leaf in leaves] if _equinox() is None else _flags(tree, kinds)
+        return cls(tuple(leaves), tuple(k for k, flag in enumerate(flags) if flag), structure, graph)
 
     @property
     def arrays(self) -> tuple[Any, ...]:
@@ -107,12 +109,24 @@ class Structured:
         numbers = dict(zip(self.places, range(len(self.places)), strict=True))
         return jax.tree.unflatten(self.structure, [numbers.get(k) for k in range(len(self.leaves))])
 
+    def like(self, tree: Any, values: Sequence[Any]) -> Any:
+        """Return values for the arrays in the structure of `tree`, those for a module of Flax NNX in that of its state."""
+        state = self.state(values)
+        if self.graph is None:
+            return state
+        return jax.tree.map_with_path(lambda keys, _: reduce(_child, keys, state), tree, is_leaf=_is_module)
+
     def write(self, tree: Any, arrays: Sequence[Any]) -> Any:
         """Return the tree with other arrays. Its modules of Flax NNX are those of `tree`, which change in place."""
         if self.graph is None:
-            return self.tree(arrays)
-        _nnx().update(tree, self.state(arrays))
-        return tree
+            return self.state(arrays)
+
+        def written(part: Any, value: Any) -> Any:
+            if _is_module(part):
+                _nnx().update(part, value)
+            return value if isinstance(part, ARRAYS) else part
+
+        return jax.tree.map(written, tree, self.like(tree, arrays), is_leaf=_is_module)
 
 
 @dataclass(frozen=True)
@@ -246,9 +260,30 @@ def _nnx() -> Any:
     return sys.modules.get("flax.nnx")
 
 
+def _equinox() -> Any:
+    return sys.modules.get("equinox")
+
+
+def _flags(tree: Any, kinds: tuple[type, ...]) -> list[bool]:
+    """Return whether each leaf is an array: of these kinds, or of `ARRAYS` inside of a module of Equinox."""
+    is_module = lambda x: isinstance(x, _equinox().Module)  # noqa: E731
+    flags = []
+    for part in jax.tree.leaves(tree, is_leaf=is_module):
+        here = ARRAYS if is_module(part) else kinds
+        flags += [isinstance(leaf, here) for leaf in jax.tree.leaves(part)]
+    return flags
+
+
 def _has_modules(tree: Any) -> bool:
     """Return whether a tree has modules of Flax NNX. Nobody can have any who has not imported it."""
-    nnx = _nnx()
-    if nnx is None:
-        return False
-    return any(isinstance(x, nnx.Pytree) for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, nnx.Pytree)))
+    return _nnx() is not None and any(map(_is_module, jax.tree.leaves(tree, is_leaf=_is_module)))
+
+
+def _is_module(x: Any) -> bool:
+    return isinstance(x, _nnx().Pytree)
+
+
+def _child(state: Any, key: Any) -> Any:
+    """Return a part of a module's state, empty if the module shares all of its variables with an earlier one."""
+    name = next(getattr(key, kind) for kind in ("idx", "key", "name") if hasattr(key, kind))
+    return state[name] if name in state else type(state)({})

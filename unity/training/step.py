@@ -111,8 +111,7 @@ class TrainingStep:
             named: arguments by name.
         """
         call = self._call(args, named)
-        trees = call.inputs.state(self._compiled_for(call).placement.shardings)
-        return tuple(trees[k] for k in range(len(call.arguments)))
+        return call.inputs.like(call.arguments, self._compiled_for(call).placement.shardings)
 
     def lower(self, *args: Any, **named: Any) -> jax.stages.Lowered:
         """Lower the step for arguments, or for `jax.ShapeDtypeStruct`s in their place, as `jax.jit(fn).lower` does."""
