@@ -14,7 +14,8 @@ from layered_model import EIGHT, arguments, f, loss
 
 import unity
 from unity.pcg.capture.capture import capture
-from unity.plan.summary import Summary, on_one_device
+from unity.pcg.parallel.parallelize import on_one_device
+from unity.plan.summary import Summary
 from unity.report import Source, content, of_file, page, save
 from unity.search.session import Candidate
 

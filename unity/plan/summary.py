@@ -19,7 +19,7 @@ from unity.pcg.ir.compact_json import FoldedDocument, folded, unfolded
 from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.graph_json import to_json as graph_json
 from unity.pcg.ir.user_lines import line_behind
-from unity.pcg.parallel.parallelize import Assignment, parallelize
+from unity.pcg.parallel.parallelize import on_one_device
 from unity.search.cost.prediction import Prediction, predict
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import predict_memory
@@ -148,11 +148,6 @@ def seconds_by_line(rows: Iterable[Work | Talk]) -> dict[str, float]:
 def differentiated_in(plan: Plan) -> Collection[int]:
     """Return the numbers of the arguments that a plan's step computes gradients of."""
     return plan.family.captured.differentiated if plan.family.search.training.backward else ()
-
-
-def on_one_device(graph: PCG) -> PCG:
-    """Return a serial graph with the types of a machine of one device, which has no axes."""
-    return parallelize(graph, Assignment((), {id(n): ((),) * len(n.tensors) for n, _ in graph.walk()}, {}, {}))
 
 
 def _costs(prediction: Prediction, graph: PCG) -> tuple[tuple[Work, ...], tuple[Talk, ...]]:

@@ -15,6 +15,7 @@ from unity.search.cost.cost import Training
 from unity.search.cost.refinement import Measure, around, refined
 from unity.search.memory.backend import backend_of
 from unity.search.memory.leanest import working_set_bytes, working_set_limits
+from unity.search.memory.lower_bound import LeastMemory, least_memory
 from unity.search.memory.memory import predict_memory
 from unity.search.solver.frontier import corners, fastest_fitting, frontier
 from unity.search.solver.minimizer import Minimizer, minimize
@@ -61,6 +62,11 @@ class Search:
     listed: Listed = field(default_factory=Listed)
     restrict: Restrict = marked
     guessed: float | None = None
+
+    @cached_property
+    def least_memory(self) -> LeastMemory:
+        """A lower bound on the memory of every strategy, which takes no search."""
+        return least_memory(self.graph, self.differentiated, self.training, self.machine.devices)
 
     @cached_property
     def assembled(self) -> Assembled:
@@ -196,6 +202,8 @@ class Search:
         The points that are examined do not depend on the limit beyond which of them fit (see `fastest_fitting`), so a larger limit
         never gives a slower strategy.
         """
+        if self.least_memory.total > memory:
+            return None
         if self.fastest.memory <= memory:
             return self.fastest
         self.say("the fastest does not fit: searching for what does")

@@ -28,7 +28,7 @@ from unity.pcg.capture.capture import Captured, capture, unparallelized
 from unity.pcg.ir.graph import PCG
 from unity.pcg.jaxprs.parameter_text import text_of
 from unity.pcg.parallel.check import check
-from unity.plan.summary import on_one_device
+from unity.pcg.parallel.parallelize import on_one_device
 
 HERE = Path(__file__)
 EPSILON = float(np.finfo(np.float32).eps)

@@ -45,6 +45,12 @@ def parallelize(graph: PCG, assignment: Assignment) -> PCG:
     return _Builder(assignment).graph(graph, None)
 
 
+def on_one_device(graph: PCG, recomputed: frozenset[int] = frozenset(), rerun: frozenset[int] = frozenset()) -> PCG:
+    """Return a serial graph with the types of a machine of one device, which has no axes. Further arguments as in `Assignment`."""
+    whole = {id(n): ((),) * len(n.tensors) for n, _ in graph.walk()}
+    return parallelize(graph, Assignment((), whole, {}, {}, recomputed=recomputed, rerun=rerun))
+
+
 class _Builder:
     """A copy of a graph under construction, with parallelization operators where types change."""
 

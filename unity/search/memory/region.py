@@ -77,6 +77,7 @@ class Region(Keeper):
         self.remats = sum(node.kind == "remat" for node in self.nodes)
         self.own: dict[int, float] = {}  # by id(node): bytes of its working set without operands, results and their cotangents
         self.keeping: list[Keeping] = []
+        self.inside: dict[int, Region] = {}  # by id(node): the sweeps of the graphs inside nodes
         residuals, moments = [], []
         for node in self.nodes:
             before = len(self.chosen)
@@ -334,9 +335,11 @@ class Region(Keeper):
 
     def region_inside(self, node: Node) -> Region:
         """Return the sweep of the graph inside a node."""
-        assert node.inside is not None
-        straight = self.straight and node.kind == "remat"
-        return Region(node.inside, self.setting, node.kind, straight=straight)
+        if id(node) not in self.inside:
+            assert node.inside is not None
+            straight = self.straight and node.kind == "remat"
+            self.inside[id(node)] = Region(node.inside, self.setting, node.kind, straight=straight)
+        return self.inside[id(node)]
 
 
 def _as(why: str, held: Held) -> Held:

@@ -1,0 +1,88 @@
+"""The lower bound on memory: no strategy needs less, and the leanest of large models needs little more."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+import recomputed_models  # noqa: F401 (its models are drawn, too)
+from hypothesis import given
+from hypothesis import strategies as st
+from pipelined_models import LAYERS, WIDTH, loss, planned
+from rerun_models import EVERY, drawn
+from small_models import MACHINE, Small, f
+
+from benchmarks.models import get
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import capture
+from unity.pcg.parallel.stages import SCHEDULES
+from unity.search.cost.cost import Training
+from unity.search.memory.backend import CPU, GPU
+from unity.search.memory.lower_bound import least_memory
+from unity.search.memory.memory import predict_memory
+from unity.search.session import Search
+
+TRAININGS = (Training(), Training(True, 0), Training(False))
+
+
+@given(name=st.sampled_from(sorted(EVERY)), seed=st.integers(0, 2**32 - 1), training=st.sampled_from(TRAININGS))
+def test_no_strategy_of_a_model_needs_less(name: str, seed: int, training: Training) -> None:
+    captured, _, _, graph = drawn(name, seed)
+    least = least_memory(captured.graph, captured.differentiated, training, MACHINE.devices).total
+    for backend in (GPU, CPU):
+        assert least <= predict_memory(graph, captured.differentiated, training, backend).total * (1 + 1e-9)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Small:
+    """Random layers on one stream: products, elementwise operators, values that are read once more far below, scans, remats."""
+    kinds = draw(st.lists(st.sampled_from(["product", "tanh", "gelu", "norm", "skip", "scan", "remat"]), min_size=1, max_size=6))
+    rows, width = draw(st.sampled_from([2, 8, 24])), draw(st.sampled_from([3, 8, 16]))
+
+    def layer(kind: str, w: jax.Array, x: jax.Array, first: jax.Array) -> jax.Array:
+        match kind:
+            case "product":
+                return x @ w
+            case "tanh":
+                return jnp.tanh(x) * w[0]
+            case "gelu":
+                return x + jax.nn.gelu(x @ w) @ w.T
+            case "norm":
+                return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+            case "skip":
+                return jnp.sin(first @ w) * x
+            case "scan":
+                return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=3)[0]
+        return jax.checkpoint(lambda w, x: jax.nn.silu(x @ w) * x)(w, x)
+
+    def run(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        first = x
+        for kind, w in zip(kinds, weights, strict=True):
+            x = layer(kind, w, x, first)
+        return jnp.mean(x**2)
+
+    return Small(run, [f(width, width) for _ in kinds], f(rows, width))
+
+
+@given(program=programs(), devices=st.sampled_from([2, 4, 6]))
+def test_the_leanest_plan_of_a_random_program_needs_no_less(program: Small, devices: int) -> None:
+    machine = Machine.grid(1, devices, "a100")
+    with jax.enable_x64(True):
+        captured = capture(program.loss, program.params, program.batch)
+    search = Search(captured.graph, captured.differentiated, machine, Training())
+    assert search.least_memory.total <= search.leanest.memory * (1 + 1e-9)
+
+
+def test_no_plan_with_a_pipeline_needs_less() -> None:
+    weights = {"in": f(WIDTH, WIDTH), "layers": f(LAYERS, WIDTH, WIDTH), "out": f(WIDTH, WIDTH)}
+    for schedule in SCHEDULES:
+        plan = planned(loss, (weights, f(8, WIDTH), f(8, WIDTH)), kind=schedule, leanest=True)
+        assert plan.family.search.least_memory.total <= plan.memory
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_the_bound_of_a_language_model_is_near_its_leanest_plan(remat: bool) -> None:
+    model = get("llama3_8b", layers=8, seq=2048, vocab=2048, remat=remat)
+    captured = capture(model.loss, model.params, model.batch)
+    search = Search(captured.graph, captured.differentiated, Machine.preset("dgx-h100"), Training())
+    assert 0.75 * search.leanest.memory < search.least_memory.total <= search.leanest.memory

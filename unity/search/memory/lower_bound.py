@@ -1,0 +1,84 @@
+"""A lower bound on the memory of every strategy of a serial graph, without a search.
+
+Every value that a strategy holds has a piece of at least its `devices`-th part on some device's share, so one sweep over the graph
+on a single device, where every operator runs again that may, bounds all strategies:
+
+    arguments + optimizer slots + max(gradients, what one turn of the backward pass holds), each divided by the devices
+
+At a turn, the residuals of the operators before it are live, and the cotangents of its own operands and results; in a remat or in
+the step of a loop, those of the graph inside, too. Other values may reuse the memory of later gradients, hence the maximum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from unity.pcg.ir.graph import BRANCHES, LOOPS, PCG, STAGES, TAIL
+from unity.pcg.parallel.parallelize import on_one_device
+from unity.search.cost.cost import Training
+from unity.search.memory.memory import live_ranges
+from unity.search.memory.region import Region
+from unity.search.space.live_buffers import GRADIENTS, KEPT, stays
+from unity.search.space.opening import sites_of
+
+GROUPED = (BRANCHES, STAGES, TAIL)  # a device runs a part of these, so nothing that they hold inside is counted
+
+
+@dataclass(frozen=True)
+class LeastMemory:
+    """Bytes that one device needs at least.
+
+    Args:
+        throughout: Arguments and optimizer slots, which are live throughout the step.
+        gradients: The gradients of the weights.
+        turn: The residuals and cotangents at the operator's turn that holds most of them.
+    """
+
+    throughout: float
+    gradients: float
+    turn: float
+
+    @property
+    def state(self) -> float:
+        """Bytes of arguments, gradients and optimizer slots, which no recomputation reduces."""
+        return self.throughout + self.gradients
+
+    @property
+    def total(self) -> float:
+        """Bytes in all."""
+        return self.throughout + max(self.gradients, self.turn)
+
+
+def least_memory(graph: PCG, differentiated: Collection[int], training: Training, devices: int) -> LeastMemory:
+    """Return the memory that no strategy of a serial graph goes below.
+
+    Args:
+        graph: The serial graph.
+        differentiated: The inputs, by number, whose gradients are wanted; ignored if `training` has no backward pass.
+        training: Whether there is a backward pass, and how many optimizer slots a weight has.
+        devices: The number of devices.
+    """
+    operators = [site for site in sites_of(graph, differentiated, training.backward).sites if site.kind == "operator"]
+    inner = frozenset(id(site.node) for site in operators if site.recomputable)
+    rerun = frozenset(id(site.node) for site in operators if site.reader is not None)
+    live = live_ranges(on_one_device(graph, inner, rerun), differentiated, training)
+    throughout = sum(h.nbytes for h in live.counted if h.why != GRADIENTS)
+    gradients = sum(h.nbytes for h in live.counted if h.why == GRADIENTS)
+    return LeastMemory(*(nbytes / devices for nbytes in (throughout, gradients, _busiest_turn(live.region))))
+
+
+def _busiest_turn(region: Region) -> float:
+    """Return the most bytes of residuals and cotangents at one turn of a graph's backward pass."""
+    below = most = 0.0
+    for keeping in region.keeping:
+        node = keeping.node
+        if node.kind in GROUPED:
+            continue
+        below += sum(h.nbytes for h in keeping.kept if h.why == KEPT)
+        if node.kind in LOOPS or node.kind == "remat":
+            turn = _busiest_turn(region.region_inside(node))
+        else:
+            turn = sum(region.own_bytes[v] for v in dict.fromkeys((*node.operands, *node.results))) if region.training else 0.0
+        most = max(most, below + (0.0 if stays(node) else turn))
+    return most
