@@ -1,22 +1,25 @@
-"""Rules on the fuzzer's data, in every float type: sides of the library's rules, of imported ones, and of mutants that are proved.
+"""Rules on the fuzzer's data, in every float type, and mutants of rules: what docs/numerics.md promises of rules is compared.
 
-A rule is proved over the reals; here both sides run, with gradients, on ties, infinities, NaN, large and cancelling values, in
-narrow types too. A difference is one that the left side's own rounding does not explain (`verdict`). A mutant that is proved but
-differs on benign data would be a false proof.
+A rule is proved over the reals. Here it runs as a rewriting applies it: in each direction in which it may be applied, in each type
+for which it may be, with gradients, on ties, infinities, NaN, large and cancelling values. A difference is wrong if the promise
+excludes it, and counted otherwise. A mutant that is proved must be equal on data, and one that is refuted must differ.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.fuzz.data import array
@@ -25,118 +28,269 @@ from benchmarks.fuzz.verdict import QUICK, Reference, near, plain
 from benchmarks.random_programs import computed
 from benchmarks.rules import mutated
 from unity.base.errors import UnityError
+from unity.pcg.types.accumulation import limited
 from unity.substitutions.language.axioms import axioms, default_library
 from unity.substitutions.language.rule import Rule
+from unity.substitutions.language.term import Term, applications
 from unity.substitutions.language.text import print_body
-from unity.substitutions.language.typecheck import TensorType
+from unity.substitutions.language.typecheck import TensorType, typecheck
+from unity.substitutions.rewriting.occurrences import Pattern, patterns
+from unity.verify.proofs.bounded import executed_at
 from unity.verify.proofs.first_order import Prover
+from unity.verify.proofs.instances import at_attributes
+from unity.verify.proofs.intermediates import contained
 from unity.verify.proofs.library import verified
-from unity.verify.proofs.small_instances import Instance, small_instances
+from unity.verify.proofs.small_instances import Instance, small_instances, small_sizes
 
-TYPES = ("float64", "float32", "bfloat16", "float16")
-KINDS = ("normal", "small integers", "duplicates", "non-finite", "cancelling", "large", "denormal", "masked rows")
-BENIGN = KINDS[:3]
+TYPES = ("float64", "float32", "bfloat16", "float16", "float8_e5m2")
+FINITE = ("normal", "small integers", "duplicates", "cancelling", "large", "denormal")
+KINDS = (*FINITE, "non-finite", "masked rows")
+OTHERS = {"int32": "index 3 outside", "bool": "half"}  # data of arguments that are no floats
 SIZES, INSTANCES = (2, 3), 2  # dimensions, and instances of a rule
+DRAWS, FEW = 3, 6  # of data for a refuted mutant at each instance, and instances of it
+UNPROMISED = "differences outside of what is promised"
 
 
-def instances(rule: Rule) -> list[Instance]:
-    """A few small instances, their attributes chosen; the largest are the most telling."""
-    return small_instances(rule, (), SIZES, 12)[-INSTANCES:]
+@dataclass
+class Replacement:
+    """One side of a rule in the place of another, at an instance and in a type: both compiled, with gradients.
 
+    Attributes:
+        old: the terms that the rule replaces.
+        new: what takes their place.
+        types: of the variables.
+        seed: of data and cotangents.
+    """
 
-def differences(instance: Instance, dtype: str, seed: int = 0) -> Iterator[tuple[str, str]]:
-    """Kinds of data on which both sides differ in a type, and how."""
-    types = {n: TensorType(t.shape, t.states, dtype if t.dtype == "float32" else t.dtype) for n, t in instance.types.items()}
-    left, right = (computed(terms, types) for terms in (instance.rule.left, instance.rule.right))
+    old: tuple[Term, ...]
+    new: tuple[Term, ...]
+    types: dict[str, TensorType]
+    seed: int = 0
+    reference: Reference = field(init=False)
 
-    def data(kind: str) -> list[Any]:
-        rng = np.random.default_rng(seed)
-        others = {"int32": "index 3 outside", "bool": "half"}
-        return [array(Argument(n, t.shape, t.dtype, others.get(t.dtype, kind)), rng) for n, t in types.items()]
-
-    with jax.enable_x64(True):
-        shapes = data("normal")
-        reference = Reference(left, shapes, list(types), seed)
-        reference.settle()
-        steps = [reference.step(fn) for fn in (left, right)]
+    def __post_init__(self) -> None:
+        old, new = computed(self.old, self.types), computed(self.new, self.types)
+        self.reference = Reference(lambda *args: old(*map(_rounded, args)), self.data("normal"), list(self.types), self.seed)
+        self.reference.settle()
+        steps = [self.reference.step(fn) for fn in (old, new)]
         run: Any = jax.jit(lambda args, cotangents: [step(args, cotangents) for step in steps])
-        compiled = run.lower(shapes, reference.cotangents).compile(compiler_options=QUICK)
-        for kind in KINDS if any(t.dtype == dtype for t in types.values()) else BENIGN[:1]:
-            at = Reference(left, data(kind), list(types), seed, reference.order)
-            first, second = compiled(at.args, at.cotangents)
-            at.whole = [plain(x) for x in first]
-            if not all(near(plain(x), y, kind) for x, y, kind in zip(second, at.whole, reference.kinds, strict=True)):
-                at.perturber = reference.perturber
-            wrong = at.differences(second)
-            if wrong:
-                yield kind, "; ".join(map(str, wrong))
+        self.run = run.lower(self.reference.args, self.reference.cotangents).compile(compiler_options=QUICK)
+
+    def data(self, kind: str) -> list[Any]:
+        rng = np.random.default_rng(self.seed)
+        return [array(Argument(n, t.shape, t.dtype, OTHERS.get(t.dtype, kind)), rng) for n, t in self.types.items()]
+
+    def compared(self, kind: str) -> tuple[str, bool]:
+        """What is wrong on data of a kind, in words, and whether anything differs that is not promised."""
+        at = Reference(self.reference.fn, self.data(kind), list(self.types), self.seed, self.reference.order)
+        old, new = ([plain(x) for x in side] for side in self.run(at.args, at.cotangents))
+        unpromised = [~np.isfinite(y) for y in old]
+        lost = not all(np.isfinite(x[~u]).all() for x, u in zip(new, unpromised, strict=True))
+        if lost and not (self.is_finite_up_to(_size(at)) if kind in FINITE else self.keeps_infinities_apart):
+            unpromised = [u | ~np.isfinite(x) for u, x in zip(unpromised, new, strict=True)]
+        differs = not all(near(x[u], y[u], d) for x, y, u, d in zip(new, old, unpromised, self.reference.kinds, strict=True))
+        old, new = ([np.where(u, 0, x) for x, u in zip(side, unpromised, strict=True)] for side in (old, new))
+        at.whole = old
+        if all(near(x, y, d) for x, y, d in zip(new, old, self.reference.kinds, strict=True)):
+            return "", differs
+        at.perturber = self.reference.perturber
+        return "; ".join(map(str, at.differences([x.astype(d) for x, d in zip(new, self.reference.kinds, strict=True)]))), differs
+
+    @property
+    def keeps_infinities_apart(self) -> bool:
+        """Whether the new side has no convolution, into whose kernels rules, and XLA for groups, write zeros."""
+        return all(term.operator != "conv2d" for term in applications(self.new))
+
+    def is_finite_up_to(self, size: float) -> bool:
+        """Whether the old side and its gradients are finite for operands and cotangents of a size, of any signs."""
+        args, cotangents = self.data("normal"), self.reference.cotangents
+        count = len(args) + 1
+        for signs in itertools.product((1.0, -1.0), repeat=count):
+            full = [
+                np.full(x.shape, size * s).astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+                for x, s in zip(args, signs, strict=False)
+            ]
+            old, _ = self.run(full, [np.full(c.shape, size * signs[-1]).astype(c.dtype) for c in cotangents])
+            if not all(np.isfinite(plain(x)).all() for x in old):
+                return False
+        return True
 
 
-def examined(rules: Iterator[tuple[str, Rule]], types: tuple[str, ...] = TYPES) -> tuple[Counter[str], list[dict[str, str]]]:
-    """How many rules were run, and which differ where."""
-    counts, found = Counter[str](), list[dict[str, str]]()
-    for name, rule in rules:
-        counts["rules"] += 1
-        for instance in instances(rule):
-            for dtype in types:
+def _size(reference: Reference) -> float:
+    """The largest number among operands and cotangents, at least 1."""
+    arrays = (x for x in (*reference.args, *reference.cotangents) if jnp.issubdtype(x.dtype, jnp.inexact))
+    return max(float(np.max(np.abs(plain(x)), initial=1.0)) for x in arrays)
+
+
+def _rounded(x: Any) -> Any:
+    """Return an argument, rounded once more where evaluations are perturbed: a rule may round what it makes of its operands."""
+    return x * jnp.ones((), x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+
+
+def in_type(instance: Instance, dtype: str) -> dict[str, TensorType]:
+    return {n: TensorType(t.shape, t.states, dtype if t.dtype == "float32" else t.dtype) for n, t in instance.types.items()}
+
+
+def replacements(pattern: Pattern) -> Iterator[tuple[Instance, tuple[Term, ...], tuple[Term, ...]]]:
+    """A few small instances of a rule in one direction, the largest as the most telling: what is replaced, and by what.
+
+    Where a replacement computes more than it uses, the rule applies only in programs that have the rest, too (`Pattern.dropped`).
+    """
+    for instance in small_instances(pattern.rule, (), SIZES, 12)[-INSTANCES:]:
+        at = Pattern(instance.rule, pattern.backward)
+        rest = at.rest if at.dropped else ()
+        yield instance, at.left + rest, at.right + rest
+
+
+def differences(pattern: Pattern, types: Sequence[str], kinds: Sequence[str], counts: Counter[str]) -> Iterator[dict[str, str]]:
+    """Where a replacement is not what is promised, in the types for which it may be applied."""
+    for instance, old, new in replacements(pattern):
+        for dtype in types:
+            if limited(jnp.dtype(dtype)) and not contained(pattern.rule, pattern.backward):
+                counts[f"not applied in {dtype}"] += 1
+                continue
+            try:
+                replacement = Replacement(old, new, in_type(instance, dtype))
+            except (TypeError, ValueError, UnityError, NotImplementedError) as error:
+                counts[f"does not run in {dtype}: {type(error).__name__}: {str(error)[:60]}"] += 1
+                continue
+            for kind in kinds:
                 counts["runs"] += 1
-                try:
-                    for kind, words in differences(instance, dtype):
-                        counts[f"different in {dtype}"] += 1
-                        row = {"rule": name, "type": dtype, "data": kind, "words": words[:300]}
-                        found.append(row | {"text": print_body(instance.rule)})
-                except (TypeError, ValueError, UnityError, NotImplementedError) as error:
-                    counts[f"does not run in {dtype}: {type(error).__name__}: {str(error)[:60]}"] += 1
-    return counts, found
+                words, unpromised = replacement.compared(kind)
+                counts[UNPROMISED] += unpromised
+                if words:
+                    counts["wrong"] += 1
+                    row = {"rule": str(pattern), "type": dtype, "data": kind, "words": words[:300]}
+                    yield row | {"text": print_body(instance.rule)}
 
 
-def library() -> Iterator[tuple[str, Rule]]:
+def examined(rules: Iterable[Rule], types: Sequence[str] = TYPES) -> tuple[Counter[str], list[dict[str, str]]]:
+    """Examines rules in every direction in which they are applied. Returns what was counted, and what is wrong."""
+    chosen = patterns(rules)
+    counts = Counter({"directions": len(chosen), "wrong": 0})
+    with jax.enable_x64(True):
+        return counts, [row for pattern in chosen for row in differences(pattern, types, KINDS, counts)]
+
+
+def library() -> list[Rule]:
     """The library's rules that are no parallelizations: these are plans' business."""
-    for rule in default_library().rules:
-        if not rule.parallel:
-            yield rule.name, rule
+    return [rule for rule in default_library().rules if not rule.parallel]
 
 
-def proved_mutants(count: int, seed: int, tally: Counter[str]) -> Iterator[tuple[str, Rule]]:
-    """Of so many distinct mutants of the library's rules those that are proved, by all layers: most are refuted at a glance."""
-    rng, rules = random.Random(seed), [r for _, r in library()]
-    prover, seen = Prover(axioms(), cores=False), set[str]()
-    while len(seen) < count:
-        mutant = mutated(rng.choice(rules), rng)
-        if mutant is None or print_body(mutant) in seen:
-            continue
-        seen.add(print_body(mutant))
-        status = verified(mutant, prover).status
-        tally[status] += 1
-        if status == "proved":
-            yield f"mutant {len(seen)} of {mutant.name}", mutant
-
-
-def imported(paths: list[str]) -> Iterator[tuple[str, Rule]]:
+def imported(paths: Iterable[str]) -> list[Rule]:
     """Rules of other systems' files that unity takes for true."""
     from unity.substitutions.importing.taso import import_taso
 
-    for path in paths:
-        for one in import_taso(path):
-            if one.rule is not None and one.verdict.status == "proved":
-                yield one.name, replace(one.rule)
+    rows = (row for path in paths for row in import_taso(path))
+    return [replace(row.rule) for row in rows if row.rule is not None and row.verdict.status == "proved"]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A rule of the library with something changed, and instances of the rule at which the mutant is well-typed, too."""
+
+    rule: Rule
+    instances: tuple[Instance, ...]
+
+
+def mutants(count: int, seed: int) -> Iterator[Mutant]:
+    """Distinct mutants, changed in one or two places. Those that are nowhere well-typed are left out."""
+    rng, rules, seen = random.Random(seed), library(), set[str]()
+    while len(seen) < count:
+        rule = rng.choice(rules)
+        changed: Rule | None = rule
+        for _ in range(rng.choice((1, 2))):
+            changed = changed and mutated(changed, rng)
+        if changed is None or print_body(changed) in seen:
+            continue
+        instances = tuple(at for one in small(rule) if (at := typed(changed, one)) is not None)
+        if instances:
+            seen.add(print_body(changed))
+            yield Mutant(changed, instances)
+
+
+@cache
+def small(rule: Rule) -> list[Instance]:
+    return small_instances(rule, (), small_sizes(rule, 2), FEW)
+
+
+def typed(rule: Rule, instance: Instance) -> Instance | None:
+    """A mutant at an instance of the rule that it was; None if its sides have no equal types there."""
+    at = at_attributes(rule, {name: value for name, value in instance.attributes.items() if name in rule.attributes})
+    if at is None:
+        return None
+    try:
+        types = typecheck(at.sides, instance.types)
+    except (KeyError, UnityError):  # KeyError: the rule has fewer variables
+        return None
+    alike = all(types[x] == types[y] for x, y in zip(at.left, at.right, strict=True))
+    return Instance(at, instance.attributes, instance.types) if alike else None
+
+
+def judged(mutant: Mutant, status: str, counts: Counter[str]) -> Iterator[dict[str, str]]:
+    """What is wrong with the verdict on a mutant: proved, but different on data, or refuted, but equal."""
+    row = {"rule": f"mutant of {mutant.rule.name}", "type": "float64", "text": print_body(mutant.rule)}
+    if status == "proved":
+        for found in differences(Pattern(mutant.rule, False), TYPES[:1], FINITE, counts):
+            yield row | {"data": found["data"], "words": found["words"]}
+    elif status == "refuted" and not any(map(differs, mutant.instances)):
+        counts["wrong"] += 1
+        yield row | {"data": "normal", "words": "equal on data, but refuted"}
+
+
+def differs(instance: Instance) -> bool:
+    """Whether the sides of a rule have different values on some data."""
+    types = in_type(instance, "float64")
+    sides = [computed(terms, types) for terms in (instance.rule.left, instance.rule.right)]
+    for draw in range(DRAWS):
+        rng = np.random.default_rng(draw)
+        data = [array(Argument(n, t.shape, t.dtype, OTHERS.get(t.dtype, "normal")), rng) for n, t in types.items()]
+        left, right = (side(*data) for side in sides)
+        if not all(np.allclose(x, y, rtol=1e-6, atol=1e-9) for x, y in zip(left, right, strict=True)):
+            return True
+    return False
+
+
+def verdict(mutant: Mutant, prover: Prover) -> str:
+    """The verdict on a mutant: most are refuted where they are known to be well-typed, before other instances are looked for."""
+    status = executed_at(mutant.instances, ()).status
+    return status if status == "refuted" else verified(mutant.rule, prover).status
+
+
+def examined_mutants(count: int, seed: int, seconds: float) -> tuple[Counter[str], list[dict[str, str]]]:
+    """Verifies mutants, and holds the verdicts against data, for so many seconds at most."""
+    prover, until = Prover(axioms(), cores=False), time.monotonic() + seconds
+    counts, found = Counter({"mutants": 0, "wrong": 0}), list[dict[str, str]]()
+    for mutant in mutants(count, seed):
+        if time.monotonic() > until:
+            break
+        status = verdict(mutant, prover)
+        counts["mutants"] += 1
+        counts[status] += 1
+        with jax.enable_x64(True):
+            found += judged(mutant, status, counts)
+        if counts["mutants"] % 250 == 0:
+            print(f"  … {dict(counts)}", file=sys.stderr, flush=True)
+    return counts, found
 
 
 def main(options: Any) -> None:
-    """Examines the library, imported rules and mutants, and records what differs."""
+    """Examines the library, imported rules and mutants, and records what is wrong."""
     from benchmarks.record import record, show
 
-    started, rows = time.perf_counter(), list[dict[str, Any]]()
-    parts: list[tuple[str, Callable[[Counter[str]], Iterator[tuple[str, Rule]]]]] = [("library", lambda tally: library())]
-    parts += [("imported", lambda tally: imported(options.imported))] if options.imported else []
-    parts += [("mutants", lambda tally: proved_mutants(options.rules, options.seed, tally))] if options.rules else []
-    for name, rules in parts:
-        tally = Counter[str]()
+    parts: dict[str, Callable[[], tuple[Counter[str], list[dict[str, str]]]]] = {"library": lambda: examined(library())}
+    if options.imported:
+        parts["imported"] = lambda: examined(imported(options.imported))
+    if options.rules:
+        parts["mutants"] = lambda: examined_mutants(options.rules, options.seed, 60 * options.minutes)
+    rows = list[dict[str, Any]]()
+    for name, part in parts.items():
+        started = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            counts, found = examined(rules(tally), TYPES if name != "mutants" else TYPES[:1])
-        print(f"{name}: {dict(tally)} {dict(counts)}", file=sys.stderr, flush=True)
-        rows.append({"rules of": name, **tally, **counts, "different": found, "seconds": time.perf_counter() - started})
-        show(name, [{k: v for k, v in f.items() if k != "text"} for f in found])
+            counts, found = part()
+        print(f"{name}: {dict(counts)}", file=sys.stderr, flush=True)
+        rows.append({"rules of": name, **counts, "found": found, "seconds": time.perf_counter() - started})
+        show(name, [{k: v for k, v in row.items() if k != "text"} for row in found])
     if options.record:
         record("fuzz_rules", rows, seed=options.seed)

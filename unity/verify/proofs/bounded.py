@@ -6,7 +6,7 @@ of symbols (the addends of partial sums are independent), and the whole tensors 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,8 +63,13 @@ class BoundedCheck:
 def executed(rule: Rule, sizes: Sequence[int] | None = None, limit: int = 24, degree: int = 2) -> BoundedCheck:
     """Execute a rule at small instances: all of them, or `limit`, spread over attributes, ranks and sizes."""
     axes = tuple(Axis(name, degree, 0) for name in rule.named("axis"))
+    return executed_at(small_instances(rule, axes, sizes or small_sizes(rule, degree), limit), axes)
+
+
+def executed_at(instances: Iterable[Instance], axes: tuple[Axis, ...]) -> BoundedCheck:
+    """Execute a rule at some of its instances."""
     domain, count, undecided = Symbolic(), 0, None
-    for number, instance in enumerate(small_instances(rule, axes, sizes or small_sizes(rule, degree), limit)):
+    for number, instance in enumerate(instances):
         domain.renew()
         try:
             counterexample = _counterexample(instance, axes, domain, number)
