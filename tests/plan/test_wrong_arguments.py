@@ -50,3 +50,16 @@ def test_explain_prints_into_a_file(plan: unity.Plan, tmp_path: Path) -> None:
     assert first.getvalue() == second.getvalue() != ""
     with pytest.raises(unity.PlanError, match="expected what is to be explained"):
         plan.explain(first, file=second)
+
+
+def test_a_check_of_gradients_that_jax_cannot_take_names_the_option() -> None:
+    def looped(w: Any, x: Any) -> Any:
+        return jnp.sum(jax.lax.while_loop(lambda y: jnp.sum(y) > 1, lambda y: jnp.tanh(y @ w), x))
+
+    for training in (True, False):
+        plan = unity.optimize(looped, X, X, machine=unity.Machine.grid(1, 2), training=training, search="captured", progress=False)
+        if training:
+            with pytest.raises(unity.OptionError, match="Plan with training=False"):
+                plan.check()
+        else:
+            plan.check()

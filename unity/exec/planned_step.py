@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
+from unity.base.errors import OptionError
 from unity.exec.lowering import platform_of, program, spec_of
 from unity.exec.two_buffered_weights import Streamed
 from unity.pcg.ir.gradient_flow import losses
@@ -85,8 +86,20 @@ class PlannedStep:
             run = jax.jit(program(self.graph, self.mesh))
             if self.training.backward:
                 step = gradient_step(run, len(self.structs), self.weights, losses(self.graph))
-                return jax.jit(step).lower(*self.grouped(self.structs)).compile(compiler_options=options)
+                return self._differentiated(step).compile(compiler_options=options)
             return jax.jit(run).lower(*self.structs).compile(compiler_options=options)
+
+    def _differentiated(self, step: Callable[..., Any]) -> Any:
+        """Return the lowered step. Raises OptionError if a loop of unknown length has no derivative in JAX."""
+        try:
+            return jax.jit(step).lower(*self.grouped(self.structs))
+        except ValueError as error:
+            if not str(error).startswith("Reverse-mode differentiation does not work"):
+                raise
+            raise OptionError(
+                f"the step of this plan has a backward pass, but JAX cannot differentiate the function: {error}\n    Plan with"
+                " training=False what is never differentiated. (docs: plan#options)"
+            ) from error
 
 
 def gradient_step(run: Callable[..., Any], count: int, weights: Sequence[int], ends: Sequence[int]) -> Callable[[list, list], Any]:
