@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_models import MODELS, Small, arrays, random_point
+from small_models import MODELS, Small, arrays, f, random_point
 
 import unity
 from unity.exec.compiled.check import predicted_elements
 from unity.pcg.capture.capture import capture
+from unity.pcg.ir.graph import PARALLELIZATION, Node
+from unity.pcg.propagation.placement import placing
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
 from unity.search.cost.assembly import assemble
@@ -43,6 +47,39 @@ def test_frontier_runs_as_predicted(name: str, tmp_path: Path, monkeypatch: pyte
                 assert found.agrees(0.02), f"{plan}, {'gradient' if gradient else 'forward'}\n{found}"
             got = jax.jit(jax.value_and_grad(plan))(*plan.shard(params, batch))
             jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-10 * np.abs(y).max()), got, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_sum_that_is_scattered_inside_an_operator_runs_as_predicted(dtype: str) -> None:
+    def loss(weights: Any, x: Any, y: Any) -> Any:
+        a, b, c, d = (w.astype(dtype) for w in weights)
+        hidden = jnp.tanh(x.astype(dtype) @ a + y.astype(dtype) @ b + c)
+        return jnp.mean((hidden @ d).astype(x.dtype) ** 2)
+
+    with jax.enable_x64(True):
+        wide = "float64" if dtype == "float64" else "float32"
+        args = jax.tree.map(lambda x: x.astype(wide), arrays(([f(16, 32), f(16, 32), f(32), f(32, 8)], f(24, 16), f(24, 16))))
+        captured = capture(loss, *args)
+        machine = unity.Machine.grid(2, 2, "a100")
+        search = Search(captured.graph, captured.differentiated, machine, Training())
+        assembled = assemble(captured.graph, captured.differentiated, machine, Training())
+        points = (random_point(assembled, np.random.default_rng(seed)) for seed in range(1000))
+        plans = (Plan(PlanFamily(loss, captured, search, 0.0), Candidate(0.0, 0.0, assembled.assignment(p))) for p in points)
+        chosen = list(islice((p for p in plans if any(map(scatters, p.pcg.nodes))), 3))
+        assert len(chosen) == 3
+        near = 1e-10 if dtype == "float64" else 0.05
+        for plan in chosen:
+            assert plan.check().agrees(0.02), str(plan.check())
+            got, wanted = (jax.jit(jax.value_and_grad(g))(*args) for g in (plan, loss))
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=near, atol=near * np.abs(y).max()), got, wanted)
+
+
+def scatters(node: Node) -> bool:
+    """Return whether an operator scatters a value inside."""
+    if node.body is None or node.kind in PARALLELIZATION:
+        return False
+    placed = placing(node.body, tuple(v.type for v in node.operands), node.types, len(node.types[0]))
+    return any(s is not None and s.scattered for s in placed)
 
 
 def test_a_result_may_be_any_array_whose_cotangent_is_data() -> None:

@@ -195,6 +195,9 @@ case("dot_general, bools", lambda x, y: x @ y, np.eye(4, 6) > 0, np.eye(6, 4) > 
 case("einsum", lambda x, w: jnp.einsum("bsd,dhk->bhsk", x, w), n(2, 6, 4), n(4, 2, 3))
 case("matmul with bias and relu", lambda x, w, b: jax.nn.relu(x @ w + b), n(4, 6), n(6, 12), n(12))
 case("matmul with itself", lambda x: x @ x.T, n(4, 6))
+case("function of a sum", lambda x, y, b: jnp.tanh(x + y + b), n(12, 8), n(12, 8), n(8))  # scattered, if x and y are partial sums
+case("mean of a function of a sum", lambda x, y: (jax.nn.relu(x + y) ** 2).mean(), n(12, 8), n(12, 8))
+case("functions of two sums", lambda x, y, z: jnp.tanh(x + y) * jnp.exp(y + z).sum(1, keepdims=True), n(12, 8), n(12, 8), n(12, 8))
 
 
 def conv(strides: Any, padding: Any, numbers: Any = None, **kwargs: Any) -> Callable:

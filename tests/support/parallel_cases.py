@@ -14,20 +14,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from pieces import differing, dual, join, mesh_of, normal, stack_spec, take
+from separate_equations import COLLECTIVES
 
 from unity.exec.compiled.hlo import collectives
 from unity.pcg.ir.program import Body, close
 from unity.pcg.local.interpreter import run_body
+from unity.pcg.parallel.resharding import steps
 from unity.pcg.propagation.choices import AGREED, Choice, choices
 from unity.pcg.propagation.halos import exchanges
 from unity.pcg.propagation.placement import placing
 from unity.pcg.types.accumulation import held
 from unity.pcg.types.axis import Axis
-from unity.pcg.types.parallel_type import UNUSED, Type, misfit, partitioned
+from unity.pcg.types.parallel_type import PARTIAL, UNUSED, Type, misfit, partitioned
 from unity.pcg.types.varying_axes import vary
 
 MOST = 10  # combinations of choices for one application and mesh: compiling them is what takes the time
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute")
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute")
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,20 @@ class Combination:
     @property
     def reduces(self) -> int:
         """Several axes' Reduces of one kind at one variable are one. What has no kind is only replicated."""
-        return len({(r.variable, r.kind) for c in self.choices for r in c.reduced if r.kind})
+        reduced = {(r.variable, r.kind) for c in self.choices for r in c.reduced if r.kind}
+        return sum(variable not in self.scattered for variable, _ in reduced)
+
+    @property
+    def scattered(self) -> dict[int, tuple[Type, Type]]:
+        """The types, before and after, of the variables that are scattered along an axis."""
+        types = {x.variable: [c.scattered[k] for c in self.choices] for k, x in enumerate(self.choices[0].scattered)}
+        around = {v: (tuple(x.before for x in xs), tuple(x.after for x in xs)) for v, xs in types.items()}
+        return {v: t for v, t in around.items() if any(s == PARTIAL != r and r.kind == "P" for s, r in zip(*t, strict=True))}
+
+    def scatters(self, axes: Sequence[Axis], way: int) -> Counter[str]:
+        """The collectives of the changes of type inside, forward (0) or backward (1)."""
+        changes = (step for types in self.scattered.values() for step in steps(*types, tuple(axes)))
+        return Counter(kind.replace("-", "_") for step in changes if (kind := COLLECTIVES[step.kind][way]))
 
     @property
     def duals(self) -> int:
@@ -219,13 +234,14 @@ class Application:
             raise AssertionError(f"{what} as {'; '.join(map(str, type_))}: {error}\n{show(self.body)}") from None
 
     def check_collectives(self, every: list[Combination], operands: Any, lowered: str, compiled: str) -> None:
-        """Forward: the Reduces inside and what halos need, and nothing else. Backward: at most their duals, and those of what is
-        replicated inside. XLA adds nothing."""
+        """Forward: the Reduces and scatters inside and what halos need, no more. Backward: at most their duals, and those of
+        what is replicated inside. XLA adds nothing."""
         reduces, duals = sum(c.reduces for c in every), sum(c.duals for c in every)
         messages = sum(c.messages(self.body, self.axes) for c in every)
-        declared = +Counter({"all_reduce": reduces, "collective_permute": messages})
+        scatters = [sum((c.scatters(self.axes, way) for c in every), Counter()) for way in (0, 1)]
+        declared = +Counter({"all_reduce": reduces, "collective_permute": messages}) + scatters[0]
         both = count(lowered)
-        backward = Counter({"all_reduce": duals, "collective_permute": messages})
+        backward = Counter({"all_reduce": duals, "collective_permute": messages}) + scatters[1]
         assert declared <= both <= declared + backward, (both, declared, backward)
         if declared:
             forward = jax.jit(partial(self.on_pieces, every)).lower(operands)
@@ -237,7 +253,7 @@ class Application:
 
 
 def count(stablehlo: str) -> Counter[str]:
-    found = Counter({kind: stablehlo.count(f'stablehlo.{kind}"') for kind in COLLECTIVES})
+    found = Counter({kind: stablehlo.count(f'stablehlo.{kind}"') for kind in KINDS})
     return +found
 
 

@@ -31,6 +31,9 @@ COLLECTIVES = {  # of every change of type, forward and backward (docs/types.md)
 }  # fmt: skip
 # The changes of state that a body may make inside as one operator, by kinds: values are reduced, replicated or contributed to sums.
 INSIDE = frozenset({"SU", "SR", "UR", "RU", "US", "RS"})
+SCATTERED = frozenset(
+    {"SU", "SR", "SP", "UR", "RU"}
+)  # or, where no operand is partitioned, values are reduced, scattered or replicated
 
 
 @dataclass(frozen=True)
@@ -180,18 +183,25 @@ class Separate:
 
 
 def lost(
-    body: Body, prices: Prices, inside: Collection[str] = INSIDE, undivided: bool = False
+    body: Body, prices: Prices, inside: Collection[str] | None = None, undivided: bool = False
 ) -> Iterator[tuple[Boundary, float, float]]:
     """Yield the plans of separate equations that are faster than every choice of the body, with changes of type around it.
 
     Each comes with its seconds and those of the best choice. Plans that are faster by less than 5 %, or by less than some
-    thousandths of the largest tensor, are left out, and, unless `undivided`, those that divide nothing.
+    thousandths of the largest tensor, are left out, and, unless `undivided`, those that divide nothing. Between equations values
+    change as in `inside`, or as they may in an operator.
     """
-    separate = Separate(body, prices, inside)
+    separate = Separate(body, prices, inside or INSIDE)
+    plans = dict(separate.plans)
+    if inside is None:
+        scattered = Separate(body, prices, SCATTERED).plans.items()
+        plans |= {
+            (operands, results): s for (operands, results), s in scattered if not any(t.kind == "P" for o in operands for t in o)
+        }
     offers = [(*types_along(along), prices.operator(body, along)) for along in combinations(body, prices.axes)]
     outputs = [(k, a) for k, a in enumerate(body.outputs) if isinstance(a, int)]
     slack = prices.byte * max(body.tensor(a).nbytes for a in (*body.inputs, *body.outputs)) * 4 / 1024
-    for (operands, results), seconds in separate.plans.items():
+    for (operands, results), seconds in plans.items():
         divides = any(s.kind == "P" for t in operands + results for s in t) or any(PARTIAL in t for t in results)
         if not (divides or undivided):
             continue

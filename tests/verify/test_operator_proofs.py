@@ -28,6 +28,8 @@ PAIRED = (
     "dot_general",
     "dot_general, batch",
     "matmul with bias and relu",
+    "function of a sum",
+    "functions of two sums",
     "conv, groups",
     "softmax",
     "layer norm",

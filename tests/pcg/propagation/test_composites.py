@@ -88,10 +88,18 @@ def test_no_plan_of_separate_equations_is_faster_on_two_axes(name: str) -> None:
     assert not list(lost(body_of(name), Prices(TWO_AXES)))
 
 
-def test_separate_equations_that_scatter_between_each_other_are_faster() -> None:
-    """A sum of two partial sums is scattered once between two operators; before one operator, each of the two is."""
-    boundaries = [boundary for boundary, *_ in lost(body_of("sum of two"), Prices(ONE_AXIS), INSIDE | {"SP"})]
-    assert (((PARTIAL,), (PARTIAL,)), ((partitioned(0),),)) in boundaries
+def test_separate_equations_that_scatter_sums_over_slices_are_faster() -> None:
+    """The rows of one operand are summed over slices of its columns, and the sums are scattered to slices of the other's rows."""
+    boundaries = [boundary for boundary, *_ in lost(body_of("scaled by rows"), Prices(ONE_AXIS), INSIDE | {"SP"})]
+    assert (((partitioned(1),), (partitioned(0),)), ((partitioned(0),),)) in boundaries
+
+
+def test_a_sum_of_two_partial_sums_is_scattered_once() -> None:
+    for dim in (0, 1):
+        boundary = (PARTIAL, PARTIAL, partitioned(dim))
+        (choice,) = (c for c in choices(body_of("sum of two")) if c.states == boundary)
+        assert [(x.before, x.after) for x in choice.scattered] == [(PARTIAL, partitioned(dim))]
+        assert not choice.reduced
 
 
 def rows(x: Any, fn: Callable[..., Any]) -> Any:

@@ -19,21 +19,22 @@ from unity.pcg.jaxprs.jaxprs import CUSTOM_JVP, CUSTOM_VJP, LINEAR_SOLVE, REMATE
 from unity.pcg.jaxprs.scan_operands import constants_and_carry
 from unity.pcg.local import replicated_calls
 from unity.pcg.local import varying_loops as loops
-from unity.pcg.local.collectives import contribute
+from unity.pcg.local.collectives import apply, contribute
 from unity.pcg.local.halo_exchange import exchanged
 from unity.pcg.local.widening import applied, rounded, sent, widens
 from unity.pcg.operators.layout import Layout, PlacedTensor
 from unity.pcg.operators.table import TABLE
+from unity.pcg.parallel.resharding import steps
 from unity.pcg.propagation.agreements import agreements
 from unity.pcg.propagation.derivative_rules import as_function, jvp_body, vjp_bodies
 from unity.pcg.propagation.linear_solves import is_symmetric, program_names, solve_program, split_operands
-from unity.pcg.propagation.placement import Placing, placing
+from unity.pcg.propagation.placement import Placing, around_scatter, placing
 from unity.pcg.propagation.row_loops import rows_of
 from unity.pcg.propagation.solver import Solution, branches, is_reverse_only, nested_body, spec_of, vjp_solutions
 from unity.pcg.types.accumulation import backward, forward, narrow, narrowly, partial
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.factors import Halo
-from unity.pcg.types.parallel_type import REPLICATED, UNUSED, State, Type
+from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, Type
 from unity.pcg.types.varying_axes import aligned, vary
 
 Types = Sequence[Type]
@@ -126,7 +127,13 @@ class BodyInterpreter:
         return [self.seen(a, -1 - k) for k, a in enumerate(self.body.outputs)]
 
     def reduce(self, variable: int, x: Any) -> Any:
-        """Reduce a partial result along the axes where the solver inserted a Reduce."""
+        """Reduce or scatter a partial result along the axes where the solver inserted that."""
+        around = around_scatter(self.placing, variable)
+        if around is not None:
+            x = vary(x, [axis.name for axis, s in zip(self.axes, around[0], strict=True) if s == PARTIAL])
+            for step in steps(*around, self.axes):
+                x = apply(step, x, self.axes, self.body.tensors[variable].dtype)
+            return x
         kinds: dict[str, list[str]] = {}
         for axis, solution in zip(self.axes, self.placing, strict=True):
             if solution is not None and variable in solution.reduced:

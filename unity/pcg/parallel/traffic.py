@@ -7,20 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 from unity.pcg.analysis.hoisting import hoisted
 from unity.pcg.analysis.rematerialization import Recomputation, recomputation
 from unity.pcg.analysis.views import of_argument
 from unity.pcg.ir.gradient_flow import Gradients, carrying_in, gradients
 from unity.pcg.ir.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value
+from unity.pcg.ir.program import Tensor
 from unity.pcg.parallel.branches import groups_of, weight_of
 from unity.pcg.parallel.equal_values import ValueNumbering
-from unity.pcg.parallel.resharding import ReshardingStep, absolute, turned
+from unity.pcg.parallel.resharding import ReshardingStep, absolute, steps, turned
 from unity.pcg.parallel.stages import ends_of, positions_of, runs_of, scaled_over, sends
 from unity.pcg.propagation.agreements import backward_agreements, nested_agreements
 from unity.pcg.propagation.halos import exchanges
-from unity.pcg.propagation.placement import Placing, placing
+from unity.pcg.propagation.placement import Placing, around_scatter, placing
 from unity.pcg.types.accumulation import added, backward, forward, held
+from unity.pcg.types.axis import Axis
 from unity.pcg.types.factors import Agreement
 from unity.pcg.types.parallel_type import UNUSED, copies
 
@@ -156,26 +159,31 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
     """Yield the collectives of a change of type, forward and backward."""
     graph, numbering = context.graph, context.numbering
     step, tensor = step_of(node, graph.axes), node.tensors[0]
-    whole = tensor.nbytes // tensor.itemsize
-    before, after = whole // copies(step.before, graph.axes), whole // copies(step.after, graph.axes)
-    there, back = TRAFFIC[step.kind]
-    full = after if step.kind in ("combine", "combine_replicate") else before
+    (there, elements), (back, gathered), over = _movements(step, tensor, graph.axes)
     if there:
         name = (FORWARD, there, _movement(step, step.axes), numbering.value(node.operands[0]))
-        size, turns = (full, forward(tensor.dtype, step.before, graph.axes).itemsize), turned(step, step.axes)
+        size, turns = (elements, forward(tensor.dtype, step.before, graph.axes).itemsize), turned(step, step.axes)
         runs, less = context.runs(node), context.less(node)
         yield Collective(there, step.axes, *size, *runs, FORWARD, node, name=name, turned=turns, hoisted=less)
-    if back and context.flow(Value(node)):
-        over = step.axes
-        if step.kind == "partition":
-            over = tuple(i for i in step.axes if step.before[i].kind == "U")
-            for i in step.axes:
-                full //= graph.axes[i].size if step.before[i].kind == "R" else 1
-        if over:
-            name = (BACKWARD, back, _movement(step, over), numbering.cotangent(Value(node)))
-            merged = step.kind == "replicate" and context.outermost and of_argument(node)
-            size, turns = (full, backward(tensor.dtype, step.after, graph.axes).itemsize), turned(step, over)
-            yield Collective(back, over, *size, *context.once, BACKWARD, node, merged, name, turns)
+    if back and over and context.flow(Value(node)):
+        name = (BACKWARD, back, _movement(step, over), numbering.cotangent(Value(node)))
+        merged = step.kind == "replicate" and context.outermost and of_argument(node)
+        size, turns = (gathered, backward(tensor.dtype, step.after, graph.axes).itemsize), turned(step, over)
+        yield Collective(back, over, *size, *context.once, BACKWARD, node, merged, name, turns)
+
+
+def _movements(
+    step: ReshardingStep, tensor: Tensor, axes: tuple[Axis, ...]
+) -> tuple[tuple[str, int], tuple[str, int], tuple[int, ...]]:
+    """Return the collectives of a change forward and backward, each with its elements, and the axes of the backward one."""
+    whole = tensor.nbytes // tensor.itemsize
+    before, after = whole // copies(step.before, axes), whole // copies(step.after, axes)
+    there, back = TRAFFIC[step.kind]
+    full, over, gathered = after if step.kind in ("combine", "combine_replicate") else before, step.axes, 1
+    if step.kind == "partition":
+        over = tuple(i for i in step.axes if step.before[i].kind == "U")
+        gathered = prod(axes[i].size for i in step.axes if step.before[i].kind == "R")
+    return (there, full), (back, full // gathered), over
 
 
 def _movement(step: ReshardingStep, over: tuple[int, ...]) -> Hashable:
@@ -253,15 +261,18 @@ def _of_reductions(node: Node, context: _Context) -> Iterator[Collective]:
             for user in users:
                 replicated.setdefault(variable, {}).setdefault(user, []).append(k)
     flows, active = any(map(flow, node.results)) and any(map(flow, node.operands)), carrying_in(node, flow)
+    scattered = dict.fromkeys(v for s in solutions if s is not None for v in s.scattered)
+    for variable in scattered:
+        yield from _of_scatter(node, variable, solutions, context)
     for variable in dict.fromkeys([*over, *replicated]):
         tensor = body.tensors[variable]
         elements = tensor.nbytes // tensor.itemsize
         for axis, s in zip(graph.axes, solutions, strict=True):
-            if s is not None and s.states[variable].kind == "P":
+            if s is not None and s.seen(variable).kind == "P":
                 elements //= axis.size
         kind = next((s.reduced[variable] for s in solutions if s is not None and variable in s.reduced), "")
         runs = context.runs(node, context.whole.recomputation.computed(node, variable))
-        if variable in over:
+        if variable in over and variable not in scattered:
             axes = tuple(over[variable])
             itemsize = added(tensor.dtype, (graph.axes[k] for k in axes)).itemsize if kind == "sum" else tensor.itemsize
             yield Collective("all-reduce", axes, elements, itemsize, *runs, FORWARD, node, hoisted=context.less(node))
@@ -270,6 +281,23 @@ def _of_reductions(node: Node, context: _Context) -> Iterator[Collective]:
                 itemsize = added(tensor.dtype, (graph.axes[k] for k in axes)).itemsize
                 yield Collective("all-reduce", axes, elements, itemsize, *context.once, BACKWARD, node)
     yield from _of_agreements(node, solutions, context)
+
+
+def _of_scatter(node: Node, variable: int, solutions: Placing, context: _Context) -> Iterator[Collective]:
+    """Yield the collectives of the changes of type by which a value inside an operator is scattered, forward and backward."""
+    assert node.body is not None
+    axes, tensor, around = context.graph.axes, node.body.tensors[variable], around_scatter(solutions, variable)
+    runs = context.runs(node, context.whole.recomputation.computed(node, variable))
+    active = variable in carrying_in(node, context.flow)
+    for step in steps(*around, axes) if around is not None else ():
+        (there, elements), (back, gathered), over = _movements(step, tensor, axes)
+        if there:
+            size = elements, forward(tensor.dtype, step.before, axes).itemsize
+            less = context.less(node)
+            yield Collective(there, step.axes, *size, *runs, FORWARD, node, turned=turned(step, step.axes), hoisted=less)
+        if back and over and active:
+            size = gathered, backward(tensor.dtype, step.after, axes).itemsize
+            yield Collective(back, over, *size, *context.once, BACKWARD, node, turned=turned(step, over))
 
 
 def _of_agreements(node: Node, solutions: Placing, context: _Context) -> Iterator[Collective]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -18,7 +19,16 @@ from unity.pcg.propagation.agreements import forwarded_inputs, nested_agreements
 from unity.pcg.propagation.dominance import superfluous
 from unity.pcg.propagation.halos import HaloEdge, halo_edges
 from unity.pcg.propagation.placement import along_axis, with_unused
-from unity.pcg.propagation.solver import Solution, Unmatched, nested_body, replicable, solve, solve_either, spec_of
+from unity.pcg.propagation.solver import (
+    Solution,
+    Unmatched,
+    nested_body,
+    replicable,
+    scattering_dims,
+    solve,
+    solve_either,
+    spec_of,
+)
 from unity.pcg.types.factors import Match, Slot, facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
 
@@ -44,6 +54,15 @@ class Reduced:
     users: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class Scattered:
+    """A variable of a body that some choice reduce-scatters where it is produced: its states there and for its users."""
+
+    variable: int
+    before: State
+    after: State
+
+
 @dataclass(frozen=True, eq=False)
 class Choice:
     """A legal use of one mesh axis by an operator."""
@@ -56,10 +75,16 @@ class Choice:
     reduced: tuple[Reduced, ...] = ()
     partitions: frozenset[int] = frozenset()  # variables of the body that are partitioned
     halos: tuple[HaloEdge, ...] = ()  # neighbours along the axis exchange the edges of their slices for them
+    scattered: tuple[Scattered, ...] = ()  # all variables that this or another choice of the body scatters
 
     @property
     def states(self) -> tuple[State, ...]:
         return self.operands + self.results
+
+    @property
+    def scatters(self) -> bool:
+        """Whether it reduce-scatters a value inside."""
+        return any(x.before == PARTIAL and x.after.kind == "P" for x in self.scattered)
 
 
 Part = TypeVar("Part", float, np.ndarray)
@@ -103,8 +128,8 @@ def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
     def offer(solution: Solution) -> bool:
         """Add a solution's choice unless others dominate it. Return whether to try it with unused operands or results."""
         solutions.append(solution)
-        choice, inside = choice_of(body, solution), solution.reduced or solution.contributed or solution.unused
-        if choice.states in by_states or (inside and superfluous(body, choice, by_states.values())):
+        choice = choice_of(body, solution)
+        if choice.states in by_states or (solution.changes and superfluous(body, choice, by_states.values())):
             return bool(solution.contributed)
         by_states[choice.states] = choice
         return True
@@ -112,7 +137,7 @@ def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
     useful = [s for s in _solutions(body, seeds) if offer(s)]
     for solution in [other for s in useful for other in with_unused(body, s)]:
         offer(solution)
-    return _with_partitions(
+    return _with_inner_states(
         list(by_states.values()), {c: s for s in solutions for c in by_states.values() if c.states == s.operands + s.results}
     )
 
@@ -164,6 +189,8 @@ def _solutions(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Solution]:
             yield from with_boundary(solution.operands, results)
         for known in _otherwise_whole(body, solution):
             yield from extending(known, contributing=PARTIAL in known.values())
+        for operands, results in _scattering(body, solution):
+            yield from with_boundary(operands, results)
     for a, b in _joinable_pairs(solutions):
         joined = list(zip(body.inputs, _joined_operands(a, b), strict=True))
         known = {v: s for v, s in joined if s == PARTIAL and (a.reduced or b.reduced)}
@@ -203,6 +230,19 @@ def _otherwise_whole(body: Body, solution: Solution) -> Iterator[Mapping[int, St
         sources = [{v: s for v, s in operands if s.kind == "P"}] + [{v: s} for v, s in operands if s == PARTIAL]
         for source, result in product(filter(None, sources), results):
             yield {v: source.get(v, REPLICATED) for v in body.inputs} | {a: result for a, _ in partial}
+
+
+def _scattering(body: Body, solution: Solution) -> Iterator[tuple[tuple[State, ...], tuple[State, ...]]]:
+    """Yield the boundary states with which sums of a solution's partial operands are scattered inside instead of reduced.
+
+    Sums that are as large as their operands are scattered before the body instead, for as many bytes.
+    """
+    known = {v: s for v, s in zip(body.inputs, solution.operands, strict=True) if s == PARTIAL}
+    before, inside = (sum(body.tensors[v].nbytes for v in variables) for variables in (known, solution.reduced))
+    for dim in scattering_dims(body, known) if solution.reduced and inside < before else ():
+        with suppress(Unmatched):
+            other = solve(body, known, scattering=dim)
+            yield other.operands, other.results
 
 
 def _sums_less_inside(body: Body, solution: Solution) -> bool:
@@ -333,7 +373,9 @@ def choice_of(body: Body, solution: Solution) -> Choice:
     reduced += tuple(Reduced(a.where, a.itemsize, np.dtype(bool), AGREED) for a in nested_agreements(solution))
     name = names[0] if len(body.equations) == 1 and names else _name(solution)
     divided = divided_by(body, zip(body.equations, solution.matches, strict=True))
-    return Choice(name, solution.operands, solution.results, size, divided, reduced, halos=halo_edges(body, solution))
+    scattered = tuple(Scattered(v, *solution.around_reduction(v)) for v in sorted(solution.scattered))
+    halos = halo_edges(body, solution)
+    return Choice(name, solution.operands, solution.results, size, divided, reduced, halos=halos, scattered=scattered)
 
 
 def divided_by(body: Body, matched: Iterable[tuple[Equation, Match]]) -> float:
@@ -350,7 +392,18 @@ def _name(solution: Solution) -> str:
     return ",".join(str(s) for s in solution.operands) + "→" + ",".join(str(s) for s in solution.results)
 
 
-def _with_partitions(unmarked: list[Choice], solutions: Mapping[Choice, Solution]) -> tuple[Choice, ...]:
-    """Return the choices with the variables that each partitions: reducing or keeping such a value costs less."""
-    split = {c: frozenset(v for v, s in solutions[c].states.items() if s.kind == "P") for c in unmarked if c in solutions}
-    return tuple(replace(c, partitions=split[c]) if split.get(c) else c for c in unmarked)
+def _with_inner_states(unmarked: list[Choice], solutions: Mapping[Choice, Solution]) -> tuple[Choice, ...]:
+    """Return the choices with the variables that each partitions: reducing or keeping such a value costs less.
+
+    They also get the states of all variables that any of them scatters, since a scatter's price depends on all axes.
+    """
+    changed = sorted({x.variable for c in unmarked for x in c.scattered})
+    marked = []
+    for c in unmarked:
+        solution = solutions.get(c)
+        whole = UNUSED if solution is None and UNUSED in c.states else REPLICATED
+        split = frozenset(v for v in solution.states if solution.seen(v).kind == "P") if solution is not None else frozenset()
+        states = ((v, *((whole, whole) if solution is None else solution.around_reduction(v))) for v in changed)
+        scattered = tuple(Scattered(v, before, after) for v, before, after in states)
+        marked.append(replace(c, partitions=split, scattered=scattered) if split or scattered else c)
+    return tuple(marked)

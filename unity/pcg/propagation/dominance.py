@@ -37,7 +37,7 @@ def superfluous(body: Body, choice: Choice, others: Collection[Choice]) -> bool:
         others = [c for c in others if _partitions(c) == _partitions(choice) and _leaves_results(c, choice)]
     largest = max((body.tensor(a).nbytes for a in (*body.inputs, *body.outputs)), default=0)
     for reduce_in in ("", *{t.dtype.name for t in body.tensors.values() if narrow(t.dtype)}):
-        forward, backward = (sent * (1 + SLIGHT) + largest * TINY for sent in _inside(choice, reduce_in))
+        forward, backward = (sent * (1 + SLIGHT) + largest * TINY for sent in _inside(body, choice, reduce_in))
         if not any(_replaces(body, other, choice, (forward, backward), reduce_in) for other in others):
             return False
     return True
@@ -64,7 +64,7 @@ def _replaces(body: Body, choice: Choice, other: Choice, limits: tuple[float, fl
     """
     if choice.halos or choice.divided < other.divided or (choice.size and (not other.size or choice.size % other.size)):
         return False
-    sent = list(_inside(choice, reduce_in))
+    sent = list(_inside(body, choice, reduce_in))
     operands = zip(body.inputs, other.operands, choice.operands, strict=True)
     results = zip(body.outputs, choice.results, other.results, strict=True)
     for atom, before, after in (*operands, *results):
@@ -83,7 +83,9 @@ def _changed(tensor: Tensor, before: State, after: State, reduce_in: str) -> tup
     return forward * (wide if before == PARTIAL else tensor.nbytes), backward * (wide if after == REPLICATED else tensor.nbytes)
 
 
-def _inside(choice: Choice, reduce_in: str) -> tuple[float, float]:
+def _inside(body: Body, choice: Choice, reduce_in: str) -> tuple[float, float]:
     """Return the bytes that a choice sends inside, forward and backward."""
     sums = [(r, REDUCE * r.nbytes * growth(r.dtype, reduce_in)) for r in choice.reduced]
-    return sum(nbytes for r, nbytes in sums if r.kind), sum(nbytes for r, nbytes in sums if r.users)
+    sent = [(nbytes if r.kind else 0.0, nbytes if r.users else 0.0) for r, nbytes in sums]
+    sent += [_changed(body.tensors[x.variable], x.before, x.after, reduce_in) for x in choice.scattered]
+    return sum(forward for forward, _ in sent), sum(backward for _, backward in sent)

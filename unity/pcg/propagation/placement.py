@@ -15,6 +15,14 @@ from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, Ty
 Placing = tuple[Solution | None, ...]  # one for each axis; None: every variable is unused
 
 
+def around_scatter(placing: Placing, variable: int) -> tuple[Type, Type] | None:
+    """Return the types of a variable before and after it is reduced, if it is scattered along an axis; otherwise None."""
+    if not any(s is not None and variable in s.scattered for s in placing):
+        return None
+    before, after = zip(*((UNUSED, UNUSED) if s is None else s.around_reduction(variable) for s in placing), strict=True)
+    return before, after
+
+
 @lru_cache(maxsize=65536)
 def placing(body: Body, operands: tuple[Type, ...], results: tuple[Type, ...], n_axes: int) -> Placing:
     """Return the solution along each axis. Raises Unmatched if the operator cannot have these types."""

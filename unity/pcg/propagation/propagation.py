@@ -1,14 +1,15 @@
 """Propagation of states through a body: from known states to all that follow from them, one equation at a time.
 
 If a partial sum reaches an operator that is not linear, a Reduce is inserted inside the body; a soft-max over a partitioned
-dimension needs two small ones. Nothing else communicates inside. A whole value that is added to a partial sum may be contributed by
-one device. The caller (`solver`) provides the matches of each equation.
+dimension needs two small ones. A sum of several operands that are partial sums may be scattered instead. Nothing else communicates
+inside. A whole value that is added to a partial sum may be contributed by one device. The caller (`solver`) provides the matches of
+each equation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from unity.pcg.ir.gradient_flow import differentiated, wanted_by
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
@@ -30,6 +31,7 @@ class Solution:
     Attributes:
         states: of each variable, as its equation produces it.
         reduced: the reduction ("sum", "max", ...) of each variable that is produced partial and reduced at once.
+        scattered: the state in which users see each variable that is produced as a partial sum and reduce-scattered at once.
         matches: one for each equation.
         operands, results: the boundary states.
         unused: the variables that every device computes alike.
@@ -45,19 +47,29 @@ class Solution:
     unused: frozenset[int] = frozenset()
     contributed: frozenset[Place] = frozenset()
     open: tuple[Mapping[int, State], ...] = ()
+    scattered: Mapping[int, State] = field(default_factory=dict[int, State])
 
     @property
     def communicates(self) -> bool:
         """Whether devices along the axis communicate, or read their index along it, while the body or its derivative runs.
 
-        They do for a reduce inside the body, a value replicated or contributed there, a halo, or an agreement in a nested program.
+        They do for a sum inside the body, a value replicated or contributed there, a halo, or an agreement in a nested program.
         """
-        inside = self.reduced or self.contributed or self.unused
-        return bool(inside) or any(match.communicates for match in self.matches)
+        return self.changes or any(match.communicates for match in self.matches)
+
+    @property
+    def changes(self) -> bool:
+        """Whether any value inside the body, or a result, changes its state where it is produced or read."""
+        return bool(self.reduced or self.scattered or self.contributed or self.unused)
 
     def seen(self, variable: int) -> State:
         """Return the state of a variable as later equations see it."""
-        return REPLICATED if variable in self.reduced else self.states[variable]
+        return REPLICATED if variable in self.reduced else self.scattered.get(variable, self.states[variable])
+
+    def around_reduction(self, variable: int) -> tuple[State, State]:
+        """Return the states of a variable as it is produced, and after it is reduced or scattered, before it is replicated."""
+        before = UNUSED if variable in self.unused else self.states[variable]
+        return before, UNUSED if variable in self.reduced else self.scattered.get(variable, before)
 
     def replicates(self, body: Body, variable: int, user: int) -> bool:
         """Return whether a user sees a variable as replicated for use that every device computes alike.
@@ -133,6 +145,7 @@ class Propagation:
         reduced: Mapping[int, str],
         matches_of: Matches,
         contributed: Collection[Place] | None = None,
+        scattered: Mapping[int, State] | None = None,
     ) -> None:
         """Start from known states.
 
@@ -142,8 +155,12 @@ class Propagation:
             reduced: the reductions of variables that are reduced where they are produced.
             matches_of: returns the matches of an equation.
             contributed: operands that are contributed to partial sums; None if none may be.
+            scattered: the states in which users see variables that are reduce-scattered where they are produced; None if none may
+                be.
         """
         self.body, self.known, self.reduced, self.matches_of = body, known, dict(reduced), matches_of
+        self.scattering, self.scattered = scattered is not None, dict(scattered or {})
+        self.seen: dict[int, State] = self.scattered | dict.fromkeys(reduced, REPLICATED)  # by users, if not as produced
         self.contributing, self.contributed = contributed is not None, frozenset(contributed or ())
         self.states: dict[int, State] = {}
         self.matches: list[Match | None] = [None] * len(body.equations)
@@ -165,12 +182,12 @@ class Propagation:
 
     def view(self, i: int) -> dict[int, State]:
         """Return the known states at the positions of an equation: operands as it sees them, results as it produces them."""
-        e, known, states, reduced = self.body.equations[i], dict[int, State](), self.states, self.reduced
+        e, known, states, seen = self.body.equations[i], dict[int, State](), self.states, self.seen
         position = 0
         for a in e.operands:
             if isinstance(a, int):
-                if a in reduced:
-                    known[position] = REPLICATED
+                if a in seen:
+                    known[position] = seen[a]
                 elif a in states:
                     known[position] = states[a]
             position += 1  # counted by hand: this is the innermost loop of propagation
@@ -230,19 +247,20 @@ class Propagation:
             if not all(has_no_gradient(self.body, v) for v in e.results):
                 raise Unmatched
             self.reduced.update((v, match.reduction) for v in e.results)
+            self.seen.update((v, REPLICATED) for v in e.results)
         for p, (a, s) in enumerate(zip(e.operands, match.operands, strict=True)):
-            if isinstance(a, int) and a not in self.reduced and (i, p) not in self.contributed:
+            if isinstance(a, int) and a not in self.seen and (i, p) not in self.contributed:
                 self.set(a, s)
         for v, s in zip(e.results, match.results, strict=True):
             self.set(v, s)
 
     def check(self, i: int) -> None:
         """Raise Conflict if a state around a settled equation contradicts its match. Runs whenever such a state is set."""
-        match, e, states, reduced = self.matches[i], self.body.equations[i], self.states, self.reduced
+        match, e, states, seen = self.matches[i], self.body.equations[i], self.states, self.seen
         assert match is not None
         for p, (a, s) in enumerate(zip(e.operands, match.operands, strict=True)):
             if isinstance(a, int) and (i, p) not in self.contributed:
-                state = REPLICATED if a in reduced else states.get(a, s)
+                state = seen[a] if a in seen else states.get(a, s)
                 if state is not s and state != s:
                     raise Conflict(self.partial_operand(i))
         for v, s in zip(e.results, match.results, strict=True):
@@ -253,7 +271,7 @@ class Propagation:
     def partial_operand(self, i: int) -> int | None:
         """Return a partial operand that could be reduced where it is produced: not an input of the body."""
         inner = (a for a in self.body.equations[i].operands if isinstance(a, int) and a not in self.body.inputs)
-        return next((a for a in inner if a not in self.reduced and self.states.get(a) == PARTIAL), None)
+        return next((a for a in inner if a not in self.seen and self.states.get(a) == PARTIAL), None)
 
     def follows_partial(self, i: int) -> bool:
         """Return whether an input that this equation reads is a partial sum only because another equation needs it so."""
@@ -276,7 +294,7 @@ class Propagation:
         """Yield the variables of an equation with their states in a match of it."""
         e = self.body.equations[i]
         for p, (a, s) in enumerate(zip(e.operands, match.operands, strict=True)):
-            if isinstance(a, int) and a not in self.reduced and (i, p) not in self.contributed:
+            if isinstance(a, int) and a not in self.seen and (i, p) not in self.contributed:
                 yield a, s
         yield from zip(e.results, match.results, strict=True)
 
@@ -296,12 +314,13 @@ class Propagation:
         return any(PARTIAL in m.results and m.divided for m in self.matches_of(self.body, e, operands))
 
     def partial_result(self, i: int) -> int | None:
-        """Return a result that this equation produces partial although its users need it whole."""
+        """Return a result that this equation produces partial although its users need it whole, or a slice to be scattered."""
         e = self.body.equations[i]
         known = {p: s for p, s in self.view(i).items() if p < len(e.operands)}
         for match in self.matches_of(self.body, e, known) if known else ():
             for v, s in zip(e.results, match.results, strict=True):
-                if s == PARTIAL and self.states.get(v) == REPLICATED:
+                state = self.states.get(v)
+                if s == PARTIAL and state is not None and (state == REPLICATED or (self.scattering and state.kind == "P")):
                     return v
         return None
 
@@ -329,11 +348,12 @@ class Propagation:
         for v in self.body.inputs:
             self.states.setdefault(v, REPLICATED)
         operands = tuple(self.states[v] for v in self.body.inputs)
-        if any(v in self.reduced for v in self.body.inputs):
+        if any(v in self.seen for v in self.body.inputs):
             raise Unmatched
         results = tuple(self.result_state(a) for a in self.body.outputs)
         matches = tuple(m for m in self.matches if m)
-        return Solution(self.states, self.reduced, matches, operands, results, contributed=self.contributed, open=tuple(self.open))
+        inside = {"contributed": self.contributed, "scattered": self.scattered}
+        return Solution(self.states, self.reduced, matches, operands, results, open=tuple(self.open), **inside)
 
     def result_state(self, atom: Atom) -> State:
         """Return the state of a result of the body: unused if it is reduced, since JAX then knows that all devices have it."""

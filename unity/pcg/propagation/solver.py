@@ -8,6 +8,7 @@ its nested programs if it is a call, a branch or a loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -26,7 +27,7 @@ from unity.pcg.propagation.derivative_rules import Unreadable, is_readable, jvp_
 from unity.pcg.propagation.loops import Loop, loop_matches, while_loop_of
 from unity.pcg.propagation.propagation import Conflict, Place, Propagation, Solution, Unmatched, contributions
 from unity.pcg.types.factors import TABLE, Differentiated, Match, Spec, facts_of, matching
-from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State
+from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
 
 ON_HOST = "pure_callback"  # JAX refuses to differentiate it
 SPECS: dict[int, tuple[Equation, Spec | None]] = {}  # a cache by identity: a specification is read thousands of times
@@ -43,7 +44,7 @@ def spec_of(body: Body, equation: Equation) -> Spec | None:
     return cached[1]
 
 
-def solve(body: Body, known: Mapping[int, State], contributing: bool = False) -> Solution:
+def solve(body: Body, known: Mapping[int, State], contributing: bool = False, scattering: int | None = None) -> Solution:
     """Extend known states to the whole body, reducing partial values only where necessary.
 
     Raises Unmatched if the body has no solution.
@@ -52,32 +53,44 @@ def solve(body: Body, known: Mapping[int, State], contributing: bool = False) ->
         body: the body to solve.
         known: states by variable.
         contributing: contribute whole values to partial sums, where possible, rather than reduce the sums.
+        scattering: the dimension along which to reduce-scatter partial sums that have it, rather than reduce them.
     """
     reduced: dict[int, str] = {}
+    scattered: dict[int, State] = {}
     whole: set[int] = set()  # variables that turned out to be no sums once others were reduced
     contributed: set[Place] = set()
     may_contribute = False
     while True:
         try:
             unreduced = {v: s for v, s in known.items() if v not in reduced or s != REPLICATED}  # users see it reduced
-            solution = Propagation(body, unreduced, reduced, equation_matches, contributed if contributing else None).run()
+            places, slices = contributed if contributing else None, None if scattering is None else scattered
+            solution = Propagation(body, unreduced, reduced, equation_matches, places, slices).run()
         except Conflict as conflict:
             if contributing and not conflict.places <= contributed:
                 contributed |= conflict.places
                 continue
             may_contribute = may_contribute or bool(conflict.places) or conflict.summed
             variable = None if conflict.variable is None else _smallest_in_chain(body, conflict.variable)
-            if variable is None or variable in reduced or variable in body.inputs or variable in whole:
+            if variable is None or {variable} & (reduced.keys() | scattered.keys() | whole) or variable in body.inputs:
                 raise Unmatched(not contributing and may_contribute) from None
-            reduced[variable] = "sum"
+            if scattering is not None and _may_scatter(body, variable, scattering):
+                scattered[variable] = partitioned(scattering)
+            else:
+                reduced[variable] = "sum"
         else:
-            stale = {v for v in reduced if solution.states[v] != PARTIAL}
+            stale = {v for v in (*reduced, *scattered) if solution.states[v] != PARTIAL}
             if not stale and all(solution.seen(a) == REPLICATED for a in contributions(body, solution)):
                 return solution
             if not stale:
                 raise Unmatched
             whole |= stale
             reduced = {v: kind for v, kind in reduced.items() if v not in stale}
+            scattered = {v: state for v, state in scattered.items() if v not in stale}
+
+
+def _may_scatter(body: Body, variable: int, dim: int) -> bool:
+    tensor = body.tensors[variable]
+    return variable not in body.outputs and dim < tensor.ndim and tensor.shape[dim] > 1
 
 
 def _smallest_in_chain(body: Body, variable: int) -> int:
@@ -108,13 +121,28 @@ def _summand(body: Body, equation: Equation) -> int | None:
 
 
 def solve_either(body: Body, known: Mapping[int, State]) -> Solution:
-    """Solve a body, contributing values to partial sums only if nothing else solves it."""
+    """Solve a body. Scatter sums inside or contribute values to them only if nothing else solves it, in this order."""
     try:
         return solve(body, known)
     except Unmatched as problem:
-        if not problem.contributing:
-            raise
+        failure = problem
+    results = {a: known[a] for a in body.outputs if isinstance(a, int) and a in known}
+    operands = {v: known[v] for v in body.inputs if v in known}
+    for dim in scattering_dims(body, operands) if any(s.kind in "PS" for s in results.values()) else ():
+        with suppress(Unmatched):
+            solution = solve(body, operands, scattering=dim)  # what is to be scattered follows from the operands alone
+            if all(solution.states[a] == s for a, s in results.items()):
+                return solution
+    if not failure.contributing:
+        raise failure
     return solve(body, known, contributing=True)
+
+
+def scattering_dims(body: Body, known: Mapping[int, State]) -> Sequence[int]:
+    """Return the dimensions along which to scatter sums inside a body: those of its largest partial input, the largest first."""
+    partial = (body.tensors[v] for v in body.inputs if known.get(v) == PARTIAL)
+    largest = max(partial, key=lambda tensor: tensor.nbytes, default=None)
+    return () if largest is None else sorted(range(largest.ndim), key=lambda dim: -largest.shape[dim])
 
 
 def equation_matches(body: Body, equation: Equation, known: Mapping[int, State]) -> Sequence[Match]:

@@ -11,6 +11,7 @@ import numpy as np
 from unity.machine.collectives import table
 from unity.machine.machine import Machine
 from unity.machine.profiles.profile import Shapes
+from unity.machine.resharding_tables import distinct_changes
 from unity.pcg.analysis.views import costs_nothing
 from unity.pcg.ir.gradient_flow import carrying
 from unity.pcg.ir.program import Body, Tensor
@@ -18,7 +19,7 @@ from unity.pcg.propagation.halos import HaloEdge, sent
 from unity.pcg.types.accumulation import accumulator, growth
 from unity.search.cost.profile_lookup import ROOFLINE, Piece, lookup
 from unity.search.cost.roofline import dense_work, roofline, touches
-from unity.search.space.configurations import Domain, shapes_of, work_shares
+from unity.search.space.configurations import Domain, distinct_types, shapes_of, work_shares
 from unity.search.space.sites import Site
 
 Array = np.ndarray
@@ -89,7 +90,8 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     shapes = shapes_of(site)
     forward, backward, _ = seconds(body, shapes, pieces, [flows and p.gradient for p in site.ports], machine)
     runs = site.times * (1 / site.hoisted + site.repeats)
-    reduces = (_reduces(site, domain, machine, training) + _halo_exchanges(site, domain, machine, training)) * site.times
+    inside = (_reduces, _scatters, _halo_exchanges)
+    reduces = sum((seconds_of(site, domain, machine, training) for seconds_of in inside), zero) * site.times
     again = site.recomputable and training.backward and not dense_work(body)[0]
     saved = np.where(reduces > 0, 0.0, _inner(site, domain, machine)) if again else None
     whole = None
@@ -178,6 +180,7 @@ def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -
     bits = 1 << np.arange(len(machine.axes))
     sizes = np.array([a.size for a in machine.axes], float)
     every = [{r.variable: r for r in c.reduced} for c in domain.choices]
+    scattered = {x.variable for x in domain.choices[0].scattered}  # `_scatters` prices these
     for variable, r in {v: r for rs in every for v, r in rs.items()}.items():
         of_choice = [rs.get(variable) for rs in every]
         kind = next((x.kind for x in of_choice if x is not None and x.kind), "")
@@ -187,7 +190,8 @@ def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -
         over = np.array([x is not None and bool(x.kind) for x in of_choice])[domain.picks]
         mask = (over * bits).sum(axis=1)
         again = next((n for v, n in site.computed if v == variable), 0)
-        total += (1 / site.hoisted + again) * (alpha[mask] + beta[mask] * (summed if kind == "sum" else nbytes))
+        if variable not in scattered:
+            total += (1 / site.hoisted + again) * (alpha[mask] + beta[mask] * (summed if kind == "sum" else nbytes))
         masks: list[Array] = []  # users for which it is replicated along the same axes share one all-reduce
         users = sorted({u for x in of_choice if x is not None for u in x.users})
         for user in users if _has_cotangents(site, variable, kind, training) else ():
@@ -196,6 +200,25 @@ def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -
             new = np.all([mask != other for other in masks], axis=0) if masks else np.True_
             total += np.where(new, alpha[mask] + beta[mask] * summed, 0.0)
             masks.append(mask)
+    return total
+
+
+def _scatters(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
+    """Price the values inside composites that are reduce-scattered, along some axes, where they are produced."""
+    total = np.zeros(len(domain))
+    body = site.node.body if site.node is not None else None
+    if body is None or not any(c.scattered for c in domain.choices):
+        return total
+    carried = carrying(body, tuple(p.gradient for p in site.ports), site.flows) if training.backward else frozenset()
+    for k, variable in enumerate(x.variable for x in domain.choices[0].scattered):
+        tensor = body.tensors[variable]
+        before, old = distinct_types([c.scattered[k].before for c in domain.choices], domain.picks)
+        after, new = distinct_types([c.scattered[k].after for c in domain.choices], domain.picks)
+        found, index = distinct_changes(machine, before, after, growth(tensor.dtype, machine.reduce_in))
+        change = found[index[old, new]]
+        again = next((n for v, n in site.computed if v == variable), 0)
+        total += (1 / site.hoisted + again) * (change.forward[0] + change.forward[1] * tensor.nbytes)
+        total += change.backward[0] + change.backward[1] * tensor.nbytes if variable in carried else 0.0
     return total
 
 

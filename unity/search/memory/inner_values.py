@@ -23,23 +23,24 @@ class Inner:
     def __init__(self, body: Body, operands: tuple[Type, ...], results: tuple[Type, ...], axes: tuple[Axis, ...]) -> None:
         self.body = body
         placement = placing(body, operands, results, len(axes))
-        self.split = [(axis.size, s.states) for axis, s in zip(axes, placement, strict=True) if s is not None]
+        self.along = [(axis.size, s) for axis, s in zip(axes, placement, strict=True) if s is not None]
         elements = extended(body, placement, axes)
         self.extended = tuple(elements.get(v, 0) * body.tensors[v].itemsize for v in body.inputs)
         self.cache: dict[tuple[tuple[bool, ...], bool], tuple[Residuals, tuple[float, ...]]] = {}
 
-    def local(self, variable: int, nbytes: float) -> float:
-        """Return the bytes on one device of a value that is partitioned as this variable."""
-        for size, states in self.split:
-            state = states.get(variable)
-            nbytes /= size if state is not None and state.kind == "P" else 1
+    def local(self, variable: int, nbytes: float, produced: bool = False) -> float:
+        """Return the bytes on one device of a value partitioned as this variable: as users see it, or as it is `produced`."""
+        for size, solution in self.along:
+            if variable in solution.states:
+                state = solution.states[variable] if produced else solution.seen(variable)
+                nbytes /= size if state.kind == "P" else 1
         return nbytes
 
     @cached_property
     def largest(self) -> float:
         """Bytes on one device of the largest inner value, not counting results of the last equation."""
         variables = (v for e in self.body.equations[:-1] for v in e.results)
-        return max((self.local(v, self.body.tensors[v].nbytes) for v in variables), default=0.0)
+        return max((self.local(v, self.body.tensors[v].nbytes, produced=True) for v in variables), default=0.0)
 
     @cached_property
     def looked_up(self) -> float:

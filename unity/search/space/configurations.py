@@ -49,13 +49,8 @@ class Domain:
     @cached_property
     def types(self) -> tuple[tuple[Types, np.ndarray], ...]:
         """For each operand and then each result: its distinct types, and the index of each value's type among them."""
-        types = []
-        for position in range(len(self.choices[0].states)):
-            codes: dict[State, int] = {}
-            of_choice = np.array([codes.setdefault(c.states[position], len(codes)) for c in self.choices], np.int16)
-            rows, index = np.unique(of_choice[self.picks], axis=0, return_inverse=True)
-            types.append((Types(tuple(codes), rows), index.reshape(-1)))
-        return tuple(types)
+        positions = range(len(self.choices[0].states))
+        return tuple(distinct_types([c.states[position] for c in self.choices], self.picks) for position in positions)
 
     def type_of(self, value: int, position: int) -> Type:
         """Return the type of an operand, or of a result (results count after the operands)."""
@@ -65,6 +60,19 @@ class Domain:
     def states(self) -> tuple[tuple[State, ...], ...]:
         """The states of every choice, cached for `type_of`."""
         return tuple(c.states for c in self.choices)
+
+
+def distinct_types(states: Sequence[State], picks: np.ndarray) -> tuple[Types, np.ndarray]:
+    """Return the distinct types of a tensor over all values, and the index of each value's type among them.
+
+    Args:
+        states: the tensor's state in every choice.
+        picks: for each value and axis, an index into these, [values, axes].
+    """
+    codes: dict[State, int] = {}
+    of_choice = np.array([codes.setdefault(s, len(codes)) for s in states], np.int16)
+    rows, index = np.unique(of_choice[picks], axis=0, return_inverse=True)
+    return Types(tuple(codes), rows), index.reshape(-1)
 
 
 def ranks(sites: Sequence[Site], offers: Sequence[tuple[Choice, ...]]) -> list[tuple[int, ...]]:
@@ -178,10 +186,19 @@ def domain(
     picks, whole = _enumerated_for_storage(site, cs, shapes, axes, None)
     if mask:
         picks = _masked(mask, cs, shapes, picks, axes)
-    limited = next((p for step in LADDER if 0 < len(p := _within(cs, picks, axes, step)) <= VALUES), None)
-    limited = _within(cs, picks, axes, LADDER[-1]) if limited is None else limited
+    scattering = np.array([c.scatters for c in cs])[picks].any(axis=1)
+    limited = _narrowed(cs, picks[~scattering], axes)
+    if scattering.any():  # such values are rarely better: they only fill up the rest
+        rest = (_within(cs, picks[scattering], axes, step) for step in LADDER)
+        limited = np.vstack([limited, next((p for p in rest if len(p) <= VALUES - len(limited)), picks[:0])])
     limited = limited if len(limited) else picks  # a mask may allow only values outside of all limits
     return domain_of_picks(cs, limited, shapes, axes, whole and len(limited) == len(picks), mask)
+
+
+def _narrowed(cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
+    """Return the values within the widest limits that leave few enough."""
+    limited = next((p for step in LADDER if 0 < len(p := _within(cs, picks, axes, step)) <= VALUES), None)
+    return _within(cs, picks, axes, LADDER[-1]) if limited is None else limited
 
 
 def _masked(mask: Mask, cs: Sequence[Choice], shapes: Shapes, picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
@@ -240,7 +257,7 @@ def domain_of_picks(
 ) -> Domain:
     """Return the domain of these choices and picks, with its content hash as its key."""
     content = hashlib.blake2b(digest_size=12)
-    text = [(c.states, c.size, round(c.divided, 6), c.reduced, sorted(c.partitions), c.halos) for c in cs]
+    text = [(c.states, c.size, round(c.divided, 6), c.reduced, sorted(c.partitions), c.halos, c.scattered) for c in cs]
     content.update(repr((text, shapes, axes, picks.shape)).encode())
     content.update(np.ascontiguousarray(picks).tobytes())
     return Domain(cs, picks, content.hexdigest(), whole, mask)
