@@ -163,7 +163,7 @@ LAYER = re.compile(r"\['layers'\]\[(\d+)\]")
 
 def name_of(node: Node) -> str:
     """A weight's name, as `benchmarks.models.recurrent` has it."""
-    return str(node.attributes["name"])
+    return node.name
 
 
 def depth_of(name: str, lstms: int) -> int:

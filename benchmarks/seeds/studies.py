@@ -43,7 +43,7 @@ def treated(graph: PCG, differentiated: Collection[int]) -> Iterator[Layer]:
         matrix = node.tensors[0].ndim > 1
         user = next(((n, p) for n, p in _reached(graph, node) if n.kind not in UNCHANGED), None) if matrix else None
         if user is not None:
-            yield _layer(str(node.attributes["name"]), *user, graph)
+            yield _layer(node.name, *user, graph)
 
 
 def synchronized(graph: PCG, differentiated: Collection[int], machine: Machine, prediction: Prediction) -> float:

@@ -191,7 +191,7 @@ def unrolled(machine: Machine, name: str = "nmt_unrolled", batch: int = 64) -> t
 
 def readers(o: Operators, word: str) -> list[int]:
     """The operators that read a weight with this word in its name."""
-    return [k for (node, _), found in o.weights.items() for k, _ in found if word in str(o.nodes[node].attributes.get("name"))]
+    return [k for (node, _), found in o.weights.items() for k, _ in found if word in o.nodes[node].name]
 
 
 def test_experts_give_nodes_other_samples_and_the_gpus_of_a_node_other_layers() -> None:

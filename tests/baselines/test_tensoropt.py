@@ -167,7 +167,7 @@ def test_strategies_are_well_typed_and_of_tensoropts_space(name: str) -> None:
     for candidate in (found.candidate(found.tracked.points[k]) for k in (0, len(found.tracked.points) // 2, -1)):
         graph = parallelize(search.graph, candidate.assignment)
         check(graph)
-        assert not any(node.attributes.get("again") for node, _ in graph.walk() if node.body is not None)
+        assert not any(node.again for node, _ in graph.walk() if node.body is not None)
         assert not candidate.assignment.recomputed
     for s, site in enumerate(sites):
         types = {found.space.assembled.domains[s].type_of(v, 0) for v in range(len(found.space.assembled.domains[s]))}

@@ -54,7 +54,7 @@ def collectives(found):
 
 def stored(found):
     """The state of every argument along the first axis, by the last part of its name."""
-    return {str(n.attributes["name"]): n.types[0][0] for n in found.pcg.inputs}
+    return {n.name: n.types[0][0] for n in found.pcg.inputs}
 
 
 def transformer_layer(p, x):

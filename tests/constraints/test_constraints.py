@@ -78,7 +78,7 @@ def same_as(fn: Callable[..., Any], plan: unity.Plan, params: Any, batch: Any) -
 
 
 def spec_of(plan: unity.Plan, path: str) -> P:
-    (k,) = (k for k, n in enumerate(plan.pcg.inputs) if n.attributes["name"] == path)
+    (k,) = (k for k, n in enumerate(plan.pcg.inputs) if n.name == path)
     return jax.tree.leaves(plan.in_shardings)[k].spec
 
 
@@ -137,7 +137,7 @@ def test_a_pinned_plan_obeys_computes_the_same_and_is_never_faster(case: tuple[F
 @given(functions)
 def test_pinned_to_what_the_free_search_chose_the_plan_is_the_same(f: Function) -> None:
     free = planned(f.loss, f.params, f.batch)
-    specs = {str(n.attributes["name"]): spec_of(free, str(n.attributes["name"])) for n in free.pcg.inputs}
+    specs = {n.name: spec_of(free, n.name) for n in free.pcg.inputs}
     plan = planned(f.loss, f.params, f.batch, constraints=[unity.pin(path, spec) for path, spec in specs.items()])
     assert (plan.time, plan.memory) == pytest.approx((free.time, free.memory), rel=1e-9)
     assert plan.in_shardings == free.in_shardings
@@ -223,7 +223,7 @@ def test_a_constant_may_be_constrained() -> None:
 def test_a_dimension_by_its_path() -> None:
     model = MODELS["gpt"]()
     plan = planned(model.loss, model.params, model.batch, constraints=[unity.require(("batch**", 1), across="device")])
-    assert {axes_at(plan, str(n.attributes["name"]), 1) for n in plan.pcg.inputs if n.tensors[0].shape == (8, 16)} == {("d0",)}
+    assert {axes_at(plan, n.name, 1) for n in plan.pcg.inputs if n.tensors[0].shape == (8, 16)} == {("d0",)}
 
 
 # The search and the parallel graph mean the same by marks

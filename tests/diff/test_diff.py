@@ -16,6 +16,7 @@ import pytest
 from derivation_cases import PROGRAMS, arguments
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from small_functions import function, functions
 from small_models import MODELS, made, named, random_point
 from test_graph import chain, small_graphs, through_text
@@ -31,6 +32,7 @@ from unity.pcg.capture.capture import capture, graph_of
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.graph import PCG, Node, Value
 from unity.pcg.ir.graph_json import to_json as graph_json
+from unity.pcg.ir.payloads import Input, PackedPart, Scan
 from unity.pcg.ir.program import program_of, tensor_type
 from unity.pcg.parallel.parallelize import parallelize
 from unity.pcg.types.axis import Axis
@@ -100,7 +102,9 @@ def test_one_changed_node_is_the_only_difference(graph, data):
         return
     k = data.draw(st.sampled_from(numbers))
     node = graph.nodes[k]
-    found = applied_diff(graph, with_nodes_replaced(graph, {k: replace(node, attributes={**node.attributes, "otherwise": True})}))
+    scan, part = node.payload, None if isinstance(node.payload, PackedPart) else PackedPart()
+    payload = structs.replace(scan, length=scan.length + 1) if isinstance(scan, Scan) else part
+    found = applied_diff(graph, with_nodes_replaced(graph, {k: replace(node, payload=payload)}))
     assert (found.removed, found.added) == ((), ())
     assert [c.number for c in found.changed] == [k]
     assert set(found.changed[0].fields) == {"attributes"}
@@ -167,8 +171,8 @@ def count_rewired(difference: GraphDiff) -> int:
 def layered(layers) -> PCG:
     """Return equal layers in sequence, each added to the result of the one before."""
     tensor = (tensor_type((4,), np.dtype("float32")),)
-    start = Node("input", (), tensor, attributes={"index": 0, "name": "x"})
-    weights = [Node("input", (), tensor, attributes={"index": k + 1, "name": f"w[{k}]"}) for k in layers]
+    start = Node("input", (), tensor, payload=Input(0, "x"))
+    weights = [Node("input", (), tensor, payload=Input(k + 1, f"w[{k}]")) for k in layers]
     x = Value(start)
     for w in weights:
         y = Value(Node("mul", (x, Value(w)), tensor))
@@ -203,7 +207,7 @@ def test_no_matching_of_tiny_graphs_leaves_fewer_nodes_unmatched(operators, data
 
 def tiny(operators) -> PCG:
     tensor = (tensor_type((4,), np.dtype("float32")),)
-    nodes = [Node("input", (), tensor, attributes={"index": 0, "name": "x"})]
+    nodes = [Node("input", (), tensor, payload=Input(0, "x"))]
     for kind, reads in operators:
         nodes.append(Node(kind, (Value(nodes[min(reads, len(nodes) - 1)]),), tensor))
     used_by = {id(v.node) for n in nodes for v in n.operands}

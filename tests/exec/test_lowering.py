@@ -55,7 +55,7 @@ def test_what_is_computed_again_keeps_values_and_gradients() -> None:
         params, batch = arrays(model.params), arrays(model.batch)
         (leanest,) = Minimizer(assembled.problem).at([math.inf])
         graph = parallelize(captured.graph, assembled.assignment(leanest))
-        assert any(node.body is not None and node.attributes.get("again") for node in graph.nodes)
+        assert any(node.body is not None and node.again for node in graph.nodes)
         run = program(graph, mesh_of(machine.axes, jax.devices()))
         got = jax.jit(jax.value_and_grad(lambda p, b: run(*jax.tree.leaves((p, b)))[0]))(params, batch)
         close(got, jax.jit(jax.value_and_grad(model.loss))(params, batch))

@@ -65,7 +65,7 @@ def test_alternatives_are_the_best_plans_with_other_types(f: Function, data: st.
     plan = planned(f.loss, f.params, f.batch)
     matrices = [k for k, n in enumerate(plan.pcg.inputs) if n.tensors[0].ndim == 2]
     k = data.draw(st.sampled_from(matrices))
-    node, path = plan.serial.inputs[k], str(plan.serial.inputs[k].attributes["name"])
+    node, path = plan.serial.inputs[k], plan.serial.inputs[k].name
     same, others = alternatives(plan.family, node, plan.candidate, 1e12, len(SPECS))
     assert same is not None
     assert same.candidate.time == pytest.approx(plan.time, rel=1e-9)

@@ -14,7 +14,7 @@ import unity
 from benchmarks import forked_layers
 from unity.base.errors import DerivationError
 from unity.substitutions.language.axioms import default_library
-from unity.transforms.transformation import Source
+from unity.transforms.transformation import TransformationSource
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -65,7 +65,7 @@ def test_each_leads_from_its_program_to_the_next_and_to_no_other(kinds: tuple[st
     program, earlier = plan.family.original, ()
     for t in plan.transformations:
         assert t.before.graph.key == program.graph.key
-        source = Source(plan.family.original, earlier, TREE, default_library)
+        source = TransformationSource(plan.family.original, earlier, TREE, default_library)
         assert t.record.apply(source).after.graph.key == t.after.graph.key
         t.check()
         with pytest.raises(DerivationError):

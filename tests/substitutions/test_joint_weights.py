@@ -19,7 +19,7 @@ from unity.substitutions.language.axioms import default_library
 from unity.substitutions.language.rearrangement import after, reshaped, transposed
 from unity.substitutions.rewriting.joined_weights import Joined, with_joined
 from unity.transforms.packing import JoiningRecord, joining_of
-from unity.transforms.transformation import Source
+from unity.transforms.transformation import TransformationSource
 
 EIGHT = Machine.grid(1, 8)
 RNG = np.random.default_rng(0)
@@ -237,7 +237,7 @@ def test_a_file_that_joins_other_weights_is_refused():
     found = joining_of(captured, 8)
     assert found is not None
     found.check()
-    source = Source(captured, (), Machine.grid(1, 8), default_library)
+    source = TransformationSource(captured, (), Machine.grid(1, 8), default_library)
     assert found.record.apply(source).packing == found.packing
     with pytest.raises(PlanError, match="joins are others"):
         JoiningRecord("0").apply(source)

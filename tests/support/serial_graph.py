@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from unity.pcg.ir.graph import PCG, Node, Value
+from unity.pcg.ir.payloads import Scan
 from unity.pcg.ir.program import Body, Literal
 from unity.pcg.propagation.derivative_rules import as_function
 
@@ -30,14 +31,15 @@ def _run(node: Node, operands: list) -> list:
         return _body(node.body, operands)
     if node.kind != "scan":
         return evaluate(inside, operands)
-    consts, carry = int(node.attributes["consts"]), int(node.attributes["carry"])
+    loop = node.of(Scan)
+    consts, carry = loop.consts, loop.carry
 
     def step(c: Any, x: Any) -> Any:
         out = evaluate(inside, [*operands[:consts], *c, *x])
         return out[:carry], out[carry:]
 
     start, xs = operands[consts : consts + carry], operands[consts + carry :]
-    last, ys = lax.scan(step, start, xs, length=node.attributes["length"], reverse=node.attributes["reverse"])
+    last, ys = lax.scan(step, start, xs, length=loop.length, reverse=loop.reverse)
     return [*last, *ys]
 
 

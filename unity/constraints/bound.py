@@ -128,7 +128,7 @@ class Bound:
                     wrong = {"forbid": follows is True, "only": state.kind == "P" and follows is False}
                     wrong["require"] = not follows and before.kind == "input" and _can_follow(resolver, site, constraint)
                     if wrong[constraint.word]:
-                        yield f"{before.attributes.get('name') or before.kind} ({short(before.source)})"
+                        yield f"{before.name or before.kind} ({short(before.source)})"
 
 
 def _can_follow(resolver: Resolver, site: int, constraint: Across) -> bool:
@@ -156,7 +156,7 @@ def bound(constraints: Iterable[Constraint], captured: Captured, fn: Callable[..
             "    Constrain its operands or its results. (docs: constraints#inside-the-function)"
         )
     marked = tuple(dict.fromkeys(map(marked_by, marks(captured.graph))))
-    paths = spellings(fn, [str(node.attributes["name"]) for node in captured.graph.inputs])
+    paths = spellings(fn, [node.name for node in captured.graph.inputs])
     bound_to = tuple(_argument_or_operator_pin(c, paths, captured) if isinstance(c, Pin) else c for c in passed)
     weights = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     count = max((int(path[5 : path.index("]")]) for path in captured.paths), default=-1) + 1

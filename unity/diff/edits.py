@@ -80,7 +80,7 @@ def _single_edit(mark: str, node: Node, graph: PCG) -> Edit:
     """Return the edit of a node that only one graph has."""
     if is_parallelization(node):
         (operand,) = node.operands
-        again = ", again in the backward pass" if node.attributes.get("again") else ""
+        again = ", again in the backward pass" if node.again else ""
         before, after = _placements(operand.node, graph)[operand.index], _placements(node, graph)[0]
         return Edit(mark, "change", line_of(node), node.kind, f"{in_words(before)} → {in_words(after)}{again}")
     tensors = ", ".join(map(str, node.tensors))

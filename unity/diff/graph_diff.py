@@ -16,6 +16,8 @@ from unity.base.errors import PlanError
 from unity.diff.matching import matching
 from unity.diff.skeleton import name_of, unnamed
 from unity.pcg.ir.graph import PCG, Node, Value
+from unity.pcg.ir.graph_json import payload_and_again
+from unity.pcg.ir.payloads import Remat
 from unity.pcg.ir.program import Body
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import UNUSED, Type
@@ -193,7 +195,7 @@ def _fields(old: Node, new: Node, headers: tuple[GraphHeader, GraphHeader]) -> I
     programs = old.body or old.outline, new.body or new.outline
     if (programs[0] and programs[0].key) != (programs[1] and programs[1].key):
         yield "program", programs
-    if old.attributes.get("policy") != new.attributes.get("policy"):
+    if isinstance(old.payload, Remat) and isinstance(new.payload, Remat) and old.payload.policy != new.payload.policy:
         yield "policy", (old.policy, new.policy)
 
 
@@ -287,17 +289,20 @@ class _Builder:
 def _new_fields(old: Node, changed: ChangedNode) -> dict[str, Any]:
     """Return the fields of a changed node in the second graph, as arguments of `dataclasses.replace`."""
     after = {field: new for field, (_, new) in changed.fields.items()}
-    fields: dict[str, Any] = {}
-    if "attributes" in after or "name" in after:
-        name = after.pop("name") if "name" in after else name_of(old)
-        attributes = after.pop("attributes") if "attributes" in after else unnamed(old)
-        fields["attributes"] = attributes if name is None else {**attributes, "name": name}
+    fields = attribute_fields(old, after)
+    after = {field: new for field, new in after.items() if field not in ("name", "attributes")}
     if "program" in after:
         fields |= program_fields(after.pop("program"))
     if changed.inside is not None:
         assert old.inside is not None
         fields["inside"] = apply(changed.inside, old.inside)
     return {**after, **fields}
+
+
+def attribute_fields(node: Node, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the payload and the recomputation of a node with another name or other attributes, if `values` has them."""
+    name, attributes = values.get("name", name_of(node)), values.get("attributes", unnamed(node))
+    return payload_and_again(node.kind, attributes if name is None else {**attributes, "name": name})
 
 
 def program_fields(program: Any) -> dict[str, Any]:

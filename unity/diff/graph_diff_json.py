@@ -22,6 +22,7 @@ from unity.diff.graph_diff import (
     Reference,
     References,
     RemovedNode,
+    attribute_fields,
     program_fields,
 )
 from unity.diff.skeleton import name_of, unnamed
@@ -117,9 +118,7 @@ def _changed(c: ChangedNode) -> ChangedRecord:
 def _node_before(c: ChangedNode) -> Node:
     """Return a changed node as it was in the first graph, as far as its data tell."""
     old = {field: before for field, (before, _) in c.fields.items() if field in ("tensors", "types", "source", "scope")}
-    name = c.fields["name"][0] if "name" in c.fields else name_of(c.node)
-    attributes = c.fields["attributes"][0] if "attributes" in c.fields else unnamed(c.node)
-    old["attributes"] = attributes if name is None else {**attributes, "name": name}
+    old |= attribute_fields(c.node, {k: before for k, (before, _) in c.fields.items()})
     if "program" in c.fields:
         old |= program_fields(c.fields["program"][0])
     return replace(c.node, **old)

@@ -192,7 +192,7 @@ class _Parallelization:
     def __init__(self, side: Skeleton, places: Mapping[int, Hashable]) -> None:
         self.side, self.places = side, places
         graph = side.graph
-        self.kinds = {k: (n.kind, bool(n.attributes.get("again"))) for k in side.roots for n in [side.nodes[k]]}
+        self.kinds = {k: (n.kind, bool(n.again)) for k in side.roots for n in [side.nodes[k]]}
         self.goals = {k: placements(side.nodes[k].types, graph.axes) for k in side.roots}
         self.values: dict[int, Hashable] = {}
         for k, (root, index) in side.roots.items():

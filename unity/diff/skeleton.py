@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.ir.payloads import Input
 
 End = tuple[int, int]  # a value: the index of its node, and which of the node's results it is
 
@@ -32,13 +33,12 @@ def is_parallelization(node: Node) -> bool:
 
 def name_of(node: Node) -> str | None:
     """Return a node's name, or None if it has none."""
-    name = node.attributes.get("name")
-    return name if isinstance(name, str) else None
+    return node.payload.name if isinstance(node.payload, Input) else None
 
 
 def unnamed(node: Node) -> dict[str, Any]:
     """Return a node's attributes without its name."""
-    return {k: v for k, v in node.attributes.items() if k != "name" or not isinstance(v, str)}
+    return {k: v for k, v in node.attributes.items() if k != "name"}
 
 
 class Skeleton:

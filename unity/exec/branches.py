@@ -23,9 +23,9 @@ from jax import lax
 
 from unity.exec.pipelines.guarded import Pullback, Zeros, zeros_of
 from unity.pcg.capture.group_slots import is_part
-from unity.pcg.ir.graph import PCG, Node, Value
+from unity.pcg.ir.graph import PCG, Node, Value, reserved_axes
 from unity.pcg.local import varying_loops as loops
-from unity.pcg.parallel.branches import Group, groups_of, names_of, packed_of
+from unity.pcg.parallel.branches import Group, groups_of, packed_of
 from unity.pcg.types.accumulation import held
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import UNUSED, local_shape
@@ -38,7 +38,7 @@ Arrays = list[Any]
 def branched(node: Node, operands: Sequence[Any], run: Run, axes: tuple[Axis, ...]) -> Arrays:
     """Run branches on one device's pieces, inside of `shard_map`."""
     assert node.inside is not None
-    packed, names = packed_of(node), names_of(node)
+    packed, names = packed_of(node), reserved_axes(node)
     pieces = [x[0] if p in packed else x for p, x in enumerate(operands)]
     results = []
     for v in node.inside.outputs:

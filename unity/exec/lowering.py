@@ -20,6 +20,7 @@ from unity.exec.pipelines.half_ticks import PipelinePair
 from unity.exec.pipelines.one_forward_one_backward import alternated
 from unity.pcg.analysis.rematerialization import runs_again
 from unity.pcg.ir.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value
+from unity.pcg.ir.payloads import Remat, Scan
 from unity.pcg.local import varying_loops as loops
 from unity.pcg.local.collectives import apply
 from unity.pcg.local.interpreter import run_body
@@ -159,7 +160,7 @@ def _change(node: Node, x: Any, axes: tuple[Axis, ...]) -> Any:
     if isinstance(x, Again):
         return x.then(lambda x: apply(step, x, axes, dtype))
     x = settle(node.operands[0], x, axes)
-    return Again((x,), lambda x: apply(step, x, axes, dtype)) if node.attributes.get("again") else apply(step, x, axes, dtype)
+    return Again((x,), lambda x: apply(step, x, axes, dtype)) if node.again else apply(step, x, axes, dtype)
 
 
 def _later(node: Node, operands: list, axes: tuple[Axis, ...]) -> Again:
@@ -209,7 +210,7 @@ def _compute(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
     elif node.kind == "remat":
         assert node.inside is not None
         inside = node.inside
-        run = jax.checkpoint(lambda *x: run_graph(inside, x), prevent_cse=bool(node.attributes["prevent_cse"]), policy=node.policy)
+        run = jax.checkpoint(lambda *x: run_graph(inside, x), prevent_cse=node.of(Remat).prevent_cse, policy=node.policy)
         results = run(*operands)
     else:
         results = _body(node, axes)(*operands)
@@ -246,17 +247,17 @@ def _body(node: Node, axes: tuple[Axis, ...]) -> Callable[..., list]:
     def run(*operands: Any) -> list:
         return run_body(body, operands, [v.type for v in node.operands], node.types, axes)
 
-    return jax.checkpoint(run) if node.attributes.get("again") and not runs_again(node) else run
+    return jax.checkpoint(run) if node.again and not runs_again(node) else run
 
 
 def _scan(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
     assert node.inside is not None
-    inside, c, k = node.inside, int(node.attributes["consts"]), int(node.attributes["carry"])
+    inside, loop = node.inside, node.of(Scan)
+    c, k = loop.consts, loop.carry
 
     def step(carry: Any, xs: Any) -> Any:
         out = run_graph(inside, (*operands[:c], *carry, *xs))
         return out[:k], out[k:]
 
-    length, reverse, unroll = (node.attributes[name] for name in ("length", "reverse", "unroll"))
-    carry, ys = loops.scan(step, operands[c : c + k], operands[c + k :], length, reverse, unroll)
+    carry, ys = loops.scan(step, operands[c : c + k], operands[c + k :], loop.length, loop.reverse, loop.unroll)
     return [*carry, *ys]

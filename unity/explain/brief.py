@@ -69,7 +69,7 @@ def _arguments(nodes: Iterable[Node], machine: Machine) -> list[str]:
         by_storage.setdefault(storage_in_words(node.types[0], machine), []).append(node)
     rows = []
     for words, alike in sorted(by_storage.items(), key=lambda item: -_nbytes(item[1])):
-        first, *others = dict.fromkeys(pattern(str(n.attributes["name"])) for n in sorted(alike, key=lambda n: -_nbytes([n])))
+        first, *others = dict.fromkeys(pattern(n.name) for n in sorted(alike, key=lambda n: -_nbytes([n])))
         more = f" and {len(others)} more kind{'s' if len(others) > 1 else ''}" if others else ""
         rows.append(f"{words}: {first}{more}, {size(_nbytes(alike))} in all")
     return rows

@@ -128,7 +128,7 @@ def _arguments(plan: Plan) -> Table:
     for node in plan.pcg.inputs:
         tensor = node.tensors[0]
         piece = tensor.nbytes / copies(node.types[0], axes)
-        rows.append(((pattern(str(node.attributes["name"])), str(tensor), storage_in_words(node.types[0], plan.machine)), piece))
+        rows.append(((pattern(node.name), str(tensor), storage_in_words(node.types[0], plan.machine)), piece))
     return _filled(table, [(k[0], str(n), k[1], k[2], size(b)) for k, n, b in _grouped(rows)], "kinds of arguments")
 
 
@@ -151,7 +151,7 @@ def _operators(prediction: Prediction, axes: tuple[Axis, ...]) -> Table:
     has_origins = any(t.how != ROOFLINE for t in prediction.operators)
 
     def key(t: OperatorTerm) -> tuple[str, str, str, str]:
-        v, kind = t.node.results[0], t.node.kind + AGAIN[int(t.node.attributes.get("again", 0))]
+        v, kind = t.node.results[0], t.node.kind + AGAIN[t.node.again]
         return kind, f"{v.tensor} {show(v.type, axes, v.tensor.ndim)}", short(t.node.source), f" {t.how}" if has_origins else ""
 
     rows = _grouped((key(t), t.forward + t.backward) for t in prediction.operators)
@@ -196,7 +196,7 @@ def blocked(plan: Plan) -> list[str]:
                 listed.add((n, dim))
                 nearest = -(-n // total) * total
                 lines.append(
-                    f"{node.attributes['name']}: no axis divides dimension {dim} of size {n}; the nearest size that all"
+                    f"{node.name}: no axis divides dimension {dim} of size {n}; the nearest size that all"
                     f" {total} devices divide is {nearest}"
                 )
     return lines

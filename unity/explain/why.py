@@ -66,7 +66,7 @@ class Twin:
     @property
     def name(self) -> str:
         """The argument's path, or the operator's label."""
-        return str(self.serial.attributes["name"]) if self.serial.kind == "input" else label(self.serial)
+        return self.serial.name if self.serial.kind == "input" else label(self.serial)
 
     @property
     def types(self) -> NodeTypes:

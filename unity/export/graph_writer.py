@@ -21,6 +21,7 @@ from unity.export.source_code import Code, assign, call, stem
 from unity.export.tracing import LocalProgram, piece
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.ir.nested_programs import has
+from unity.pcg.ir.payloads import Remat, Scan
 from unity.pcg.operators.kernel_primitive import KERNEL
 from unity.pcg.parallel.traffic import step_of
 from unity.pcg.types.factors import Role, facts_of
@@ -105,11 +106,10 @@ class GraphWriter:
         """Write a scan over a nested graph, and return its results."""
         node = unit.node
         assert node.inside is not None
-        inside, attributes = node.inside, node.attributes
+        inside, data = node.inside, node.of(Scan)
         loop_operands = [_operand(v, c, graph) for v, c in zip(node.operands, _in_node_order(unit, operands), strict=True)]
         step_operands = [_operand(Value(n), Code(""), inside) for n in inside.inputs]
-        parts = int(attributes["consts"]), int(attributes["carry"])
-        loop = ScanLoop(parts, attributes["length"], attributes["reverse"], attributes["unroll"])
+        loop = ScanLoop((data.consts, data.carry), data.length, data.reverse, data.unroll)
 
         def write_step(block: Block, operands: list[Operand]) -> list[Code]:
             return self.write(block, inside, [o.code for o in operands])
@@ -124,7 +124,7 @@ class GraphWriter:
         if node.policy is not None:
             equation = next(e for e in self.program(unit, graph).body.equations if e.params.get("policy") is not None)
             policy = policy_code(equation)
-        decorator = checkpoint_decorator(node.attributes["prevent_cse"], policy)
+        decorator = checkpoint_decorator(node.of(Remat).prevent_cse, policy)
         arguments = _in_node_order(unit, operands)
         scope = self.module.scope.within()
         parameters = [scope.new(stem(c)) for c in arguments]

@@ -56,8 +56,7 @@ def units(graph: PCG) -> list[Unit]:
     units = []
     for node in graph.nodes:
         if runs_again(node) or (
-            node.kind in PARALLELIZATION
-            and (id(node.operands[0].node) in rerun or (node.kind != "view" and node.attributes.get("again")))
+            node.kind in PARALLELIZATION and (id(node.operands[0].node) in rerun or (node.kind != "view" and node.again))
         ):
             rerun.add(id(node))
         elif node.kind != "input":

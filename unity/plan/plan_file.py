@@ -33,7 +33,7 @@ from unity.substitutions.language.axioms import default_library
 from unity.substitutions.language.library import Library
 from unity.substitutions.language.parallel_derivation import Parallelization
 from unity.transforms.rewriting import Rewriting, library_of
-from unity.transforms.transformation import Source, Transformation, transformed
+from unity.transforms.transformation import Transformation, TransformationSource, transformed
 from unity.verify.derivations.parallel import check_parallelization
 
 CHECKSUMS = "checksums"  # of every other part of a file, by its name
@@ -222,7 +222,7 @@ def restore(
     machine, transformations = document.machine, tuple[Transformation, ...]()
     for k, record in enumerate(document.transformations):
         with reading(path, f".transformations[{k}]"):
-            transformations = (*transformations, record.apply(Source(captured, transformations, machine, library)))
+            transformations = (*transformations, record.apply(TransformationSource(captured, transformations, machine, library)))
     program = transformed(captured, transformations)
     with reading(path):
         chosen, *known = candidates(program.graph, machine.axes, document)

@@ -38,7 +38,7 @@ def argument_kinds(graph: PCG) -> tuple[ArgumentKind, ...]:
     """Return the arguments of a parallel graph, those that take the most memory on a device first."""
     by_content: dict[tuple[str, str, tuple[Type, ...]], ArgumentKind] = {}
     for node in graph.inputs:
-        name, whole, here = pattern(str(node.attributes.get("name", "input"))), node.tensors[0].nbytes, local(Value(node), graph)
+        name, whole, here = pattern(node.name or "input"), node.tensors[0].nbytes, local(Value(node), graph)
         key = name, str(node.tensors[0]), node.types
         kind = by_content.get(key, ArgumentKind(name, node, 0, 0.0, 0.0))
         by_content[key] = ArgumentKind(name, kind.node, kind.count + 1, kind.whole + whole, kind.here + here)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from unity.base.formatting import pattern
 from unity.diff.skeleton import is_parallelization
 from unity.pcg.capture.repetition import repeated
-from unity.pcg.ir.graph import LOOPS, PCG, PIPELINE, Node, Value
+from unity.pcg.ir.graph import PCG, PIPELINE, Node, Value
+from unity.pcg.ir.payloads import LoopPayload
 from unity.pcg.parallel.stages import schedule_of
 
 OUTSIDE = 0  # the box that is the picture
@@ -124,8 +125,8 @@ class _Pen:
         inner_box = self.add_box(box, _box_title(node))
         self.draw_graph(node.inside, inner_box, times, node.operands)
         self.replaced.update(zip(node.results, node.inside.outputs, strict=True))
-        if node.kind in LOOPS:
-            self.carried_reads += [(v, inner_box) for v in node.inside.outputs[: int(node.attributes.get("carry", 0))]]
+        if isinstance(node.payload, LoopPayload):
+            self.carried_reads += [(v, inner_box) for v in node.inside.outputs[: node.payload.carry]]
         return None
 
     def add_leaf(self, leaf: DrawnLeaf, operands: Iterable[Value]) -> None:
@@ -167,7 +168,7 @@ def _box_title(node: Node) -> str:
     if node.kind == PIPELINE:
         s = schedule_of(node)
         return f"pipeline, {s.stages} stages, {s.micro_batches} micro-batches"
-    return f"{node.kind}, {node.attributes['length']} steps" if "length" in node.attributes else node.kind
+    return f"{node.kind}, {node.payload.length} steps" if isinstance(node.payload, LoopPayload) else node.kind
 
 
 class _Folds:
@@ -204,7 +205,7 @@ class _Folds:
         for v in node.operands if id(node) not in self.stand_in else ():
             chain = _argument_chain(graph, v.node, own)
             if chain and not any(id(n) in self.stand_in for n in chain):
-                key = tuple((n.kind, n.types, str(n.tensors), pattern(str(n.attributes.get("name", "")))) for n in chain)
+                key = tuple((n.kind, n.types, str(n.tensors), pattern(n.name)) for n in chain)
                 for n, first in zip(chain, by_content.setdefault(key, chain), strict=True):
                     if n is not first:
                         self.stand_in[id(n)] = first

@@ -119,7 +119,7 @@ def leaf_texts(leaf: DrawnLeaf) -> tuple[str, str]:
     if node is None:
         return leaf.title, ""
     if node.kind == "input":
-        name = str(node.attributes.get("name", "input"))
+        name = node.name or "input"
         return _short(pattern(name) if leaf.times > 1 else name), ""
     return node.kind, "" if is_parallelization(node) else str(node.tensors[0]) if node.tensors else ""
 
@@ -153,7 +153,7 @@ def _description(leaf: DrawnLeaf, describe: Description) -> Rows:
     if node is None:
         return [("", "What the function gives.")]
     stands_for = [("stands for", f"{leaf.times} that are alike")] if leaf.times > 1 else []
-    name = str(node.attributes.get("name", "")) if node.kind == "input" else ""
+    name = node.name
     argument = [("argument", pattern(name) if leaf.times > 1 else name)] if name else []
     program = node.body or node.outline
     computed = [("computes", ", ".join(dict.fromkeys(program.primitives)))] if program and not is_parallelization(node) else []

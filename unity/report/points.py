@@ -74,4 +74,4 @@ def _types_in_words(types: tuple[Type, ...], axes: tuple[Axis, ...]) -> str:
 
 def _moved(node: Node, one: tuple[Type, ...], other: tuple[Type, ...], chosen: Candidate, c: Candidate) -> str:
     before, after = (_types_in_words(types[:1], side.assignment.axes) for types, side in ((one, chosen), (other, c)))
-    return f"{pattern(str(node.attributes.get('name', 'an input of a loop')))}: {before} → {after}"
+    return f"{pattern(node.name or 'an input of a loop')}: {before} → {after}"

@@ -8,7 +8,7 @@ from unity.base.errors import PlanError
 from unity.pcg.capture.capture import Bodies, Captured
 from unity.pcg.capture.packed_arguments import Packing
 from unity.substitutions.rewriting.joined_weights import Joined, with_joined
-from unity.transforms.transformation import Source, Transformation, TransformationRecord
+from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
 
 
 class JoiningRecord(TransformationRecord, tag="joined weights"):
@@ -16,7 +16,7 @@ class JoiningRecord(TransformationRecord, tag="joined weights"):
 
     graph: str
 
-    def apply(self, source: Source) -> Joining:
+    def apply(self, source: TransformationSource) -> Joining:
         joining = joining_of(source.program, source.machine.devices)
         if joining is None or joining.after.graph.key != self.graph:
             raise PlanError("the weights that it joins are others: it was made by another version of unity")

@@ -29,7 +29,7 @@ from unity.substitutions.rewriting.occurrences import Occurrence, Pattern, occur
 from unity.substitutions.rewriting.reading import Reading
 from unity.substitutions.rewriting.recording import step_of
 from unity.substitutions.rewriting.rewriting import rewritten
-from unity.transforms.transformation import Source, Transformation, TransformationRecord
+from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
 from unity.verify.derivations.canonical_form import apply_body, canonical_forms
 from unity.verify.derivations.replay import check
 
@@ -65,7 +65,7 @@ class RewritingRecord(TransformationRecord, tag="rewriting"):
     segments: tuple[RewrittenSegment, ...]
     derivation: Derivation
 
-    def apply(self, source: Source) -> Rewriting:
+    def apply(self, source: TransformationSource) -> Rewriting:
         rules, whole = source.library(), _whole(source.program)
         keys = _distinct_keys(whole)
         if any(part.segment >= len(keys) for part in self.segments):

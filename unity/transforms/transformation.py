@@ -24,7 +24,7 @@ T = TypeVar("T", bound="Transformation")
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class TransformationSource:
     """A program to which a recorded transformation is applied.
 
     Attributes:
@@ -56,7 +56,7 @@ class Source:
 class TransformationRecord(Record, tag_field="transformation"):
     """A transformation in a document."""
 
-    def apply(self, source: Source) -> Transformation:
+    def apply(self, source: TransformationSource) -> Transformation:
         """Apply the transformation. Raises PlanError if the program or the machine does not allow it."""
         raise NotImplementedError
 

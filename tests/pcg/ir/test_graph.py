@@ -13,6 +13,7 @@ import pytest
 from capture_cases import TRAPS, X
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from test_capture import interpret, programs
 
 from benchmarks import models
@@ -21,6 +22,7 @@ from unity.pcg.capture.capture import capture
 from unity.pcg.ir.dot import to_dot
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.ir.graph_json import SCHEMA, from_json, to_json
+from unity.pcg.ir.payloads import PAYLOADS, Names, Numbers, PackedPart, Recompute, payload_of
 from unity.pcg.ir.program import tensor_type
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, partitioned
@@ -34,11 +36,24 @@ DTYPES = [
     jax.random.key(0).dtype,
 ]
 AXES = (Axis("n0", 2, 0), Axis("d0", 3, 1))
-PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple),
-    max_leaves=5,
-)
+NUMBERS, NAMES = st.integers(0, 9), st.lists(st.sampled_from(["n0", "d0"]), max_size=2).map(tuple)
+SEVERAL = st.lists(NUMBERS, max_size=3).map(tuple)
+FIELDS = {int: NUMBERS, bool: st.booleans(), str: st.text(max_size=5), float: st.floats(0, 1), Names: NAMES, Numbers: SEVERAL}
+SHARED = {"unroll", "stages", "micro_batches", "steps"}  # numbers from 1 on
+
+
+def payloads(kind):
+    """Draw a payload of a kind; none for operators, or that of one that reads a packed weight."""
+    if kind not in PAYLOADS:
+        return st.none() | st.just(PackedPart())
+    drawn = {}
+    for field in structs.fields(PAYLOADS[kind]):
+        name = next((t for t in FIELDS if field.type in (t, t | None)), int)  # a number's type has bounds
+        value = st.integers(1, 9) if field.name in SHARED else FIELDS[name]
+        drawn[field.name] = value if field.required else st.none() | value
+    return st.builds(PAYLOADS[kind], **drawn).filter(lambda payload: payload.attributes)  # an input without any has no payload
+
+
 WHOLE = st.sampled_from([UNUSED, REPLICATED, PARTIAL])
 STATES = [WHOLE] + [WHOLE | st.builds(partitioned, st.integers(0, rank - 1), st.integers(1, 64)) for rank in (1, 2, 3)]
 
@@ -60,8 +75,9 @@ def small_graphs(draw, depth=1):
         sources = [draw(st.sampled_from(nodes)) for _ in range(wanted)]
         operands = tuple(Value(n, draw(st.integers(0, len(n.tensors) - 1))) for n in sources)
         tensors = tuple(v.tensor for v in inside.outputs) if inside else tuple(draw(tensor) for _ in range(count))
-        attributes = draw(st.dictionaries(st.text(max_size=4), PLAIN, max_size=2))
-        return Node(kind, operands, tensors, None, inside, attributes, types(tensors), draw(st.text(max_size=6)))
+        again = draw(st.sampled_from([Recompute.NOTHING, *([Recompute.INNER] if kind != "reduce" else []), Recompute.WHOLE]))
+        payload, source = draw(payloads(kind)), draw(st.text(max_size=6))
+        return Node(kind, operands, tensors, None, inside, payload, types(tensors), source, again=again)
 
     inputs = tuple(node("input", (), 1) for _ in range(draw(st.integers(1, 3))))
     nodes = list(inputs)
@@ -80,7 +96,7 @@ def test_json_keeps_everything(graph):
     again = through_text(graph)
     assert again.key == graph.key
     assert str(again) == str(graph)
-    assert [n.attributes for n in again.nodes] == [n.attributes for n in graph.nodes]
+    assert [(n.payload, n.again) for n in again.nodes] == [(n.payload, n.again) for n in graph.nodes]
     assert to_json(again) == to_json(graph)
 
 
@@ -144,10 +160,30 @@ def test_damage_is_found_wherever_it_is(data):
 CACHE: list[dict] = []
 
 
-def test_attributes_that_are_no_data_are_not_written():
-    node = Node("input", (), (tensor_type((), np.dtype("float32")),), attributes={"f": sys})
-    with pytest.raises(TypeError, match="cannot be written"):
-        to_json(PCG((node,), (Value(node),)))
+KINDS = [*PAYLOADS, "add", "reduce"]
+
+
+@given(st.sampled_from(KINDS), st.sampled_from(KINDS), st.data())
+def test_a_node_has_no_payload_of_another_kind(kind, other, data):
+    payload = data.draw(payloads(other))
+    if PAYLOADS.get(kind) is PAYLOADS.get(other):
+        assert Node(kind, (), (), payload=payload).payload == payload
+    elif payload is not None or kind not in ("input", "add", "reduce"):
+        with pytest.raises(TypeError, match=f"a node of kind '{kind}' has a payload"):
+            Node(kind, (), (), payload=payload)
+
+
+@given(st.sampled_from(KINDS), st.data())
+def test_attributes_say_all_of_a_payload_and_no_others_are_read(kind, data):
+    payload = data.draw(payloads(kind))
+    attributes = {} if payload is None else payload.attributes
+    assert all(type(v) in (int, bool, float, str) for v in attributes.values())
+    assert payload_of(kind, attributes) == (payload if attributes else None)
+    with pytest.raises(PlanFileError, match="otherwise"):
+        payload_of(kind, {**attributes, "otherwise": 1})
+    for name, value in attributes.items():
+        with pytest.raises(PlanFileError, match=name):
+            payload_of(kind, {**attributes, name: -1 if isinstance(value, (int, float)) and name != "weight" else {}})
 
 
 # --- keys and orders ---
@@ -184,8 +220,8 @@ def chain(length: int) -> PCG:
     tensor = (tensor_type((4,), np.dtype("float32")),)
     start = Node("input", (), tensor)
     a = b = start
-    for k in range(length):
-        a, b = Node("add", (Value(a), Value(b)), tensor, attributes={"k": k}), a
+    for _ in range(length):
+        a, b = Node("add", (Value(a), Value(b)), tensor), a
     return PCG((start,), (Value(a),))
 
 

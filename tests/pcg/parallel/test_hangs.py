@@ -28,7 +28,7 @@ from unity.exec.compiled.agreement import argument_labels, disagreements
 from unity.machine.machine import Machine
 from unity.machine.resharding_tables import Types, stationary_pairs
 from unity.pcg.capture.capture import capture
-from unity.pcg.ir.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value
+from unity.pcg.ir.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value, reserved_axes
 from unity.pcg.parallel.check import check
 from unity.pcg.parallel.parallelize import parallelize
 from unity.pcg.parallel.resharding import absolute, kind_of, stationary, steps
@@ -120,7 +120,7 @@ def crossing(graph: PCG) -> list[str]:
     found = []
     for region in regions(graph):
         assert region.inside is not None
-        over = {k for k, a in enumerate(graph.axes) if a.name in region.attributes["along"].split()}
+        over = {k for k, a in enumerate(graph.axes) if a.name in reserved_axes(region)}
         inside = region.inside
         everything = [k for k, n in enumerate(inside.inputs) if n.tensors[0].floating]
         sent = [c for c in traffic(inside, everything) if over & set(c.axes) or c.kind == "collective-permute"]
@@ -223,7 +223,7 @@ def spoiled(plan: Plan, kind: str, change: Callable[[Value, int], Value]) -> PCG
     region = first(plan.pcg, kind)
     assert region.inside is not None
     graph, inside = plan.pcg, region.inside
-    (k,) = [k for k, a in enumerate(graph.axes) if a.name in region.attributes["along"].split()]
+    (k,) = [k for k, a in enumerate(graph.axes) if a.name in reserved_axes(region)]
     samples = [n for n in inside.inputs if n.types[0][k].kind == "P"] or [n for n in inside.inputs if n.tensors[0].ndim == 2]
     old = Value(samples[-1])
     new = change(old, k)
@@ -296,7 +296,7 @@ def test_the_checker_wants_branches_replicated_inside() -> None:
     plan, _ = constructed("a branch")
     region = first(plan.pcg, BRANCHES)
     assert region.inside is not None
-    (k,) = [k for k, a in enumerate(plan.pcg.axes) if a.name in region.attributes["along"].split()]
+    (k,) = [k for k, a in enumerate(plan.pcg.axes) if a.name in reserved_axes(region)]
     inside = region.inside
     start = next(n for n in inside.inputs if n.types[0][k] == REPLICATED)
     new = replace(start, types=((*start.types[0][:k], UNUSED, *start.types[0][k + 1 :]),))
@@ -343,7 +343,7 @@ def sent_inside(text: str, plan: Plan) -> int:
     Read off the text by other means than the library's: groups as lists of numbers, conditionals by JAX's names of operations.
     """
     (region, *_) = regions(plan.pcg)
-    shape, names = tuple(a.size for a in plan.pcg.axes), region.attributes["along"].split()
+    shape, names = tuple(a.size for a in plan.pcg.axes), reserved_axes(region)
     over = [k for k, a in enumerate(plan.pcg.axes) if a.name in names]
     count = 0
     for line in text.splitlines():

@@ -13,8 +13,8 @@ from rerun_models import drawn, named, right
 
 import unity
 from unity.machine.machine import Machine
-from unity.pcg.analysis.rematerialization import INNER, WHOLE
 from unity.pcg.ir.graph import PCG
+from unity.pcg.ir.payloads import Recompute
 from unity.pcg.parallel.parallelize import parallelize
 from unity.search.solver.minimizer import Minimizer
 
@@ -23,10 +23,10 @@ def again(graph: PCG, what: int) -> list[str]:
     """Return the kinds of operators inside the scan that are recomputed so."""
     (scan,) = (node for node in graph.nodes if node.inside is not None)
     assert scan.inside is not None
-    return [n.kind for n in scan.inside.nodes if n.body is not None and n.attributes.get("again") == what]
+    return [n.kind for n in scan.inside.nodes if n.body is not None and n.again == what]
 
 
-@pytest.mark.parametrize(("name", "what"), [("scanned", WHOLE), ("bent", INNER)])
+@pytest.mark.parametrize(("name", "what"), [("scanned", Recompute.WHOLE), ("bent", Recompute.INNER)])
 def test_rerunning_plans_compute_and_send_what_they_predict(name: str, what: int) -> None:
     right(name, [next(k for k in range(40) if again(drawn(name, k)[3], what))])
 
@@ -48,7 +48,7 @@ def test_the_compiled_program_keeps_no_rerun_result() -> None:
         unity.optimize(loss, params, x, machine=machine, progress=False, search="captured", objective=wanted, pipelines=False)
         for wanted in ("time", "memory")
     )
-    assert again(lean.pcg, INNER) + again(lean.pcg, WHOLE)
+    assert again(lean.pcg, Recompute.INNER) + again(lean.pcg, Recompute.WHOLE)
     found, before = lean.check(), plan.check()
     assert found.agrees(0.0)
     for checked in (found, before):
@@ -56,7 +56,7 @@ def test_the_compiled_program_keeps_no_rerun_result() -> None:
     assert found.memory.temporaries < before.memory.temporaries / 2
 
 
-LEAN = [("scanned", WHOLE, "softmax"), ("scanned", WHOLE, "gelu"), ("bent", INNER, "gelu")]
+LEAN = [("scanned", Recompute.WHOLE, "softmax"), ("scanned", Recompute.WHOLE, "gelu"), ("bent", Recompute.INNER, "gelu")]
 
 
 @pytest.mark.parametrize(("name", "what", "kind"), LEAN)

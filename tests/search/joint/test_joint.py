@@ -34,7 +34,7 @@ from unity.substitutions.language.text import parse_rule
 from unity.substitutions.rewriting.occurrences import Pattern, patterns
 from unity.substitutions.rewriting.rewriting import content_key, tidy
 from unity.transforms.rewriting import RewritingRecord, budget_of, library_of, rewriting_of
-from unity.transforms.transformation import Source
+from unity.transforms.transformation import TransformationSource
 
 MACHINE = Machine.grid(1, 8, "v100")
 USABLE = patterns(default_library().rules)
@@ -297,7 +297,7 @@ def test_what_a_plan_file_says_of_rewriting_is_not_believed():
     good = plain(rewriting_of(captured, best, default_library()).record)
 
     def read(data, library=default_library):
-        return typed(data, RewritingRecord).apply(Source(captured, (), MACHINE, library))
+        return typed(data, RewritingRecord).apply(TransformationSource(captured, (), MACHINE, library))
 
     assert read(good).after.graph.key == good["graph"]
     with pytest.raises(PlanError, match="another graph"):

@@ -142,7 +142,7 @@ def test_weights_gathered_in_scans_are_live_from_the_start() -> None:
     for plan in planned(recurrent, [f(256, 256)] * 2, f(16, 16, 256)).frontier:
         nodes = [n for n in plan.pcg.nodes if n.kind != "input"]
         inside = [n for scan in nodes if scan.inside for n in scan.inside.nodes]
-        gathered = {id(n) for n in inside if n.kind.startswith("combine") and n.attributes.get("again")}
+        gathered = {id(n) for n in inside if n.kind.startswith("combine") and n.again}
         assert gathered <= {id(a.held.node) for a in moved(nodes, Lying(plan.pcg), ())}
         most = max(most, gathered, key=len)
     assert len(most) == 2  # of each layer's weight

@@ -306,7 +306,7 @@ def test_an_operand_with_a_halo_is_a_residual_with_it() -> None:
 
 def gathered_again(v: Value) -> bool:
     """Whether some of the changes that lead to a value are made again when it is needed."""
-    while v.node.kind in PARALLELIZATION and not v.node.attributes.get("again"):
+    while v.node.kind in PARALLELIZATION and not v.node.again:
         v = v.node.operands[0]
     return v.node.kind in PARALLELIZATION
 

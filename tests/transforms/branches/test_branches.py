@@ -22,6 +22,7 @@ from unity.pcg.capture.capture import capture
 from unity.pcg.capture.group_slots import Slots
 from unity.pcg.capture.packed_arguments import Packing
 from unity.pcg.ir.graph import BRANCHES
+from unity.pcg.ir.payloads import Branches
 from unity.pcg.parallel.branches import check_ends, groups_of
 from unity.pcg.parallel.traffic import traffic
 from unity.plan.plan import Plan
@@ -32,7 +33,7 @@ from unity.search.session import Search
 from unity.substitutions.language.axioms import default_library
 from unity.transforms.branches import Forked, Share, branched, dealt
 from unity.transforms.branches.choose import NEAR, BranchCandidate, parts_of
-from unity.transforms.transformation import Source
+from unity.transforms.transformation import TransformationSource
 
 TREE = Machine.grid(2, 4)
 FOUR = Machine.grid(1, 4)
@@ -207,7 +208,7 @@ def test_the_tables_of_a_dlrm_are_each_on_a_device_of_its_own():
     plan = unity.optimize(model.loss, *args, machine=machine, progress=False, search="captured", branches=4, pack=True)
     assert plan.branching is not None
     (node,) = [n for n in plan.serial.nodes if n.kind == BRANCHES]
-    _, *tables = map(int, str(node.attributes["groups"]).split())  # the first branch is the bottom network
+    _, *tables = node.of(Branches).groups  # the first branch is the bottom network
     assert sorted(tables) == [0, 1, 2, 3]
     params, batch = plan.shard(*args)
     (array,) = [x for x in jax.tree.leaves(params["tables"]) if x.size]
@@ -452,7 +453,7 @@ def test_a_group_that_is_not_on_its_axes_is_refused_by_the_type_checker():
     plan = planned(fn, args, TREE, TREE.axes[:1])
     (node,) = [n for n in plan.pcg.nodes if n.kind == BRANCHES]
     for along, reason in (("d0 d1", "2 groups of branches along d0 d1"), ("d0", "of branches along d0 is")):
-        wrong = replace(node, attributes={**node.attributes, "along": along})
+        wrong = replace(node, payload=structs.replace(node.of(Branches), along=tuple(along.split())))
         with pytest.raises(ParallelTypeError, match=reason):
             check_ends(wrong, plan.pcg.axes)
 
@@ -461,7 +462,7 @@ def test_a_file_that_speaks_of_other_branches_is_refused():
     fn, args = towers_case()
     captured = capture(fn, *args)
     made = branched(Forked(captured), TREE.axes[:1], [Share(0, (0, 1), 0.5)], True)
-    source = Source(captured, (), TREE, default_library)
+    source = TransformationSource(captured, (), TREE, default_library)
     assert made.record.apply(source).after.graph.key == made.after.graph.key
     with pytest.raises(PlanError, match="cannot be made"):
         structs.replace(made.record, shares=(Share(0, (0, 0), 0.5),)).apply(source)

@@ -21,6 +21,7 @@ from unity.base.errors import DerivationError, InfeasibleError, ParallelTypeErro
 from unity.exec.pipelines.guarded import guarded
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.graph import PCG, PIPELINE, Node, Value
+from unity.pcg.ir.payloads import Pipeline
 from unity.pcg.parallel.check import check
 from unity.pcg.parallel.parallelize import parallelize
 from unity.pcg.parallel.stages import Schedule
@@ -121,7 +122,7 @@ def test_constants_with_samples_come_along_and_have_their_gradients():
     mask = jnp.asarray(rng.integers(2, size=(16, 5)), bool)
     plan = planned(masked, (params, x, mask), TREE, TREE.axes[:2], 2, argnums=(0, 1))
     (node,) = [n for n in plan.pcg.nodes if n.kind == PIPELINE]
-    assert node.attributes["read"] == 2  # the mask, and what is read of x
+    assert node.of(Pipeline).read == 2  # the mask, and what is read of x
     step, found = stepped(plan, params, x, mask, argnums=(0, 1))
     close(step, jax.jit(jax.value_and_grad(masked, (0, 1)))(params, x, mask))
     assert all(line.predicted == line.compiled for line in found.lines)

@@ -26,6 +26,7 @@ from unlike_models import (
 import unity
 from unity.base.errors import InfeasibleError
 from unity.pcg.ir.graph import PIPELINE, TAIL
+from unity.pcg.ir.payloads import PipelineTail
 from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B
 from unity.pcg.parallel.traffic import traffic
 from unity.search.cost.prediction import predict
@@ -63,7 +64,7 @@ def test_what_follows_may_read_samples_and_weights():
         args = (layers[:2], drawn()[0](WIDTHS[2], WIDTHS[-1])), x, y
         plan = planned(paired, args, SQUARE.axes[:1], machine=SQUARE, kind=ONE_F_ONE_B, argnums=(0, 2))
         (tail,) = [n for n in plan.pcg.nodes if n.kind == TAIL]
-        assert (tail.attributes["consts"], tail.attributes["read"]) == (1, 1)
+        assert (tail.of(PipelineTail).consts, tail.of(PipelineTail).read) == (1, 1)
         found = jax.jit(jax.value_and_grad(plan, (0, 2)))(*plan.shard(*args))
         assert largest_difference(found, jax.jit(jax.value_and_grad(paired, (0, 2)))(*args)) < 1e-10
 

@@ -116,7 +116,7 @@ def _stored_arguments(summary: Summary) -> list[tuple[tuple[str, str, str], floa
     axes, rows = summary.graph.axes, []
     for node in summary.graph.inputs:
         tensor, type_ = node.tensors[0], node.types[0]
-        names = str(node.attributes["name"]), str(tensor), in_types(type_, axes, tensor.ndim)
+        names = node.name, str(tensor), in_types(type_, axes, tensor.ndim)
         rows.append((names, tensor.nbytes / copies(type_, axes)))
     return rows
 

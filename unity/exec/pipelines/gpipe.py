@@ -19,9 +19,10 @@ from jax import lax
 from jax import numpy as jnp
 
 from unity.exec.pipelines.guarded import guarded
-from unity.pcg.ir.graph import Node
+from unity.pcg.ir.graph import Node, reserved_axes
+from unity.pcg.ir.payloads import Pipeline
 from unity.pcg.local import varying_loops as loops
-from unity.pcg.parallel.stages import ends_of, entering, leaving, names_of, schedule_of
+from unity.pcg.parallel.stages import ends_of, entering, leaving, schedule_of
 
 Arrays = tuple[Any, ...]
 Step = Callable[..., Sequence[Any]]  # from constants, read-only samples, carries and one step's weights to the new carries
@@ -51,7 +52,7 @@ def stage_of(node: Node, step: Step) -> Callable[[Arrays, Arrays, Arrays], Array
         def one(carry: Arrays, own: Sequence[Any]) -> tuple[Arrays, None]:
             return tuple(step(*constants, *read_only, *carry, *own)), None
 
-        return (*read_only, *loops.scan(one, parts[len(read_only) :], weights, schedule.slots, unroll=node.attributes["unroll"])[0])
+        return (*read_only, *loops.scan(one, parts[len(read_only) :], weights, schedule.slots, unroll=node.of(Pipeline).unroll)[0])
 
     return stage
 
@@ -86,7 +87,7 @@ def shifted(xs: Sequence[Any], names: tuple[str, ...], pairs: list[tuple[int, in
 
 def _ticks(places: Arrays, stage: Callable[[jax.Array, Arrays], Arrays], node: Node) -> Arrays:
     """Run all ticks on rows of samples, and return the rows after them, with zeros for those that do not return."""
-    schedule, names, start = schedule_of(node).flushed, names_of(node), ends_of(node).sampled.start
+    schedule, names, start = schedule_of(node).flushed, reserved_axes(node), ends_of(node).sampled.start
     me, last, rows = lax.axis_index(names), schedule.stages - 1, schedule.micro_batches // schedule.stages
     onward, back = [(k, k + 1) for k in range(last)], [(k + 1, k) for k in range(last)]
     ins, outs = (sorted(p - start for p in positions) for positions in (entering(node), leaving(node)))

@@ -33,10 +33,11 @@ from jax import lax
 from unity.exec.pipelines.gpipe import Arrays, Step, own_of, parts_of, put, shifted, stage_of, taken
 from unity.exec.pipelines.guarded import Pullback, Zeros, taken_in, zeros_of
 from unity.pcg.ir.gradient_flow import gradients
-from unity.pcg.ir.graph import PCG, Node, Value
+from unity.pcg.ir.graph import PCG, Node, Value, reserved_axes
+from unity.pcg.ir.payloads import PipelineTail
 from unity.pcg.local import varying_loops as loops
 from unity.pcg.local.collectives import contribute
-from unity.pcg.parallel.stages import Schedule, ends_of, entering, names_of
+from unity.pcg.parallel.stages import Schedule, ends_of, entering
 from unity.pcg.parallel.timetable import HALVES, back, coming, forth, going, home, pairs
 from unity.pcg.types.parallel_type import REPLICATED
 from unity.pcg.types.varying_axes import vary, varying
@@ -54,7 +55,7 @@ class PipelinePair:
     @property
     def loss(self) -> int:
         """The number of the tail's result that has a gradient."""
-        return int(self.tail.attributes["loss"])
+        return self.tail.of(PipelineTail).loss
 
     @property
     def repeated(self) -> tuple[str, ...]:
@@ -191,7 +192,7 @@ class HalfTickLoop:
     results: list[Zeros] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.names, self.last = names_of(self.pair.pipeline), self.schedule.stages - 1
+        self.names, self.last = reserved_axes(self.pair.pipeline), self.schedule.stages - 1
         self.stage = stage_of(self.pair.pipeline, self.pair.step)
         self.begun_with = [
             p in entering(self.pair.pipeline) for p in ends_of(self.pair.pipeline).sampled

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from unity.pcg.ir.graph import PCG, Node
-from unity.pcg.propagation.scan_programs import SCANNED
+from unity.pcg.ir.payloads import Scan
 
 
 def hoisted(graph: PCG) -> Mapping[int, int]:
@@ -48,7 +48,7 @@ def _hoist(graph: PCG, inputs: Sequence[int], in_remat: bool, factors: dict[int,
         if node.inside is not None:
             results = _hoist(node.inside, _inner_inputs(node, operands), in_remat or node.kind == "remat", factors)
             operands = results if node.kind == "remat" else [1]
-        if in_remat and node.attributes.get("again"):  # JAX does not hoist a checkpoint in a checkpoint
+        if in_remat and node.again:  # JAX does not hoist a checkpoint in a checkpoint
             operands = [1]
         less[id(node)] = min(operands, default=1)
     factors.update((key, k) for key, k in less.items() if k > 1)
@@ -60,6 +60,5 @@ def _inner_inputs(node: Node, operands: Sequence[int]) -> list[int]:
     assert node.inside is not None
     if node.kind == "remat":
         return list(operands)
-    constants = int(node.attributes["consts"]) if node.kind in SCANNED else 0
-    length = int(node.attributes["length"]) if constants else 1
+    constants, length = (node.payload.consts, node.payload.length) if isinstance(node.payload, Scan) else (0, 1)
     return [length * operands[p] if p < constants else 1 for p in range(len(node.inside.inputs))]

@@ -22,9 +22,9 @@ from jax.extend.core import primitives
 from unity.pcg.analysis.residuals import read_backward
 from unity.pcg.ir.gradient_flow import Gradients
 from unity.pcg.ir.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, STAGES, Node, Value, recurrent
+from unity.pcg.ir.payloads import Recompute
 from unity.pcg.ir.program import Body
 
-INNER, WHOLE = 1, 2  # values of the attribute "again": recompute an operator's inner values, or all of it
 Policies = tuple[Callable[..., Any], ...]  # of a remat and the remats around it: a value that one of them saves is saved
 # The primitive that stands for a change of type when a policy decides about it.
 COLLECTIVES = {
@@ -41,7 +41,7 @@ def in_words(again: int) -> str:
 
 def runs_again(node: Node) -> bool:
     """Return whether an operator's result is not kept, but recomputed for its user."""
-    return node.kind not in PARALLELIZATION and node.attributes.get("again") == WHOLE
+    return node.kind not in PARALLELIZATION and node.again == Recompute.WHOLE
 
 
 Place = tuple[int, int]  # an operand: id(node) and position; a variable: id(node) and number; an output: id(graph) and position
@@ -198,7 +198,7 @@ class _Run:
             flags = [any(results) and not self.is_saved(node)] * len(node.operands)
         if any(flags):
             self.notes.append(("nodes", id(node)))
-            self.notes += [("apart", id(node))] if self.in_remat and node.attributes.get("again") else []
+            self.notes += [("apart", id(node))] if self.in_remat and node.again else []
         for p, flag in enumerate(flags):
             self.read((id(node), p), flag, flag)
         return [v for v, flag in zip(node.operands, flags, strict=True) if flag]
@@ -315,7 +315,7 @@ def _has_marked_operands(node: Node) -> bool:
 def _through_marked_changes(v: Value) -> list[Value]:
     """Return an operand and the values that it was changed from, through the changes marked "again", to the one that is kept."""
     values = [v]
-    while v.node.kind in PARALLELIZATION and v.node.attributes.get("again"):
+    while v.node.kind in PARALLELIZATION and v.node.again:
         v = v.node.operands[0]
         values.append(v)
     return values

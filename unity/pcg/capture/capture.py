@@ -22,6 +22,7 @@ from unity.pcg.capture.transposed_products import absorbed
 from unity.pcg.capture.unread_operands import without_unread
 from unity.pcg.ir.dead_code import deduplicated, extract, used
 from unity.pcg.ir.graph import CONSTRAIN, PCG, Node, Value
+from unity.pcg.ir.payloads import Input, Remat, Scan
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.jaxprs.effects import warn
 from unity.pcg.jaxprs.jaxprs import NESTING
@@ -82,7 +83,7 @@ class Captured:
 
     def of(self, body: Body, known: Bodies | None = None) -> Captured:
         """Return this function with another program that computes the same. `known`: as for `graph_of`."""
-        names = [str(node.attributes["name"]) for node in self.graph.inputs]
+        names = [node.name for node in self.graph.inputs]
         return replace(self, body=body, graph=graph_of(body, names, known))
 
     @property
@@ -328,7 +329,7 @@ class _Capture:
     def graph(self, body: Body, names: Sequence[str]) -> PCG:
         body = without_unread(absorbed(deduplicated(body, pure)))  # the zeros for an unread operand are not those that others read
         inputs = tuple(
-            Node("input", (), (body.tensors[v],), attributes={"index": k, "name": name})
+            Node("input", (), (body.tensors[v],), payload=Input(k, name))
             for k, (v, name) in enumerate(zip(body.inputs, names, strict=True))
         )
         values: dict[int, Value] = {v: Value(n) for v, n in zip(body.inputs, inputs, strict=True)}
@@ -370,21 +371,17 @@ class _Capture:
             consts, carry = constants_and_carry(params)
             names = [f"const {k}" for k in range(consts)] + [f"carry {k}" for k in range(carry)]
             names += [f"step of {k}" for k in range(len(operands) - consts - carry)]
-            attributes = {
-                "length": params["length"], "reverse": params["reverse"], "consts": consts, "carry": carry,
-                "unroll": params["unroll"],
-            }  # fmt: skip
+            payload = Scan(params["length"], params["reverse"], consts, carry, params["unroll"])
             outer, self.looped = self.looped, self.looped or params["length"] > params["unroll"]
             inside = self.graph(program, names)
             self.looped = outer
-            return Node("scan", operands, tensors, None, inside, attributes, source=line, scope=scope)
+            return Node("scan", operands, tensors, None, inside, payload, source=line, scope=scope)
         # Without a loop between the two passes, XLA's CSE would reuse some values of the forward pass and recompute others.
-        attributes = {"prevent_cse": params["prevent_cse"] or not self.looped}
+        prevent_cse = params["prevent_cse"] or not self.looped
         inside = self.graph(program, [f"operand {k}" for k in range(len(operands))])
         policy = params.get("policy")
-        if policy is not None:
-            attributes["policy"] = text_of(policy, lambda value: None)
-        return Node("remat", operands, tensors, None, inside, attributes, source=line, scope=scope, policy=policy)
+        payload = Remat(prevent_cse, None if policy is None else text_of(policy, lambda value: None))
+        return Node("remat", operands, tensors, None, inside, payload, source=line, scope=scope, policy=policy)
 
 
 def _most_common(texts: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ from jax import lax
 from unity.pcg.capture.capture import graph_of
 from unity.pcg.capture.packed_arguments import Packed
 from unity.pcg.ir.graph import Node, Value
+from unity.pcg.ir.payloads import PackedPart
 from unity.pcg.ir.program import Tensor, close
 from unity.pcg.types.parallel_type import Shape
 
@@ -99,12 +100,12 @@ def part_of(start: Node, shape: Shape, source: str) -> Value:
         return Value(start)
     closed = jax.make_jaxpr(partial(_unpad, shape=shape))(start.tensors[0].struct)
     (end,) = graph_of(close(closed), ["slot"]).outputs
-    return Value(replace(end.node, operands=(Value(start),), attributes={"part": True}, source=source))
+    return Value(replace(end.node, operands=(Value(start),), payload=PackedPart(), source=source))
 
 
 def is_part(node: Node) -> bool:
     """Return whether an operator removes the padding of a packed weight. Its result is recomputed where it is read, never kept."""
-    return bool(node.attributes.get("part")) and node.operands[0].node.kind == "input"
+    return isinstance(node.payload, PackedPart) and node.operands[0].node.kind == "input"
 
 
 def _unpad(x: jax.Array, shape: Shape) -> jax.Array:

@@ -74,7 +74,7 @@ class FoldedGraphs(Record, tag_field="unity", tag="folded graphs"):
 
 
 def fold(graph: PCG) -> dict[str, Any]:
-    """Convert a graph to data for `json.dumps`. Raises TypeError if an attribute is not plain data."""
+    """Convert a graph to data for `json.dumps`."""
     return plain(folded(graph))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.ir.payloads import LoopPayload
 from unity.pcg.types.parallel_type import show
 
 CHANGES = {  # warm colours communicate, cool ones do not
@@ -45,7 +46,7 @@ def _lines(graph: PCG, prefix: str, indent: str, colours: dict[str, str]) -> Ite
 def _box(node: Node, name: str, names: Names, indent: str, colours: dict[str, str]) -> Iterator[str]:
     """Iterate over the lines of a node with a graph inside, in a box. Its results are those of the inner graph."""
     assert node.inside is not None
-    times = f" × {node.attributes['length']}" if "length" in node.attributes else ""
+    times = f" × {node.payload.length}" if isinstance(node.payload, LoopPayload) else ""
     yield f'{indent}subgraph cluster_{name} {{ label="{escaped(node.kind + times)}"; style=dashed;'
     yield from _lines(node.inside, f"{name}_", indent + "  ", colours)
     yield f"{indent}}}"
@@ -57,7 +58,7 @@ def _box(node: Node, name: str, names: Names, indent: str, colours: dict[str, st
 
 def label(node: Node, graph: PCG) -> str:
     """Return the label of a node: its kind, or an argument's name, and its results with their types."""
-    what = str(node.attributes.get("name", "input")) if node.kind == "input" else node.kind
+    what = node.name or node.kind
     tensors = [f"{v.tensor}{' ' + show(v.type, graph.axes, v.tensor.ndim) if node.types else ''}" for v in node.results]
     return "\n".join([what, *tensors])
 

@@ -8,13 +8,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
+from unity.pcg.ir.payloads import (
+    PAYLOADS,
+    Branches,
+    Input,
+    LoopPayload,
+    PackedPart,
+    Payload,
+    Pipeline,
+    PipelineTail,
+    Recompute,
+    Scan,
+    Stages,
+)
 from unity.pcg.ir.program import Body, Outline, Tensor
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Type, show
+
+P = TypeVar("P", bound=Payload)
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,11 +42,14 @@ class Node:
             fused forms).
         tensors: the global shapes and dtypes of the results.
         body: the program that it computes, unless it has a graph `inside`.
+        payload: what else its kind has, such as the length of a scan.
         types: the parallel types of the results; empty in a serial graph.
         source: the user's line.
         scope: the model's own name for the place, "encoder/layer_3".
         outline: of the body, in a graph that was read from a file.
         policy: the policy of a remat, as `jax.checkpoint` takes it: a function, so not part of the graph's data.
+        again: the part of it that the backward pass recomputes. The result of a parallelization operator is either kept, or
+            changed again.
     """
 
     kind: str
@@ -39,12 +57,18 @@ class Node:
     tensors: tuple[Tensor, ...]
     body: Body | None = None
     inside: PCG | None = None
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    payload: Payload | None = None
     types: tuple[Type, ...] = ()
     source: str = ""
     scope: str = ""
     outline: Outline | None = None
     policy: Any = None
+    again: Recompute = Recompute.NOTHING
+
+    def __post_init__(self) -> None:
+        expected = PAYLOADS.get(self.kind, PackedPart)
+        if not isinstance(self.payload, expected) and (self.payload is not None or expected not in (Input, PackedPart)):
+            raise TypeError(f"a node of kind {self.kind!r} has a payload {expected.__name__}, not {self.payload!r}")
 
     @cached_property
     def key(self) -> str:
@@ -62,6 +86,24 @@ class Node:
             *(f"{v.node.key}.{v.index}" for v in self.operands),
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The payload and the recomputation as files, texts and content hashes have them."""
+        attributes = {} if self.payload is None else self.payload.attributes
+        if self.again:
+            attributes["again"] = self.kind in PARALLELIZATION or int(self.again)
+        return attributes
+
+    @property
+    def name(self) -> str:
+        """The name of an input, such as an argument's path; "" for other nodes."""
+        return (isinstance(self.payload, Input) and self.payload.name) or ""
+
+    def of(self, kind: type[P]) -> P:
+        """Return the payload, which is of a type."""
+        assert isinstance(self.payload, kind), (self.kind, kind)
+        return self.payload
 
     @property
     def results(self) -> tuple[Value, ...]:
@@ -122,15 +164,27 @@ PARALLELIZATION = frozenset(
 UNCHANGED = PARALLELIZATION | {CONSTRAIN}  # the identity on values
 
 
+def times_inside(node: Node) -> int:
+    """Return the number of times that the graph inside of a node runs: the length of a loop, otherwise 1."""
+    return node.payload.length if isinstance(node.payload, LoopPayload) else 1
+
+
+def reserved_axes(node: Node) -> tuple[str, ...]:
+    """Return the names of the mesh axes, in mesh order, along which the stages or groups of a node lie; none if it has none."""
+    return node.payload.along if isinstance(node.payload, (Pipeline, PipelineTail, Stages, Branches)) else ()
+
+
 def carried_by(loop: Node) -> range:
     """Return the positions of a loop's carried operands. The first results are their final values."""
-    first = int(loop.attributes["consts"]) + int(loop.attributes.get("read", 0))
-    return range(first, first + int(loop.attributes["carry"]))
+    data = loop.payload
+    assert isinstance(data, LoopPayload), loop
+    first = data.consts + data.read
+    return range(first, first + data.carry)
 
 
 def recurrent(loop: Node) -> range:
     """Return the positions of carried operands that depend on an earlier step: none in a loop of a single step."""
-    single = loop.kind == "scan" and int(loop.attributes["length"]) == 1
+    single = isinstance(loop.payload, Scan) and loop.payload.length == 1
     return range(0) if single else carried_by(loop)
 
 
@@ -183,7 +237,7 @@ class PCG:
         for node in self.nodes:
             yield node, 1
             if node.inside is not None:
-                times = int(node.attributes.get("length", 1))
+                times = times_inside(node)
                 for inner, n in node.inside.walk():
                     yield inner, n * times
 

@@ -5,8 +5,7 @@ The programs of operators are stored as hashes: a graph read from a file can be 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -17,7 +16,8 @@ from msgspec.structs import asdict
 
 from unity.base.documents import Misfit, Natural, Record, at, plain, typed
 from unity.base.errors import PlanFileError
-from unity.pcg.ir.graph import PCG, Node, Value
+from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.ir.payloads import Recompute, payload_of
 from unity.pcg.ir.program import Outline, Tensor, tensor_type
 from unity.pcg.ir.state_text import StateText, state_of, state_text
 from unity.pcg.types.axis import Axis
@@ -65,7 +65,7 @@ class GraphDocument(GraphRecord, tag_field="unity", tag=MARK):
 
 
 def to_json(graph: PCG) -> dict[str, Any]:
-    """Convert a graph to data for `json.dumps`. Raises TypeError if an attribute is not plain data."""
+    """Convert a graph to data for `json.dumps`."""
     return plain(GraphDocument(**asdict(_record(graph)), schema=SCHEMA, key=graph.key))
 
 
@@ -118,40 +118,17 @@ def skeleton(graph: PCG) -> tuple[tuple[Axis, ...], int, list[tuple[Reference, .
 
 
 def content_of(node: Node) -> dict[str, Any]:
-    """Return the fields of a `NodeContent`. Raises TypeError if an attribute is not plain data."""
+    """Return the fields of a `NodeContent`."""
     program = node.body or node.outline
     return {
         "kind": node.kind,
         "tensors": tuple((str(getattr(t.dtype, "name", t.dtype)), t.shape) for t in node.tensors),
         "types": tuple(tuple(map(state_text, t)) for t in node.types),
-        "attributes": {k: _written(v) for k, v in node.attributes.items()},
+        "attributes": node.attributes,
         "body": Outline(program.key, tuple(program.primitives)) if program else None,
         "source": node.source,
         "scope": node.scope,
     }
-
-
-def _written(value: Any) -> Any:
-    """Convert a value to JSON data that tells tuples from lists, and has the numbers that JSON lacks."""
-    if type(value) is float and not math.isfinite(value):
-        return {"float": str(value)}
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
-        items = [_written(v) for v in value]
-        return {"tuple": items} if type(value) is tuple else items
-    raise TypeError(f"{value!r} of type {type(value).__name__} cannot be written into a graph's file")
-
-
-def _read(value: Any) -> Any:
-    if isinstance(value, dict) and len(value) == 1:
-        if isinstance(items := value.get("tuple"), list):
-            return tuple(map(_read, items))
-        if (number := value.get("float")) in ("inf", "-inf", "nan"):
-            return float(number)
-    if isinstance(value, dict):
-        raise Misfit("expected a number, a text, a list or a tuple")
-    return list(map(_read, value)) if isinstance(value, list) else value
 
 
 def _graph(record: GraphRecord) -> PCG:
@@ -184,18 +161,31 @@ def node_of(content: NodeContent, operands: tuple[Value, ...], inside: PCG | Non
     if content.types and (len(content.types) != len(content.tensors) or any(len(t) != axes for t in content.types)):
         raise Misfit(f"expected no types, or one of {axes} states for each of {len(content.tensors)} results", ".types")
     with at(".attributes"):
-        attributes = {k: _read(v) for k, v in content.attributes.items()}
+        data = payload_and_again(content.kind, content.attributes)
     return Node(
         kind=content.kind,
         operands=operands,
         tensors=tuple(_tensor(dtype, shape) for dtype, shape in content.tensors),
         inside=inside,
-        attributes=attributes,
         types=tuple(tuple(map(state_of, t)) for t in content.types),
         source=content.source,
         scope=content.scope,
         outline=content.body,
+        **data,
     )
+
+
+def payload_and_again(kind: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a node's payload and recomputation, as fields, from its attributes. Raises Misfit if its kind has others."""
+    payload = payload_of(kind, {k: v for k, v in attributes.items() if k != "again"})
+    if "again" not in attributes:
+        return {"payload": payload, "again": Recompute.NOTHING}
+    again = attributes["again"]
+    if again is True and kind in PARALLELIZATION:
+        return {"payload": payload, "again": Recompute.WHOLE}
+    if type(again) is not int or again not in (Recompute.INNER, Recompute.WHOLE) or kind in PARALLELIZATION:
+        raise Misfit(f"a node of kind {kind!r} cannot be recomputed as {again!r}", ".again")
+    return {"payload": payload, "again": Recompute(again)}
 
 
 def assembled(axes: tuple[Axis, ...], inputs: int, nodes: Sequence[Node], outputs: Iterable[Reference]) -> PCG:

@@ -10,7 +10,7 @@ def line_behind(node: Node) -> str:
     """Return the user's line behind a parallelization operator, or the argument: its own, or that of its operand."""
     while not node.source and node.operands:
         node = node.operands[0].node
-    return short(node.source) or pattern(str(node.attributes.get("name", "")))
+    return short(node.source) or pattern(node.name)
 
 
 def spoken(node: Node) -> tuple[str, ...]:

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from math import prod
 
 from unity.base.errors import ParallelTypeError
-from unity.pcg.ir.graph import PCG, STAGES, Node
+from unity.pcg.ir.graph import PCG, STAGES, Node, reserved_axes
+from unity.pcg.ir.payloads import Branches, Stages
 from unity.pcg.propagation.choices import Choice, choices
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, Type, partitioned, show
@@ -41,24 +42,19 @@ class Group:
     results: tuple[int, ...]
 
 
-def names_of(node: Node) -> tuple[str, ...]:
-    """Return the names of the mesh axes along which the groups lie, in mesh order."""
-    return tuple(str(node.attributes["along"]).split())
-
-
-def numbers_of(node: Node) -> tuple[int, ...]:
-    """Return the group that computes each result."""
-    return tuple(map(int, str(node.attributes["groups"]).split()))
+def _data(node: Node) -> Branches | Stages:
+    assert isinstance(node.payload, (Branches, Stages)), node
+    return node.payload
 
 
 def packed_of(node: Node) -> frozenset[int]:
     """Return the positions of the operands that have a slice for each group."""
-    return frozenset(map(int, str(node.attributes["packed"]).split()))
+    return frozenset(_data(node).packed)
 
 
 def weight_of(node: Node) -> float:
     """Return the slowest group's share of the time of all branches together. Costs count this share of every branch."""
-    return float(node.attributes["weight"])
+    return _data(node).weight
 
 
 def groups_of(node: Node) -> tuple[Group, ...]:
@@ -66,7 +62,7 @@ def groups_of(node: Node) -> tuple[Group, ...]:
     assert node.inside is not None
     if node.kind == STAGES:
         return _stages(node.inside)
-    numbers, inside = numbers_of(node), node.inside
+    numbers, inside = node.of(Branches).groups, node.inside
     results = [tuple(k for k, g in enumerate(numbers) if g == group) for group in range(max(numbers) + 1)]
     return tuple(Group(PCG(inside.inputs, tuple(inside.outputs[k] for k in own), inside.axes), own) for own in results)
 
@@ -113,9 +109,9 @@ def check_ends(node: Node, axes: tuple[Axis, ...]) -> None:
     same inside and outside.
     """
     assert node.inside is not None
-    names = names_of(node)
+    names = reserved_axes(node)
     over = [k for k, axis in enumerate(axes) if axis.name in names]
-    count = max(numbers_of(node)) + 1
+    count = max(node.of(Branches).groups) + 1
     if len(over) != len(names) or prod(axes[k].size for k in over) != count:
         mesh = " ".join(f"{axis.name}={axis.size}" for axis in axes)
         raise ParallelTypeError(f"{node.source}: {count} groups of branches along {' '.join(names)} cannot be on a mesh of {mesh}")

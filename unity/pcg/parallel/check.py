@@ -13,8 +13,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from unity.base.errors import ParallelTypeError
-from unity.pcg.ir.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, THROUGH, Node, Value, carried_by
-from unity.pcg.parallel.branches import check_ends, names_of
+from unity.pcg.ir.graph import (
+    BRANCHES,
+    LOOPS,
+    PARALLELIZATION,
+    PCG,
+    PIPELINE,
+    STAGES,
+    TAIL,
+    THROUGH,
+    Node,
+    Value,
+    carried_by,
+    reserved_axes,
+)
+from unity.pcg.parallel.branches import check_ends
 from unity.pcg.parallel.resharding import absolute, kind_of, stationary
 from unity.pcg.parallel.stages import ends_of, inside_state, one_more, outside_state, positions_of
 from unity.pcg.propagation.choices import choice_of, choices
@@ -116,7 +129,7 @@ def _hang(node: Node, action: str, axis: Axis, around: Node) -> ParallelTypeErro
         around: the pipeline or branches that it is nested in.
     """
     where = f" at {around.source}" if around.source else ""
-    along = " ".join(names_of(around))
+    along = " ".join(reserved_axes(around))
     return ParallelTypeError(
         f'{_where(node)}: along axis "{axis.name}" it {action} inside of the {around.kind}{where}. Its devices along {along} do not'
         f" run it together: those that do would wait for the others for ever.\n    Communicate outside of the {around.kind}, and"
@@ -129,7 +142,7 @@ def _divergent_axes(node: Node, axes: tuple[Axis, ...]) -> tuple[int, ...]:
     if node.kind in (PIPELINE, TAIL):
         return positions_of(node, axes)
     if node.kind in (BRANCHES, STAGES):
-        names = names_of(node)
+        names = reserved_axes(node)
         return tuple(k for k, axis in enumerate(axes) if axis.name in names)
     return ()
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from unity.base.errors import ParallelTypeError
-from unity.pcg.analysis.rematerialization import INNER, WHOLE
 from unity.pcg.ir.graph import PCG, THROUGH, Node, Value
+from unity.pcg.ir.payloads import Recompute
 from unity.pcg.parallel.resharding import steps
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Type, misfit
@@ -105,10 +105,10 @@ class _Builder:
             return v
         self.check_divisibility(v, goal, "")
         sequence = steps(v.type, goal, axes)
-        attributes = {"again": True} if again else {}
+        mark = Recompute.WHOLE if again else Recompute.NOTHING
         for k, step in enumerate(sequence):
             after = goal if k == len(sequence) - 1 else step.after
-            v = Value(Node(step.kind, (v,), (v.tensor,), attributes=attributes, types=(after,), source=v.node.source))
+            v = Value(Node(step.kind, (v,), (v.tensor,), types=(after,), source=v.node.source, again=mark))
         if not sequence:
             v = Value(Node("view", (v,), (v.tensor,), types=(goal,), source=v.node.source))
         return v
@@ -120,9 +120,8 @@ class _Builder:
             inside = self.graph(inside, tuple(v.type for v in operands) if node.kind in THROUGH else None)
             if node.kind in THROUGH:
                 types = tuple(v.type for v in inside.outputs)
-        again = WHOLE if id(node) in self.a.rerun else INNER if id(node) in self.a.recomputed else 0
-        attributes = {**node.attributes, "again": again} if again else node.attributes
-        copy = replace(node, operands=operands, types=types, inside=inside, attributes=attributes)
+        again = Recompute.WHOLE if id(node) in self.a.rerun else Recompute.INNER if id(node) in self.a.recomputed else node.again
+        copy = replace(node, operands=operands, types=types, inside=inside, again=again)
         for v in copy.results:
             self.check_divisibility(v, v.type, node.source)
         return copy

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from unity.pcg.ir.graph import PCG, PIPELINE, TAIL, Node, Value
+from unity.pcg.ir.payloads import Input
 from unity.pcg.parallel.stages import TWO_BW, ends_of, schedule_of
 
 
@@ -40,7 +41,7 @@ def cut(graph: PCG) -> Cut:
     arriving = ends_of(tail).carried
     operands = (*tail.operands[arriving.start].node.operands, *tail.operands[: arriving.start])
     sums = tuple(
-        Node("input", (), (v.tensor,), types=(v.type,) if tail.types else (), attributes={"name": f"sum {v.index}"})
+        Node("input", (), (v.tensor,), types=(v.type,) if tail.types else (), payload=Input(name=f"sum {v.index}"))
         for v in tail.results
     )
     replaced = dict(zip(tail.results, map(Value, sums), strict=True))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.ir.payloads import Recompute
 
 
 def erased(graph: PCG) -> PCG:
@@ -21,9 +22,8 @@ def erased(graph: PCG) -> PCG:
             forwarded[id(node)] = serial(node.operands[0])
         else:
             inside = erased(node.inside) if node.inside is not None else None
-            attributes = {k: v for k, v in node.attributes.items() if k != "again"}
             operands = tuple(map(serial, node.operands))
-            copies[id(node)] = replace(node, operands=operands, inside=inside, attributes=attributes, types=())
+            copies[id(node)] = replace(node, operands=operands, inside=inside, types=(), again=Recompute.NOTHING)
     return PCG(tuple(copies[id(n)] for n in graph.inputs), tuple(map(serial, graph.outputs)))
 
 

@@ -32,7 +32,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from unity.base.errors import ParallelTypeError
-from unity.pcg.ir.graph import PCG, PIPELINE, TAIL, THROUGH, Node, Value, carried_by
+from unity.pcg.ir.graph import PCG, PIPELINE, TAIL, THROUGH, Node, Value, carried_by, reserved_axes, times_inside
+from unity.pcg.ir.payloads import Pipeline, PipelineTail
 from unity.pcg.parallel.timetable import drained, exchanges
 from unity.pcg.propagation.choices import Choice, choice_of, choices
 from unity.pcg.propagation.solver import Unmatched, solve
@@ -110,10 +111,15 @@ class Schedule:
         return (self.ticks - self.micro_batches) / self.ticks
 
 
+def _data(node: Node) -> Pipeline | PipelineTail:
+    assert isinstance(node.payload, (Pipeline, PipelineTail)), node
+    return node.payload
+
+
 def schedule_of(node: Node) -> Schedule:
     """Return the schedule of a pipeline, or of the pipeline that a tail follows."""
-    a = node.attributes
-    return Schedule(int(a["stages"]), int(a["micro_batches"]), int(a["steps"]), str(a.get("schedule", GPIPE)))
+    data = _data(node)
+    return Schedule(data.stages, data.micro_batches, data.steps, data.schedule or GPIPE)
 
 
 def runs_of(loop: Node, flow: Callable[[Value], bool]) -> int:
@@ -123,12 +129,7 @@ def runs_of(loop: Node, flow: Callable[[Value], bool]) -> int:
     """
     if loop.kind in (PIPELINE, TAIL) and not any(map(flow, loop.results)):
         return schedule_of(loop).rounds if loop.kind == TAIL else schedule_of(loop).flushed.runs
-    return int(loop.attributes.get("length", 1))
-
-
-def names_of(node: Node) -> tuple[str, ...]:
-    """Return the names of the mesh axes along which a pipeline's stages lie."""
-    return tuple(str(node.attributes["along"]).split())
+    return times_inside(loop)
 
 
 def positions_of(node: Node, axes: Sequence[Axis]) -> tuple[int, ...]:
@@ -137,7 +138,7 @@ def positions_of(node: Node, axes: Sequence[Axis]) -> tuple[int, ...]:
     Raises:
         ParallelTypeError: the mesh lacks one of them, or their sizes do not multiply to the number of stages.
     """
-    names = names_of(node)
+    names = reserved_axes(node)
     positions = tuple(k for k, axis in enumerate(axes) if axis.name in names)
     if len(positions) != len(names) or prod(axes[k].size for k in positions) != schedule_of(node).stages:
         mesh = " ".join(f"{axis.name}={axis.size}" for axis in axes)
@@ -170,13 +171,14 @@ class OperandRanges:
 
 def ends_of(node: Node) -> OperandRanges:
     """Return the ranges of the operands of a pipeline, or of a tail."""
-    c, r, k = (int(node.attributes[name]) for name in ("consts", "read", "arriving" if node.kind == TAIL else "carry"))
+    data = _data(node)
+    c, r, k = data.consts, data.read, data.arriving if isinstance(data, PipelineTail) else data.carry
     return OperandRanges(range(c), range(c, c + r), range(c + r, c + r + k), range(c + r + k, len(node.operands)))
 
 
 def samples_of(node: Node) -> dict[int, int]:
     """Return, for each operand that has samples, their dimension in a step. Outside of the pipeline it is one higher."""
-    return dict(zip(ends_of(node).sampled, map(int, str(node.attributes["samples"]).split()), strict=True))
+    return dict(zip(ends_of(node).sampled, _data(node).samples, strict=True))
 
 
 def entering(node: Node) -> frozenset[int]:
@@ -184,16 +186,14 @@ def entering(node: Node) -> frozenset[int]:
 
     These are all of them, unless stages consist of different operators and only some operands come from outside.
     """
-    ranges = ends_of(node)
-    numbers = node.attributes.get("entering")
-    return frozenset(ranges.sampled) if numbers is None else frozenset(ranges.carried.start + int(k) for k in str(numbers).split())
+    ranges, numbers = ends_of(node), node.of(Pipeline).entering
+    return frozenset(ranges.sampled) if numbers is None else frozenset(ranges.carried.start + k for k in numbers)
 
 
 def leaving(node: Node) -> frozenset[int]:
     """Return the operands, by position, whose values after the last stage are results that something reads."""
-    ranges = ends_of(node)
-    numbers = node.attributes.get("leaving")
-    return frozenset(ranges.carried) if numbers is None else frozenset(ranges.carried.start + int(k) for k in str(numbers).split())
+    ranges, numbers = ends_of(node), node.of(Pipeline).leaving
+    return frozenset(ranges.carried) if numbers is None else frozenset(ranges.carried.start + k for k in numbers)
 
 
 def sends(node: Node, position: int, flow: Callable[[Value], bool]) -> tuple[int, int]:
@@ -247,7 +247,7 @@ def scaled_over(node: Node, flow: Callable[[Value], bool]) -> tuple[int, ...]:
     first_result = ends_of(node).carried.start
     pipeline = node.operands[first_result].node
     operands = (*pipeline.operands, *(node.operands[p] for p in range(first_result)))
-    loss = node.types[int(node.attributes["loss"])]
+    loss = node.types[node.of(PipelineTail).loss]
     active = [v for v in operands if flow(v)]
     has_unused = [any(v.type[k] == UNUSED for v in active) for k in range(len(loss))]
     return tuple(k for k, s in enumerate(loss) if active and (s == REPLICATED or (s != UNUSED and has_unused[k])))

@@ -14,6 +14,7 @@ from unity.pcg.analysis.rematerialization import Recomputation, recomputation
 from unity.pcg.analysis.views import of_argument
 from unity.pcg.ir.gradient_flow import Gradients, carrying_in, gradients
 from unity.pcg.ir.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value
+from unity.pcg.ir.payloads import PipelineTail
 from unity.pcg.ir.program import Tensor
 from unity.pcg.parallel.branches import groups_of, weight_of
 from unity.pcg.parallel.equal_values import ValueNumbering
@@ -220,7 +221,7 @@ def _of_pipeline(node: Node, context: _Context) -> Iterator[Collective]:
             yield Collective("collective-permute", *size, back * context.times, 0, 0, BACKWARD, node)
     over = scaled_over(node, context.flow)
     if over:
-        loss = int(node.attributes["loss"])
+        loss = node.of(PipelineTail).loss
         itemsize = held(node.tensors[loss].dtype, node.types[loss], axes).itemsize
         yield Collective("all-reduce", over, 1, itemsize, *context.once, BACKWARD, node)
 

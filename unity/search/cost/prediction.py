@@ -17,7 +17,7 @@ from unity.machine.machine import Machine
 from unity.pcg.analysis.hoisting import hoisted
 from unity.pcg.analysis.rematerialization import Recomputation, recomputation
 from unity.pcg.ir.gradient_flow import Gradients, gradients
-from unity.pcg.ir.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, STAGES, Node, Value
+from unity.pcg.ir.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, STAGES, Node, Value, reserved_axes
 from unity.pcg.ir.program import Body
 from unity.pcg.parallel.branches import weight_of
 from unity.pcg.parallel.stages import runs_of
@@ -121,13 +121,13 @@ def _operators(graph: PCG, facts: _ProgramFacts, times: int) -> Iterator[Operato
         if node.inside is not None:
             inner = times * (runs_of(node, facts.flow) if node.kind in LOOPS else 1)
             part = weight_of(node) if node.kind in (BRANCHES, STAGES) else 1.0
-            share = 1 / prod(a.size for a in graph.axes if a.name in str(node.attributes.get("along", "")).split())
+            share = 1 / prod(a.size for a in graph.axes if a.name in reserved_axes(node))
             for term in _operators(node.inside, facts, inner):
                 yield replace(term, forward=part * term.forward, backward=part * term.backward, share=share * term.share)
         elif node.body is not None and node.kind not in PARALLELIZATION:
             forward, backward, how = operator_seconds(node, node.body, graph, facts.flow, facts.machine)
             first = times // facts.hoisted.get(id(node), 1)
-            marked = bool(node.attributes.get("again")) and facts.training
+            marked = bool(node.again) and facts.training
             runs = first + times * (facts.recomputation.repeats(node) - facts.recomputation.alone(node) + marked)
             share = work_share(node, node.body, graph)
             yield OperatorTerm(node, times, forward * runs, backward * times, how, first, runs, share)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from unity.pcg.ir.graph import UNCHANGED, Node, Value
+from unity.pcg.ir.payloads import Scan
 from unity.pcg.propagation.scan_programs import SCANNED
 from unity.search.memory.peak import Later, places
 from unity.search.space.live_buffers import WORKING, Held, Lying, local, stays, unmoved
@@ -64,7 +65,7 @@ def moved(nodes: Sequence[Node], lying: Lying, residuals: Collection[Value]) -> 
 def _of_constants(scan: Node, ready: Collection[Value]) -> list[Held]:
     """Return the values that a scan's steps compute by changes of type from ready constants, except residuals."""
     assert scan.inside is not None
-    inside, constants = scan.inside, scan.operands[: int(scan.attributes["consts"])]
+    inside, constants = scan.inside, scan.operands[: scan.of(Scan).consts]
     computed = {Value(n) for n, v in zip(inside.inputs, constants, strict=False) if v in ready}
     operands: dict[Value, None] = {}  # the operands of operators
     for node in inside.nodes:
@@ -72,7 +73,7 @@ def _of_constants(scan: Node, ready: Collection[Value]) -> list[Held]:
             computed |= {Value(node)} if node.operands[0] in computed else set()
             continue
         operands.update(dict.fromkeys(v for v in map(unmoved, node.operands) if v in computed and v.node.kind != "input"))
-    return [Held(WORKING, v.node, local(v, inside)) for v in operands if v.node.attributes.get("again")]
+    return [Held(WORKING, v.node, local(v, inside)) for v in operands if v.node.again]
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from math import prod
 
-from unity.pcg.ir.graph import BRANCHES, LOOPS, PCG, PIPELINE, STAGES, TAIL, UNCHANGED, Node, Value, carried_by
+from unity.pcg.ir.graph import BRANCHES, LOOPS, PCG, PIPELINE, STAGES, TAIL, UNCHANGED, Node, Value, carried_by, times_inside
 from unity.pcg.parallel.branches import groups_of
 from unity.pcg.parallel.stages import FOLLOWED, TWO_BW, ends_of, schedule_of
 from unity.pcg.types.factors import facts_of
@@ -249,8 +249,8 @@ class Region(Keeper):
         sliced operands and the stacked results are live as a whole, or their cotangents are.
         """
         inside = self.region_inside(node)
-        length, carried = int(node.attributes["length"]), carried_by(node)
-        length = schedule_of(node).kept if node.kind == PIPELINE else length
+        carried = carried_by(node)
+        length = schedule_of(node).kept if node.kind == PIPELINE else times_inside(node)
         residuals: list[Held] = []
         for p in sorted(inside.needs):
             start = Value(inside.graph.inputs[p])

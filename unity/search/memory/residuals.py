@@ -122,7 +122,7 @@ class Keeper:
             if not flag or (v.node is node and runs_again(node)) or self.backend.keeps_indices(node):
                 continue
             buffers += self.extended(v, node, nbytes) if nbytes else self.need(v, node)
-        if node.attributes.get("again"):
+        if node.again:
             return buffers
         for (variable, _), nbytes in zip(needed.inner, inner.kept(self.flows(node), self.stacked)[1], strict=True):
             buffers.append(self.count(self.held(KEPT, node, nbytes)))
@@ -146,7 +146,7 @@ class Keeper:
 
     def recomputed_inner_bytes(self, node: Node) -> float:
         """Return the bytes of the inner values that an operator's own backward pass recomputes; in a loop they are not stacked."""
-        if not node.attributes.get("again"):
+        if not node.again:
             return 0.0
         return sum(self.inner(node).kept(self.flows(node), False)[1])
 

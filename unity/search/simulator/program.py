@@ -266,7 +266,7 @@ class _Region:
             if node.kind == "input":
                 continue
             ready = union(done[v] for v in node.operands) or after
-            if node.inside is None and not node.attributes.get("again"):
+            if node.inside is None and not node.again:
                 ready = self.repeated[id(node)] = self.communicate(
                     node, Phase.RECOMPUTE, self.compute(node, Phase.RECOMPUTE, ready)
                 )
@@ -335,7 +335,7 @@ class _Region:
 def _repeated_changes(v: Value) -> list[Node]:
     """Return the changes of type that are repeated for an operand in the backward pass, the last one first."""
     changes = []
-    while v.node.kind in PARALLELIZATION and v.node.attributes.get("again"):
+    while v.node.kind in PARALLELIZATION and v.node.again:
         changes.append(v.node)
         v = v.node.operands[0]
     return changes

@@ -70,7 +70,7 @@ class Lying:
         parts: dict[Type, int] = {}
         for node in graph.nodes:
             same = stays(node)
-            again = same or is_part(node) or (node.kind in PARALLELIZATION and bool(node.attributes.get("again")))
+            again = same or is_part(node) or (node.kind in PARALLELIZATION and bool(node.again))
             for v, tensor, type_ in zip(node.results, node.tensors, node.types, strict=True):
                 if type_ not in parts:
                     parts[type_] = copies(type_, graph.axes)

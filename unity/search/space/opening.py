@@ -11,7 +11,8 @@ from unity.pcg.analysis.rematerialization import Place, Recomputation, recomputa
 from unity.pcg.analysis.residuals import recomputable, residuals
 from unity.pcg.analysis.views import is_view
 from unity.pcg.ir.gradient_flow import Gradients, gradients
-from unity.pcg.ir.graph import BRANCHES, CONSTRAIN, PCG, PIPELINE, STAGES, TAIL, Node, Value
+from unity.pcg.ir.graph import BRANCHES, CONSTRAIN, PCG, PIPELINE, STAGES, TAIL, Node, Value, reserved_axes
+from unity.pcg.ir.payloads import Scan
 from unity.pcg.ir.program import Tensor
 from unity.pcg.parallel import branches
 from unity.pcg.parallel.stages import (
@@ -19,7 +20,6 @@ from unity.pcg.parallel.stages import (
     ends_of,
     in_flight,
     inside_state,
-    names_of,
     outside_state,
     runs_of,
     schedule_of,
@@ -283,8 +283,8 @@ class _Builder:
     def add_scan(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
         """Add the sites of a scan: constants and carries have one type for all steps, and stacks are not partitioned by step."""
         assert node.inside is not None
-        inside, c, k = node.inside, int(node.attributes["consts"]), int(node.attributes["carry"])
-        inner = around.scan(int(node.attributes["length"]))
+        inside, loop = node.inside, node.of(Scan)
+        c, k, inner = loop.consts, loop.carry, around.scan(loop.length)
         inputs: list[Where] = []
         for p, (where, n) in enumerate(zip(operands, inside.inputs, strict=True)):
             step = Slicing.SLICE if p >= c + k else Slicing.NONE
@@ -368,7 +368,7 @@ class _Builder:
     def assign_staged_choices(self, node: Node, first: int, entries: Collection[int]) -> None:
         """Assign the single choice along the stage axes to the sites inside a pipeline or its tail."""
         choices = staged(node)
-        self.enclose(first, names_of(node), entries)
+        self.enclose(first, reserved_axes(node), entries)
         for site in self.sites[first:]:
             if site.node is not None:
                 site.staged = choices[id(site.node)]
@@ -405,7 +405,7 @@ class _Builder:
             self.sites[free].staged = Choice("partial", (REPLICATED,), (PARTIAL,), 0, 0.0)
             self.outputs[id(node.inside), q] = (free,)
             results.append((free, 0))
-        self.enclose(first, branches.names_of(node), [s for s, _ in inputs])
+        self.enclose(first, reserved_axes(node), [s for s, _ in inputs])
         for site in self.sites[first:]:
             site.staged = site.staged or branches.everywhere(site.node, len(site.ports), len(site.results))
         self.results[id(node)] = tuple(results)

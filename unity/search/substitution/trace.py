@@ -68,7 +68,7 @@ def _at(space: GraphSpace, s: int, rule: str, axes: Axes) -> RuleApplication:
     site, names = space.sites[s], tuple(space.machine.axes[i].name for i in axes)
     while site.node is None:  # a place has no line of its own: use that of its value
         site = space.sites[site.ports[0].source]
-    name = str(site.node.attributes["name"]) if site.kind == "input" else site.node.kind
+    name = site.node.name if site.kind == "input" else site.node.kind
     return RuleApplication(rule, name, site.node.source, names)
 
 

@@ -43,7 +43,7 @@ def _row(old: Node, new: Node, axes: Sequence[Axis], entries: Sequence[LibraryEn
     changes = tuple(_through(v)[0] for v in new.operands)
     if new.body is None:
         return Row((), new.types, changes)
-    again = 0 if old.attributes.get("again") else int(new.attributes.get("again", 0))
+    again = 0 if old.again else int(new.again)
     return Row(tuple(_split(new, k, axis, entries, cache) for k, axis in enumerate(axes)), (), changes, again)
 
 
@@ -51,7 +51,7 @@ def _through(v: Value) -> tuple[Changes, Value]:
     """Return the parallelization operators that lead to a value, in order, and the value before them."""
     changes: list[Change] = []
     while v.node.kind in PARALLELIZATION:
-        changes.append(Change(v.node.kind, v.type, bool(v.node.attributes.get("again"))))
+        changes.append(Change(v.node.kind, v.type, bool(v.node.again)))
         v = v.node.operands[0]
     return tuple(reversed(changes)), v
 

@@ -15,6 +15,7 @@ from unity.pcg.capture.heavy_operators import Uses, constants, pure
 from unity.pcg.capture.packed_arguments import NOTHING
 from unity.pcg.ir.dead_code import deduplicated, extract, used
 from unity.pcg.ir.graph import BRANCHES, PCG, Node, Value
+from unity.pcg.ir.payloads import Branches, Input
 from unity.pcg.ir.program import Body
 from unity.pcg.parallel.branches import confined
 from unity.pcg.propagation.scan_programs import SCANNED
@@ -27,7 +28,7 @@ from unity.transforms.pipelining.apart import applied
 from unity.transforms.pipelining.micro import WALK
 from unity.transforms.pipelining.named import with_nodes
 from unity.transforms.pipelining.splice import within
-from unity.transforms.transformation import Source, Transformation, TransformationRecord
+from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
 
 
 class Apart(Exception):
@@ -56,7 +57,7 @@ class BranchingRecord(TransformationRecord, tag="branches"):
     packed: bool
     whole: tuple[Natural, ...]
 
-    def apply(self, source: Source) -> Branching:
+    def apply(self, source: TransformationSource) -> Branching:
         program = Forked.of(source.program, source.earlier)
         try:
             return branched(program, source.axes("branches", self.along), self.shares, self.packed, self.whole)
@@ -275,7 +276,7 @@ def branched(program: Forked, along: Sequence[Axis], shares: Sequence[Share], pa
     ordered, packing = tuple(sorted(shares, key=lambda s: s.region)), NOTHING
     graph = _stitched(program, tuple(along), ordered, 0)
     if pack:
-        nodes = sorted((n for n in graph.nodes if n.kind == BRANCHES), key=lambda n: int(n.attributes["region"]))
+        nodes = sorted((n for n in graph.nodes if n.kind == BRANCHES), key=lambda n: n.of(Branches).region)
         graph, packing = packed(graph, nodes, program.captured.differentiated.difference(whole))
     after = replace(program.captured, graph=program.staged(graph))
     before = program.captured if program.pipelining is None else program.pipelining.after
@@ -323,7 +324,7 @@ class _Stitching:
         outputs_of_rest = (*body.outputs, *(v for some in reads for v in some))
         remaining = tuple(e for k, e in enumerate(body.equations) if k not in gone)
         rest = Body((*body.inputs, *ends), outputs_of_rest, remaining, body.tensors)
-        names = [*(str(n.attributes["name"]) for n in captured.graph.inputs), *(f"branch {k}" for k in range(len(ends)))]
+        names = [*(n.name for n in captured.graph.inputs), *(f"branch {k}" for k in range(len(ends)))]
         outside = graph_of(rest, names, captured.bodies)
         outputs, starts = iter(outside.outputs), dict(zip(ends, outside.inputs[len(body.inputs) :], strict=True))
         results = [next(outputs) for _ in body.outputs]
@@ -358,17 +359,14 @@ class _Stitching:
         """Return the branches of a region as one operator on `values`."""
         read = dict.fromkeys(v for b in region.branches for v in self.program.graphs[b][1])
         operands_by_variable = {v: values[v] for v in read}
-        inputs = {v: Node("input", (), (value.tensor,), attributes={"index": k, "name": f"operand {k}"})
+        inputs = {v: Node("input", (), (value.tensor,), payload=Input(k, f"operand {k}"))
                   for k, (v, value) in enumerate(operands_by_variable.items())}  # fmt: skip
         outputs = []
         for branch in region.branches:
             graph, order = self.program.graphs[branch]
             outputs += applied(graph, [Value(inputs[v]) for v in order])
         inside = PCG(tuple(inputs.values()), tuple(outputs))
-        attributes = {
-            "along": " ".join(axis.name for axis in self.along), "groups": " ".join(map(str, share.groups)), "packed": "",
-            "weight": share.weight, "region": share.region,
-        }  # fmt: skip
+        payload = Branches(tuple(axis.name for axis in self.along), share.groups, (), share.weight, share.region)
         join, tensors = self.program.body.equations[region.join], tuple(v.tensor for v in outputs)
         operands = tuple(operands_by_variable.values())
-        return Node(BRANCHES, operands, tensors, None, inside, attributes, source=join.source, scope=join.scope)
+        return Node(BRANCHES, operands, tensors, None, inside, payload, source=join.source, scope=join.scope)

@@ -19,6 +19,7 @@ from unity.machine.collectives import collective
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.graph import BRANCHES, PCG
+from unity.pcg.ir.payloads import Branches
 from unity.pcg.parallel.branches import groups_of, packed_of, weight_of
 from unity.pcg.parallel.parallelize import parallelize
 from unity.pcg.types.axis import Axis
@@ -243,7 +244,7 @@ def parts_of(found: BranchCandidate, machine: Machine, training: Training) -> di
     for node, _ in graph.walk():
         if node.kind == BRANCHES:
             loads = [sum(seconds.get(id(n), 0.0) for n, _ in group.graph.walk()) for group in groups_of(node)]
-            parts[int(node.attributes["region"])] = max(loads) / sum(loads) if sum(loads) else weight_of(node)
+            parts[node.of(Branches).region] = max(loads) / sum(loads) if sum(loads) else weight_of(node)
     return parts
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from unity.pcg.capture.group_slots import Leaf, Slots, part_of, slots_of
 from unity.pcg.capture.packed_arguments import Packing
 from unity.pcg.ir.graph import PCG, Node, Value
+from unity.pcg.ir.payloads import Branches, Input
 from unity.pcg.ir.program import Tensor
 from unity.pcg.parallel.branches import groups_of
 
@@ -69,7 +72,7 @@ def _with_slots(graph: PCG, node: Node, slots: Sequence[Slots], inputs: Mapping[
     for s in slots:
         array = inputs[id(graph.inputs[s.first])]
         tensor, number = Tensor(s.shape, array.tensors[0].dtype), len(operands)
-        start = Node("input", (), (tensor,), attributes={"index": number, "name": f"slot {number}"})
+        start = Node("input", (), (tensor,), payload=Input(number, f"slot {number}"))
         operands.append(Value(graph.inputs[s.first]))
         ends.append(start)
         for leaf, shape in zip(s.leaves, s.shapes, strict=True):
@@ -79,5 +82,5 @@ def _with_slots(graph: PCG, node: Node, slots: Sequence[Slots], inputs: Mapping[
         if n.kind != "input":
             inner[id(n)] = replace(n, operands=tuple(Value(inner[id(v.node)], v.index) for v in n.operands))
     inside = PCG(tuple(ends), tuple(Value(inner[id(v.node)], v.index) for v in node.inside.outputs))
-    attributes = {**node.attributes, "packed": " ".join(str(k) for k in range(len(unpacked), len(operands)))}
-    return replace(node, operands=tuple(operands), inside=inside, attributes=attributes)
+    payload = structs.replace(node.of(Branches), packed=tuple(range(len(unpacked), len(operands))))
+    return replace(node, operands=tuple(operands), inside=inside, payload=payload)

@@ -17,6 +17,7 @@ from unity.pcg.capture.capture import Captured, graph_of
 from unity.pcg.capture.group_slots import Leaf, Slots, part_of, slots_of
 from unity.pcg.capture.packed_arguments import NOTHING, Packing
 from unity.pcg.ir.graph import PCG, PIPELINE, STAGES, TAIL, Node, Value
+from unity.pcg.ir.payloads import Input, Pipeline, Scan, Stages
 from unity.pcg.ir.program import Tensor, close, tensor_type
 from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, Schedule, staged
 from unity.pcg.types.axis import Axis
@@ -111,25 +112,34 @@ class _PipelineBuilder:
     def pipeline(self, scan: Node, operands: tuple[Value, ...], along: Sequence[Axis]) -> Node:
         """Return the loop over micro-batches as a pipeline on constants, buffers and packed weights."""
         staging, c, k = self.staging, len(self.constants), len(self.staging.kinds)
-        stages, names = len(staging.parts), " ".join(axis.name for axis in along)
-        how = {} if staging.tail is None else {"schedule": ONE_F_ONE_B}
-        schedule = Schedule(stages, staging.rounds * stages, stages, how.get("schedule", GPIPE))
+        stages, names = len(staging.parts), tuple(axis.name for axis in along)
+        kind = None if staging.tail is None else ONE_F_ONE_B
+        schedule = Schedule(stages, staging.rounds * stages, stages, kind or GPIPE)
         starts = self.starts()
         inner = self.starts()
         ends = [self.stage(n, inner) for n in range(stages)]
         step = Node(
             STAGES, tuple(map(Value, starts)), tuple(staging.buffer(kind) for kind in staging.kinds), None,
             PCG(tuple(inner), tuple(_either([end[b] for end in ends], scan.source) for b in range(k))),
-            {"along": names, "packed": "", "weight": staging.cuts.weight}, source=scan.source, scope=scan.scope,
+            Stages(names, (), staging.cuts.weight), source=scan.source, scope=scan.scope,
         )  # fmt: skip
-        attributes = {
-            "consts": c, "read": 0, "carry": k, "unroll": 1, "along": names, "stages": stages,
-            "micro_batches": schedule.micro_batches, "steps": stages, "length": schedule.runs, "samples": " ".join("0" * k),
-            "entering": " ".join(str(b) for b, kind in enumerate(staging.kinds) if staging.layouts[0].of_kind[kind]),
-            "leaving": " ".join(map(str, range(len(staging.leaving)))), **how,
-        }  # fmt: skip
+        payload = Pipeline(
+            consts=c,
+            read=0,
+            carry=k,
+            unroll=1,
+            along=names,
+            stages=stages,
+            micro_batches=schedule.micro_batches,
+            steps=stages,
+            length=schedule.runs,
+            samples=(0,) * k,
+            entering=tuple(b for b, buffer in enumerate(staging.kinds) if staging.layouts[0].of_kind[buffer]),
+            leaving=tuple(range(len(staging.leaving))),
+            schedule=kind,
+        )
         inside, stacks = PCG(tuple(starts), step.results), tuple(Tensor((staging.rounds, *t.shape), t.dtype) for t in step.tensors)
-        return replace(scan, kind=PIPELINE, operands=operands, tensors=stacks, inside=inside, attributes=attributes)
+        return replace(scan, kind=PIPELINE, operands=operands, tensors=stacks, inside=inside, payload=payload)
 
     def starts(self) -> list[Node]:
         """Return the inputs of a step: constants, a micro-batch's buffers, and the stage's slices of packed weights."""
@@ -184,13 +194,13 @@ def _tail(walk: Node, values: Mapping[int, Value], added: Node, pipeline: Node, 
     program = traced(lambda *xs: staging.summed(tail, xs), [v.tensor.struct for v in (*inputs[:first], *arrived)])
     graph = named(graph_of(program, names, known), graph_of(tail.body, names, known))
     inside = PCG(tuple(starts), tuple(applied(graph, [*inputs[:first], *arrived], source)))
-    operands = (*constants, *walk.operands[int(walk.attributes["consts"]) :])
-    attributes = following(pipeline, tail, len(constants), [0] * len(staging.leaving))
-    return replace(walk, kind=TAIL, operands=operands, tensors=added.tensors, inside=inside, attributes=attributes)
+    operands = (*constants, *walk.operands[walk.of(Scan).consts :])
+    payload = following(pipeline, tail, len(constants), [0] * len(staging.leaving))
+    return replace(walk, kind=TAIL, operands=operands, tensors=added.tensors, inside=inside, payload=payload)
 
 
 def _starts(tensors: Iterable[Tensor]) -> list[Node]:
-    return [Node("input", (), (t,), attributes={"index": k, "name": f"operand {k}"}) for k, t in enumerate(tensors)]
+    return [Node("input", (), (t,), payload=Input(k, f"operand {k}")) for k, t in enumerate(tensors)]
 
 
 def _either(ends: Sequence[Value], source: str) -> Value:

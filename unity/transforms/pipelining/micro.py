@@ -24,6 +24,7 @@ from jax import lax
 
 from unity.base.formatting import short
 from unity.pcg.capture.capture import Captured
+from unity.pcg.ir.payloads import Scan
 from unity.pcg.ir.program import Body, Equation, Tensor, close
 from unity.pcg.jaxprs.scan_operands import constants_and_carry
 from unity.pcg.local.interpreter import run_body
@@ -95,7 +96,7 @@ def _scan(captured: Captured, number: int) -> LayerScan:
         if _legal(step, consts, scan):
             return scan
     for node in captured.graph.nodes:
-        if node.kind == "scan" and node.source == e.source and node.attributes["length"] == steps:
+        if isinstance(node.payload, Scan) and node.source == e.source and node.payload.length == steps:
             first_mixed(node)
     raise Mixed("no dimension of what it carries is one of samples, each worked on by itself, with the same weights for all")
 

@@ -25,7 +25,7 @@ from unity.transforms.pipelining.rolled import ROLLED, EqualLayers, layers, roll
 from unity.transforms.pipelining.splice import within
 from unity.transforms.pipelining.staged import with_stages
 from unity.transforms.pipelining.tails import Tail, tail_of
-from unity.transforms.transformation import Source, Transformation, TransformationRecord
+from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
 
 SCHEDULE_NAMES = {GPIPE: "GPipe", ONE_F_ONE_B: "1F1B", TWO_BW: "2BW"}
 UNDRAINED = "in plan.stream, where gradients are of the batch before, at weights one version older (docs: pipelines#2bw)"
@@ -144,7 +144,7 @@ class PipelineRecord(TransformationRecord):
     rounds: Positive
     schedule: Annotated[str, Meta(pattern=rf"^(?:{'|'.join(SCHEDULES)})\Z")]
 
-    def apply(self, source: Source) -> Pipelining:
+    def apply(self, source: TransformationSource) -> Pipelining:
         try:
             return self.pipelined(source.program, source.axes("a pipeline", self.along))
         except Mixed as reason:

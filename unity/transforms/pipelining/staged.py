@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+
+from msgspec import structs
 
 from unity.pcg.capture.capture import graph_of
 from unity.pcg.ir.graph import PCG, PIPELINE, TAIL, Node
+from unity.pcg.ir.payloads import Pipeline, PipelineTail, Scan
 from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, Schedule, staged
 from unity.pcg.types.axis import Axis
 from unity.transforms.pipelining.micro import WALK, LayerScan
@@ -54,7 +56,7 @@ def by_gpipe(graph: PCG) -> PCG:
     changed = {}
     for node in graph.nodes:
         if node.kind == PIPELINE:
-            changed[id(node)] = replace(node, attributes={k: v for k, v in node.attributes.items() if k != "schedule"})
+            changed[id(node)] = replace(node, payload=structs.replace(node.of(Pipeline), schedule=None))
     return with_nodes(graph, changed) if changed else graph
 
 
@@ -62,30 +64,41 @@ def _tail(added: Node, pipeline: Node, tail: Tail, scan: LayerScan) -> Node:
     """Return the tail of a pipeline: a loop over micro-batches together with the sum of its results."""
     walk = added.operands[0].node
     assert walk.inside is not None
-    attributes = following(pipeline, tail, int(walk.attributes["consts"]), scan.samples)
+    payload = following(pipeline, tail, walk.of(Scan).consts, scan.samples)
     inside = named(walk.inside, graph_of(tail.body, [f"operand {p}" for p in range(len(tail.body.inputs))]))
-    return replace(walk, kind=TAIL, tensors=added.tensors, inside=inside, attributes=attributes)
+    return replace(walk, kind=TAIL, tensors=added.tensors, inside=inside, payload=payload)
 
 
-def following(pipeline: Node, tail: Tail, constants: int, samples: Sequence[int]) -> dict[str, Any]:
-    """Return the attributes of a pipeline's tail.
+def following(pipeline: Node, tail: Tail, constants: int, samples: Sequence[int]) -> PipelineTail:
+    """Return the payload of a pipeline's tail.
 
     `constants` is the number of its constants, `samples` the sample dimension of each of the pipeline's results.
     """
-    shared = {name: pipeline.attributes[name] for name in ("along", "stages", "micro_batches", "steps", "schedule")}
-    return {
-        "consts": constants, "read": len(tail.read), "arriving": len(samples), "carry": 0, **shared,
-        "length": shared["micro_batches"], "loss": tail.loss, "samples": " ".join(map(str, (*(d for _, d in tail.read), *samples))),
-    }  # fmt: skip
+    data = pipeline.of(Pipeline)
+    assert data.schedule is not None, "GPipe has no tail"
+    return PipelineTail(
+        consts=constants,
+        read=len(tail.read),
+        arriving=len(samples),
+        carry=0,
+        along=data.along,
+        stages=data.stages,
+        micro_batches=data.micro_batches,
+        steps=data.steps,
+        schedule=data.schedule,
+        length=data.micro_batches,
+        loss=tail.loss,
+        samples=(*(d for _, d in tail.read), *samples),
+    )
 
 
 def _pipeline(walk: Node, scan: LayerScan, along: Sequence[Axis], kind: str) -> Node:
     assert walk.inside is not None
     (loop,) = [n for n in walk.inside.nodes if n.kind == "scan"]
     outer = {id(n): (p, v) for p, (n, v) in enumerate(zip(walk.inside.inputs, walk.operands, strict=True))}
-    c = int(loop.attributes["consts"])
+    c, outside = loop.of(Scan).consts, walk.of(Scan)
     # operands that differ from micro-batch to micro-batch follow the constants of the loop over micro-batches
-    read = [p for p in range(c) if outer.get(id(loop.operands[p].node), (-1,))[0] >= int(walk.attributes["consts"])]
+    read = [p for p in range(c) if outer.get(id(loop.operands[p].node), (-1,))[0] >= outside.consts]
     order = [*(p for p in range(c) if p not in read), *read, *range(c, len(loop.operands))]
     # an operand that is no input is a constant, which can be outside as well
     operands = tuple(outer[id(v.node)][1] if id(v.node) in outer else v for v in (loop.operands[p] for p in order))
@@ -93,19 +106,25 @@ def _pipeline(walk: Node, scan: LayerScan, along: Sequence[Axis], kind: str) -> 
     inside = PCG(tuple(loop.inside.inputs[p] for p in order), loop.inside.outputs, loop.inside.axes)
     samples = [_sampled(walk, loop, p, scan) for p in order[c - len(read) : c]] + list(scan.samples)
     stages = prod(axis.size for axis in along)
-    rounds = int(walk.attributes["length"])
-    schedule = Schedule(stages, rounds * stages, scan.steps, kind)
-    how = {} if kind == GPIPE else {"schedule": kind}
-    attributes = {
-        "consts": c - len(read), "read": len(read), "carry": loop.attributes["carry"], "unroll": loop.attributes["unroll"],
-        "along": " ".join(axis.name for axis in along), "stages": stages, "micro_batches": schedule.micro_batches,
-        "steps": scan.steps, "length": schedule.runs, "samples": " ".join(map(str, samples)), **how,
-    }  # fmt: skip
-    return replace(walk, kind=PIPELINE, operands=operands, inside=inside, attributes=attributes)
+    schedule = Schedule(stages, outside.length * stages, scan.steps, kind)
+    payload = Pipeline(
+        consts=c - len(read),
+        read=len(read),
+        carry=loop.of(Scan).carry,
+        unroll=loop.of(Scan).unroll,
+        along=tuple(axis.name for axis in along),
+        stages=stages,
+        micro_batches=schedule.micro_batches,
+        steps=scan.steps,
+        length=schedule.runs,
+        samples=tuple(samples),
+        schedule=None if kind == GPIPE else kind,
+    )
+    return replace(walk, kind=PIPELINE, operands=operands, inside=inside, payload=payload)
 
 
 def _sampled(walk: Node, loop: Node, position: int, scan: LayerScan) -> int:
     """Return the sample dimension of a constant that differs from micro-batch to micro-batch."""
     assert walk.inside is not None
-    number = [id(n) for n in walk.inside.inputs].index(id(loop.operands[position].node)) - int(walk.attributes["consts"])
+    number = [id(n) for n in walk.inside.inputs].index(id(loop.operands[position].node)) - walk.of(Scan).consts
     return scan.read[number - len(scan.samples)][1]

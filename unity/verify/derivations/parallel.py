@@ -16,6 +16,7 @@ from typing import Any
 
 from unity.base.errors import DerivationError, RuleError
 from unity.pcg.ir.graph import BRANCHES, LOOPS, PCG, PIPELINE, TAIL, Node, Value, carried_by
+from unity.pcg.ir.payloads import Recompute
 from unity.pcg.ir.program import Body
 from unity.pcg.propagation.propagation import Unmatched
 from unity.pcg.types.axis import Axis
@@ -127,8 +128,8 @@ class _Replay:
         types = row.placed if inside is not None else self.split(node, row.splits, operands)
         if inside is not None and [*types] != [*self.outer_types(node, inside, types)]:
             raise _wrong(node, "its results have other types than the outputs of its nested program")
-        attributes = {**node.attributes, "again": row.again} if row.again else node.attributes
-        parallel = replace(node, operands=operands, types=types, inside=inside, attributes=attributes)
+        again = Recompute(row.again) if row.again else node.again
+        parallel = replace(node, operands=operands, types=types, inside=inside, again=again)
         self.check_types(node, parallel, types)
         return parallel
 
@@ -187,8 +188,8 @@ class _Replay:
         """Apply parallelization operators to a value."""
         for change in changes:
             self.check_change(v, change.kind, change.after)
-            attributes = {"again": True} if change.again else {}
-            node = Node(change.kind, (v,), (v.tensor,), attributes=attributes, types=(change.after,), source=v.node.source)
+            again = Recompute.WHOLE if change.again else Recompute.NOTHING
+            node = Node(change.kind, (v,), (v.tensor,), types=(change.after,), source=v.node.source, again=again)
             self.check_types(v.node, node, (change.after,))
             self.report.changes[change.kind, self.rules.composing_rule(change.kind)] += 1
             v = Value(node)
