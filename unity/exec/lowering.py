@@ -18,6 +18,7 @@ from unity.exec.context import own
 from unity.exec.pipelines.gpipe import pipelined, summed
 from unity.exec.pipelines.half_ticks import PipelinePair
 from unity.exec.pipelines.one_forward_one_backward import alternated
+from unity.exec.sharding_constraints import SHARDED, constrain, constrained, sharding_of
 from unity.pcg.analysis.rematerialization import runs_again
 from unity.pcg.ir.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value
 from unity.pcg.ir.payloads import Remat, Scan
@@ -75,6 +76,20 @@ def program(graph: PCG, mesh: Mesh) -> Callable[..., tuple]:
     def call(*leaves: Any) -> tuple:
         with own(mesh):
             return mapped(*placed_by_plan_shard(leaves))
+
+    return call
+
+
+def partitioned_program(graph: PCG, mesh: Mesh) -> Callable[..., tuple]:
+    """Return the function of a parallel graph on whole arrays, for XLA's partitioner (`unity.exec.sharding_constraints`)."""
+    whole = constrained(graph, mesh)
+    into = [sharding_of(Value(n), graph.axes, mesh) for n in graph.inputs]
+    out = [sharding_of(v, graph.axes, mesh) for v in graph.outputs]
+
+    def call(*leaves: Any) -> tuple:
+        with own(mesh):
+            results = run_graph(whole, [constrain(x, s, s) for x, s in zip(leaves, into, strict=True)])
+            return tuple(constrain(x, s, s) for x, s in zip(results, out, strict=True))
 
     return call
 
@@ -201,6 +216,8 @@ def _compute(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
     operands = [settle(v, x, axes) for v, x in zip(node.operands, operands, strict=True)]
     if node.kind == "scan":
         results = _scan(node, operands, axes)
+    elif node.kind == SHARDED:
+        results = [constrain(operands[0], node.attributes["forward"], node.attributes["backward"])]
     elif node.kind == PIPELINE:
         results = pipelined(node, operands, _inside(node))
     elif node.kind == TAIL:

@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
 from unity.base.errors import OptionError
-from unity.exec.lowering import platform_of, program, spec_of
+from unity.exec.lowering import partitioned_program, platform_of, program, spec_of
 from unity.exec.two_buffered_weights import Streamed
 from unity.pcg.ir.gradient_flow import losses
 from unity.pcg.ir.graph import PCG
@@ -36,12 +36,14 @@ class PlannedStep:
         mesh: the devices, as a mesh of the graph's axes.
         differentiated: the inputs that gradients are taken for, by number; none without a backward pass.
         training: whether there is a backward pass, and the optimizer's slots.
+        partitioned: whether XLA's partitioner divides it, by constraints (`unity.exec.sharding_constraints`).
     """
 
     graph: PCG
     mesh: Mesh
     differentiated: frozenset[int]
     training: Training
+    partitioned: bool = False
 
     @property
     def backend(self) -> Backend:
@@ -79,11 +81,11 @@ class PlannedStep:
         """
         options = compiler_options(platform_of(self.mesh))
         with without_mesh():
-            if self.training.backward and undrained(self.graph):
+            if self.training.backward and undrained(self.graph) and not self.partitioned:
                 streamed = Streamed(self.graph, self.mesh, tuple(sorted(self.differentiated)))
                 step = jax.jit(streamed.step, donate_argnums=0)
                 return step.lower(streamed.flight, tuple(self.structs)).compile(compiler_options=options)
-            run = jax.jit(program(self.graph, self.mesh))
+            run = jax.jit((partitioned_program if self.partitioned else program)(self.graph, self.mesh))
             if self.training.backward:
                 step = gradient_step(run, len(self.structs), self.weights, losses(self.graph))
                 return self._differentiated(step).compile(compiler_options=options)

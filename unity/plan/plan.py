@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from html import escape
 from pathlib import Path
@@ -16,7 +17,7 @@ from unity.base.errors import PlanError
 from unity.exec.compiled.entangled import refuse_entangled
 from unity.exec.context import automatic, explicit_mesh, on_mesh, typed, typed_mesh
 from unity.exec.hosts.arrays import place
-from unity.exec.lowering import program, spec_of
+from unity.exec.lowering import partitioned_program, program, spec_of
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import ResultTypes, result_types
 from unity.pcg.capture.packed_arguments import Packing
@@ -350,22 +351,49 @@ class Plan:
                 rule in it is for reverse only (docs: plan#derivatives); or the devices are CPU devices, whose runtime would mix up
                 the messages of branches (docs: branches#on-virtual-devices).
         """
+        return self._call(lambda: self._runnable_program, self._typed, args, named)
+
+    def _call(self, program: Callable[[], Any], typed_programs: dict[Any, Any], args: tuple[Any, ...], named: Any) -> Any:
+        """Call a program of all leaves with the function's arguments.
+
+        Args:
+            program: returns the program, once the arguments are known to be right.
+            typed_programs: a cache of the program for values whose types state shardings of a mesh with explicit axes.
+            args: the arguments by position.
+            named: those by name.
+        """
         captured = self.family.captured
         args = by_position(self.family.fn, args, named) if named else args
-        leaves = self.placement_on(None).leaves(checked(self.__name__, captured, self.packing, args))
+        leaves = self.placement_on(None).leaves(checked(self.__name__, captured, self.packing, args), depth=4)
         mesh = explicit_mesh((*leaves, *captured.consts))
         types = self._result_types(jax.tree.leaves(args), mesh)
-        run = self._runnable_program if mesh is None else self._program_under(mesh, types.specs)
+        run = program()
+        if mesh is not None:
+            if (mesh, types.specs) not in typed_programs:
+                typed_programs[mesh, types.specs] = typed(run, mesh, types.specs)
+            run = typed_programs[mesh, types.specs]
         with in_reverse(self.__name__):
             # the conversions are outside of the program, so that JAX makes a gradient as weakly typed as its argument
             results = run(*(with_weak_type(x, False) for x in leaves), *captured.consts)
         return jax.tree.unflatten(captured.out_tree, map(with_weak_type, results, types.weak))
 
-    def _program_under(self, mesh: AbstractMesh, specs: tuple[PartitionSpec, ...]) -> Callable[..., tuple]:
-        """Return the lowered function for values whose types state shardings of the user's mesh."""
-        if (mesh, specs) not in self._typed:
-            self._typed[mesh, specs] = typed(self._runnable_program, mesh, specs)
-        return self._typed[mesh, specs]
+    def constrained(self) -> Callable[..., Any]:
+        """Return the planned program for XLA's partitioner: on whole arrays, with sharding constraints where types change.
+
+        It is called, jitted and differentiated in reverse like the plan. XLA chooses the collectives, which may be others than
+        planned: `check(partitioned=True)` lists them.
+
+        Raises:
+            PlanError: the plan has a pipeline, or branches on groups of devices.
+        """
+        mesh = self._compiled_mesh
+        program = jax.jit(with_effects(partitioned_program(self.pcg, mesh), self.family.captured, self.pcg, mesh))
+        typed_programs: dict[Any, Any] = {}
+
+        def call(*args: Any, **named: Any) -> Any:
+            return self._call(lambda: program, typed_programs, args, named)
+
+        return call
 
     def _result_types(self, leaves: Sequence[Any], mesh: AbstractMesh | None) -> ResultTypes:
         """Return the types of the results for arguments with these leaves, under a mesh with explicit axes or under none.
@@ -458,13 +486,16 @@ class Plan:
         planned = self.family.search.training
         return Training(planned.backward if gradient is None else gradient, planned.optimizer_slots if planned.backward else 0)
 
-    def check(self, *, gradient: bool | None = None, devices: Sequence[Any] | Mesh | None = None) -> Check:
+    def check(
+        self, *, gradient: bool | None = None, devices: Sequence[Any] | Mesh | None = None, partitioned: bool = False
+    ) -> Check:
         """Compile the plan and compare the program's collectives and memory with the prediction, line by line. Nothing is run.
 
         Args:
             gradient: whether the step computes gradients too. By default it does if the function was planned for training.
             devices: devices to compile for, or a mesh of them, instead of those of this process. They may be those of a topology
                 (`jax.experimental.topologies`) that is not present (docs: plan#check).
+            partitioned: whether to compile `constrained()`, whose collectives XLA's partitioner chooses.
 
         Raises:
             PlanError: there are fewer devices than planned for.
@@ -472,7 +503,7 @@ class Plan:
         from unity.exec.compiled.check import compare
 
         plan = self if devices is None else self.on(devices)
-        return compare(step_of(plan, self._training(gradient)))
+        return compare(replace(step_of(plan, self._training(gradient)), partitioned=partitioned))
 
     @cached_property
     def parallelization(self) -> Parallelization:

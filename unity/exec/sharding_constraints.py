@@ -1,0 +1,110 @@
+"""A parallel graph for XLA's partitioner: its operators on whole arrays, with sharding constraints where its types change.
+
+A constraint is at the end of every change of type, at an operator that divides what none of its operands divides (a constant, an
+iota), and at arguments and results; everything else is left to the partitioner. What a `PartitionSpec` cannot state stays open:
+partial sums, and dimensions that are partitioned at an inner digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from unity.base.errors import PlanError
+from unity.pcg.analysis.rematerialization import WHOLE
+from unity.pcg.ir.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.parallel_type import PARTIAL, Type
+
+SHARDED = "sharded"  # a value with sharding constraints for itself and its cotangent
+PER_DEVICE = frozenset({PIPELINE, TAIL, STAGES, BRANCHES})  # devices run different operators at a time
+
+
+def constrained(graph: PCG, mesh: Mesh) -> PCG:
+    """Return the graph of whole arrays that a parallel graph computes, with constraints on a mesh with automatic axes.
+
+    Raises:
+        PlanError: the graph has a pipeline or branches on groups of devices, which no sharding states.
+    """
+    copies: dict[Value, Value] = {}
+    origins: dict[Value, Value] = {}  # of the result of a change of type, the value before all changes
+    for node in graph.nodes:
+        if node.kind in PARALLELIZATION:
+            (v,) = node.operands
+            origins[Value(node)] = origin = origins.get(v, v)
+            is_last = any(user.kind not in PARALLELIZATION for user, _ in graph.users[id(node)]) or Value(node) in graph.outputs
+            copies[Value(node)] = _changed(node, origin, copies[origin], graph.axes, mesh) if is_last else copies[origin]
+            continue
+        if node.kind in PER_DEVICE:
+            raise PlanError(
+                f"the plan has {node.kind} nodes, in which devices run different operators at a time, which no sharding constraints"
+                " state: plan with pipelines=False, branches=False. (docs: plan#with-xlas-partitioner)"
+            )
+        inside = None if node.inside is None else constrained(node.inside, mesh)
+        operands = tuple(copies[v] for v in node.operands)
+        copy = replace(node, operands=operands, inside=inside, types=((),) * len(node.tensors))
+        for v, own in zip(node.results, copy.results, strict=True):
+            is_origin = node.kind != "input" and inside is None and _divides_more(node, v)
+            copies[v] = _sharded(own, v.type, v.type, graph.axes, mesh) if is_origin else own
+    return PCG(tuple(copies[Value(n)].node for n in graph.inputs), tuple(copies[v] for v in graph.outputs))
+
+
+def open_spec(type_: Type, axes: Sequence[Axis], rank: int) -> PartitionSpec:
+    """Return a type as a partition specification, open in dimensions that are partitioned at an inner digit."""
+    dims: list[Any] = [()] * rank
+    for state, axis in zip(type_, axes, strict=True):
+        if state.kind == "P":
+            is_open = state.outer > 1 or dims[state.dim] is PartitionSpec.UNCONSTRAINED
+            dims[state.dim] = PartitionSpec.UNCONSTRAINED if is_open else (*dims[state.dim], axis.name)
+    return PartitionSpec(*(d or None for d in dims))
+
+
+def sharding_of(v: Value, axes: Sequence[Axis], mesh: Mesh) -> NamedSharding:
+    """Return the sharding that a value's type states."""
+    return NamedSharding(mesh, open_spec(v.type, axes, v.tensor.ndim))
+
+
+def constrain(x: Any, forward: NamedSharding, backward: NamedSharding) -> Any:
+    """Return a value with a sharding, whose cotangent has another."""
+    return _constrained(x, forward, backward) if jnp.issubdtype(x.dtype, jnp.inexact) else lax.with_sharding_constraint(x, forward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _constrained(x: Any, forward: NamedSharding, backward: NamedSharding) -> Any:
+    return lax.with_sharding_constraint(x, forward)
+
+
+_constrained.defvjp(
+    lambda x, forward, backward: (lax.with_sharding_constraint(x, forward), None),
+    lambda forward, backward, _, cotangent: (lax.with_sharding_constraint(cotangent, backward),),
+)
+
+
+def _divides_more(node: Node, v: Value) -> bool:
+    """Return whether a result is partitioned along an axis that partitions no operand."""
+    return any(s.kind == "P" and all(o.type[k].kind != "P" for o in node.operands) for k, s in enumerate(v.type))
+
+
+def _changed(node: Node, origin: Value, copy: Value, axes: Sequence[Axis], mesh: Mesh) -> Value:
+    """Return the value after all changes of type up to `node`, with a constraint if its sharding changed or a sum was reduced."""
+    before, after = origin.type, node.types[0]
+    rank = node.tensors[0].ndim
+    is_reduced = PARTIAL in before
+    if PARTIAL in after or (open_spec(before, axes, rank) == open_spec(after, axes, rank) and not is_reduced):
+        return copy
+    return _sharded(copy, before, after, axes, mesh, bool(node.attributes.get("again")))
+
+
+def _sharded(v: Value, before: Type, after: Type, axes: Sequence[Axis], mesh: Mesh, again: bool = False) -> Value:
+    """Return a value constrained to a type, with its cotangent constrained to the type before."""
+    rank = v.tensor.ndim
+    forward, backward = (NamedSharding(mesh, open_spec(t, axes, rank)) for t in (after, before))
+    attributes = {"forward": forward, "backward": backward, **({"again": WHOLE} if again else {})}
+    return Value(Node(SHARDED, (v,), (v.tensor,), attributes=attributes, types=((),), source=v.node.source, scope=v.node.scope))
