@@ -353,11 +353,11 @@ class Plan:
         """
         return self._call(lambda: self._runnable_program, self._typed, args, named)
 
-    def _call(self, program: Callable[[], Any], typed_programs: dict[Any, Any], args: tuple[Any, ...], named: Any) -> Any:
+    def _call(self, lowered: Callable[[], Any], typed_programs: dict[Any, Any], args: tuple[Any, ...], named: Any) -> Any:
         """Call a program of all leaves with the function's arguments.
 
         Args:
-            program: returns the program, once the arguments are known to be right.
+            lowered: returns the program, once the arguments are known to be right.
             typed_programs: a cache of the program for values whose types state shardings of a mesh with explicit axes.
             args: the arguments by position.
             named: those by name.
@@ -367,7 +367,7 @@ class Plan:
         leaves = self.placement_on(None).leaves(checked(self.__name__, captured, self.packing, args), depth=4)
         mesh = explicit_mesh((*leaves, *captured.consts))
         types = self._result_types(jax.tree.leaves(args), mesh)
-        run = program()
+        run = lowered()
         if mesh is not None:
             if (mesh, types.specs) not in typed_programs:
                 typed_programs[mesh, types.specs] = typed(run, mesh, types.specs)
@@ -387,11 +387,11 @@ class Plan:
             PlanError: the plan has a pipeline, or branches on groups of devices.
         """
         mesh = self._compiled_mesh
-        program = jax.jit(with_effects(partitioned_program(self.pcg, mesh), self.family.captured, self.pcg, mesh))
+        partitioned = jax.jit(with_effects(partitioned_program(self.pcg, mesh), self.family.captured, self.pcg, mesh))
         typed_programs: dict[Any, Any] = {}
 
         def call(*args: Any, **named: Any) -> Any:
-            return self._call(lambda: program, typed_programs, args, named)
+            return self._call(lambda: partitioned, typed_programs, args, named)
 
         return call
 
