@@ -14,6 +14,8 @@ from unity.machine.hardware import Level, MachineError
 from unity.machine.machine import Machine
 from unity.machine.mesh import extents_of
 from unity.pcg.types.axis import Axis
+from unity.pcg.types.parallel_type import UNUSED, partitioned
+from unity.search.space.masks import way_of
 
 SIZES = (1, 2, 3, 4, 6, 8, 12)
 
@@ -93,6 +95,13 @@ def test_axes_may_be_levels_several_levels_or_parts_of_one():
     assert own.alone.axes == ()
     assert Machine.grid(1, 1, "h100").with_mesh({"data": 1}).axes == ()
     assert "data of 8 × one of 1 × tensor of 4" in str(own)
+
+
+def test_axes_are_interchangeable_only_if_they_are_on_the_same_levels_alike():
+    states = ((partitioned(0),), (UNUSED,))
+    for sizes, levels, alike in (((4, 4), (8, 2), False), ((4, 4), (2, 8), False), ((2, 2), (4, 1), True), ((2, 2), (2, 2), False)):
+        axes = cluster(*levels).with_mesh(dict(zip("ab", sizes, strict=True))).axes
+        assert (way_of(states, axes) == way_of(states[::-1], axes)) == alike
 
 
 def test_a_machine_with_a_mesh_is_written_as_json_and_read(tmp_path):
