@@ -108,10 +108,10 @@ def test_static_leaves_of_modules_are_returned() -> None:
     x, _ = batch()
     losses = []
     for run in (eqx.filter_jit(step), unity.step(step, **OPTIONS)):
-        values, found = start, []
+        (model, state, moments), values = start, []
         for _ in range(4):
-            *values, value = run(*values, x)
-            found.append(float(value))
-        losses.append(found)
-        assert values[0].layers[2].fn is jax.nn.relu
+            model, state, moments, value = run(model, state, moments, x)
+            values.append(float(value))
+        losses.append(values)
+        assert model.layers[2].fn is jax.nn.relu
     np.testing.assert_allclose(*losses, rtol=2e-4)

@@ -315,7 +315,7 @@ def test_the_plan_is_that_of_the_loss() -> None:
     planned = unity.step(train_step, **LEAN)
     shardings, _ = planned.shardings(state, batch)
     slots = planned.plans[0].family.search.training.optimizer_slots
-    alone = unity.optimize(squares, state["params"], batch, optimizer_slots=slots, **LEAN)
+    alone = unity.optimize(squares, state["params"], batch, **{**LEAN, "optimizer_slots": slots})
     assert slots == pytest.approx(3, abs=0.01)  # two moments and the average
     assert (planned.plans[0].time, planned.plans[0].memory) == (alone.time, alone.memory)
     assert shardings["params"] == alone.in_shardings[0]
@@ -401,3 +401,36 @@ def test_a_marked_function_is_itself_outside_of_a_step() -> None:
     state, batch = initial()
     assert jnp.array_equal(marked(state["params"], batch), squares(state["params"], batch))
     assert marked.__name__ == "squares"
+
+
+def test_a_state_may_be_returned_in_another_structure() -> None:
+    """What is returned beside it, such as gradients of its structure, does not take its place."""
+    state, batch = initial()
+
+    def step(params: Any, moments: Any, batch: Any) -> Any:
+        gradient = jax.grad(marked)(params, batch)
+        updates, moments = OPTIMIZER.update(gradient, moments, params)
+        return {"gradient": gradient, "state": [optax.apply_updates(params, updates)["up"], moments], "rest": params}
+
+    params, moments = state["params"], state["moments"]
+    planned = unity.step(step, donate_argnums=1, **LEAN)
+    for _ in range(3):
+        values = planned(params, moments, batch)
+        up, moments = values["state"]
+        params = {**values["rest"], "up": up}
+    assert values["gradient"]["up"].sharding == up.sharding == planned.shardings(params, moments, batch)[0]["up"]
+
+
+def test_the_attributes_of_a_callable_object_stay_its_own() -> None:
+    class Step:
+        """A step that is an object."""
+
+        def __init__(self) -> None:
+            self.fn, self._plans, self._compiled = None, None, None
+
+        def __call__(self, params: Any, batch: Any) -> Any:
+            return jax.value_and_grad(marked)(params, batch)
+
+    state, batch = initial()
+    loss, _ = unity.step(Step(), **OPTIONS)(state["params"], batch)
+    np.testing.assert_allclose(loss, squares(state["params"], batch), rtol=1e-5)

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from unity.pcg.ir.program import Tensor, tensor_type
 from unity.pcg.jaxprs.jaxprs import BRANCHED, SCANNED, called
 from unity.pcg.jaxprs.scan_operands import constants_and_carry
+from unity.pcg.jaxprs.shardings import MANUAL, PLACING
 from unity.pcg.operators.table import TABLE
 from unity.pcg.types.factors import Place, Slot
 
@@ -32,7 +33,7 @@ def following_specs(jaxpr: core.Jaxpr, mesh: Mesh) -> dict[Any, PartitionSpec]:
     """
     links = _Links(mesh)
     links.enter(jaxpr, [links.value(v.aval) for v in jaxpr.invars])
-    specs = links.followed()
+    specs = links.specifications()
     return {v: PartitionSpec(*specs[k]) for v, k in links.values.items() if k in specs}
 
 
@@ -86,7 +87,7 @@ class _Links:
     def results(self, eqn: core.JaxprEqn, operands: list[int | None]) -> list[int | None]:
         """Return the results of an equation, linked to its operands."""
         name, program = eqn.primitive.name, called(eqn.params)
-        if program is not None and name not in (*SCANNED, "shard_map") and len(_open(program).invars) == len(operands):
+        if program is not None and name not in (*SCANNED, MANUAL) and len(_open(program).invars) == len(operands):
             return self.enter(_open(program), operands)
         results: list[int | None] = [self.value(v.aval) for v in eqn.outvars]
         if name in SCANNED:
@@ -95,8 +96,8 @@ class _Links:
             for branch in eqn.params["branches"]:
                 for one, other in zip(self.enter(_open(branch), operands[1:]), results, strict=True):
                     self.same(one, other)
-        elif name == "sharding_constraint":
-            self.constrain(eqn, operands[0], results[0])
+        elif name in PLACING:
+            self.constrain(eqn.params[PLACING[name]], operands[0], results[0])
         elif name in TABLE:
             self.operator(eqn, operands, results)
         return results
@@ -115,9 +116,8 @@ class _Links:
         for outer, inner in zip(results[carried:], ends[carried:], strict=True):
             self.same(outer, inner, skip=1)
 
-    def constrain(self, eqn: core.JaxprEqn, operand: int | None, result: int | None) -> None:
-        """Record a constraint on a plan's mesh, which is where a plan begins."""
-        sharding = eqn.params["sharding"]
+    def constrain(self, sharding: Any, operand: int | None, result: int | None) -> None:
+        """Record a constraint on the mesh of the plans, which is where a plan begins."""
         self.same(operand, result)
         if operand is not None and isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh:
             spec = [None if entry is PartitionSpec.UNCONSTRAINED else entry for entry in sharding.spec]  # of a jax.vmap
@@ -134,7 +134,7 @@ class _Links:
                 if operand is not None and result is not None and pairs:
                     self.link(operand, result, pairs)
 
-    def followed(self) -> dict[int, Entries]:
+    def specifications(self) -> dict[int, Entries]:
         """Return the specification of every value that follows one that is planned. The nearest counts, of equal ones the first."""
         specs: dict[int, Entries] = {}
         queue = deque(self.planned)

@@ -59,8 +59,8 @@ def loss(fn: F) -> F:
             return fn(*args, **kwargs)
         call = ArrayCall(fn, args, kwargs)
         with _tracing(None):
-            one, operands = _taken(call, getattr(fn, "__name__", "loss"))
-        return call.finish(trace.call(one, operands), call.form)
+            marked_call, operands = _traced(call, getattr(fn, "__name__", "loss"))
+        return call.finish(trace.call(marked_call, operands), call.form)
 
     return marked  # pyright: ignore[reportReturnType]
 
@@ -136,7 +136,7 @@ class MarkedCall:
         return planned
 
 
-def _taken(call: ArrayCall, name: str) -> tuple[MarkedCall, tuple[Any, ...]]:
+def _traced(call: ArrayCall, name: str) -> tuple[MarkedCall, tuple[Any, ...]]:
     """Trace a marked call. Returns it with its operands."""
     arrays = call.inputs.arrays
     closed = jax.make_jaxpr(call)(*arrays)

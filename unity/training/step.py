@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import jax
 from jax.extend import core
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unity.base.errors import OptionError, PlanError
 from unity.exec.context import explicit_mesh
@@ -77,9 +77,9 @@ class TrainingStep:
         self.fn, self._donated, self._options = fn, donated, options
         self._compiled: dict[Hashable, CompiledStep] = {}  # by the arguments' structure and types
         self._plans: dict[Hashable, Plan] = {}  # by the content of the loss
-        self._inputs: Structured | None = None  # the arguments that the step was planned for, without arrays
+        self._inputs: Structured | None = None  # the arguments that the step was compiled for, without arrays
         self._structs: tuple[jax.ShapeDtypeStruct, ...] = ()  # and their types
-        update_wrapper(self, fn)
+        update_wrapper(self, fn, updated=())  # a callable object has attributes of its own
         self.__name__: str = getattr(fn, "__name__", "the step")
 
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -132,15 +132,35 @@ class TrainingStep:
         key = call.inputs.key, call.inputs.types
         if key not in self._compiled:
             structs = call.inputs.structs
-            if self._inputs is None:
-                self._compiled[key] = self._compile(call, structs)
-                self._inputs, self._structs = call.inputs.static, structs
-            else:
+            if self._inputs is not None:
                 self._refuse_others(call.inputs, structs)
-                self._compiled[key] = self._compile(call, structs)
+            self._compiled[key] = self._compile(call, structs)
+            self._inputs, self._structs = call.inputs.static, structs
         return self._compiled[key]
 
     def _compile(self, call: ArrayCall, structs: Sequence[jax.ShapeDtypeStruct]) -> CompiledStep:
+        closed, mesh = self._trace(call, structs)
+        jaxpr = closed.jaxpr
+        specs = following_specs(jaxpr, mesh)
+        shardings = tuple(NamedSharding(mesh, specs.get(v, PartitionSpec())) for v in jaxpr.invars)
+        results: list[NamedSharding | None] = [
+            NamedSharding(mesh, specs[v]) if not isinstance(v, core.Literal) and v in specs else None for v in jaxpr.outvars
+        ]
+        for k, argument in next_values(call.inputs, call.form, structs, closed.out_avals).items():
+            results[k] = shardings[argument]
+        program = core.jaxpr_as_fun(core.ClosedJaxpr(with_single_reductions(jaxpr, specs, mesh), closed.consts))
+
+        def run(*arrays: Any) -> list[Any]:
+            return program(*arrays)
+
+        run.__name__ = self.__name__  # which names the compiled program in profiles
+        donated = tuple(k for k, top in enumerate(call.inputs.tops) if top in self._donated)
+        jitted = jax.jit(run, in_shardings=shardings, out_shardings=results, donate_argnums=donated)
+        shapes, tree = tuple(struct.shape for struct in structs), jax.tree.structure(shardings)
+        return CompiledStep(jitted, call.form, Placement(self.__name__, tree, call.inputs.paths, shapes, shardings))
+
+    def _trace(self, call: ArrayCall, structs: Sequence[jax.ShapeDtypeStruct]) -> tuple[core.ClosedJaxpr, Mesh]:
+        """Return the program of a step in which plans compute the losses, and the mesh of the plans."""
         if explicit_mesh(()) is not None:
             raise PlanError(
                 f"{self.__name__} is called while jax.set_mesh has set a mesh with explicit axes, where unity.step cannot run.\n"
@@ -151,37 +171,18 @@ class TrainingStep:
             jax.make_jaxpr(call)(*structs)
         self._refuse_unmarked(survey.calls)
         plans = [self._plan(marked, structs) for marked in survey.calls]
-        substitution = Substitution(self.__name__, survey.calls, plans)
-        with traced_with(substitution):
-            closed = jax.make_jaxpr(call)(*structs)
-        if len(substitution.done) != len(survey.calls):
-            substitution.refuse()
         mesh = plans[0].mesh
         if any(plan.mesh != mesh for plan in plans):
             raise PlanError(
                 f"{self.__name__} has losses that are planned for different numbers of devices: leave objective='devices' out."
                 " (docs: training#options)"
             )
-        jaxpr = closed.jaxpr
-        specs = following_specs(jaxpr, mesh)
-        shardings = tuple(NamedSharding(mesh, specs.get(v, PartitionSpec())) for v in jaxpr.invars)
-        next_ = next_values(call.inputs, call.form, structs, closed.out_avals)
-        donated = tuple(k for k, top in enumerate(call.inputs.tops) if top in self._donated)
-        program = core.jaxpr_as_fun(core.ClosedJaxpr(with_single_reductions(jaxpr, specs, mesh), closed.consts))
-
-        def run(*arrays: Any) -> list[Any]:
-            return program(*arrays)
-
-        run.__name__ = self.__name__  # which names the compiled program in profiles
-        jitted = jax.jit(
-            run,
-            in_shardings=shardings,
-            out_shardings=[shardings[next_[k]] if k in next_ else None for k in range(len(closed.out_avals))],
-            donate_argnums=donated,
-        )
-        shapes = tuple(struct.shape for struct in structs)
-        tree = jax.tree.structure(tuple(shardings))
-        return CompiledStep(jitted, call.form, Placement(self.__name__, tree, call.inputs.paths, shapes, shardings))
+        substitution = Substitution(self.__name__, survey.calls, plans)
+        with traced_with(substitution):
+            closed = jax.make_jaxpr(call)(*structs)
+        if len(substitution.done) != len(survey.calls):
+            substitution.refuse()
+        return closed, mesh
 
     def _plan(self, marked: MarkedCall, structs: Sequence[jax.ShapeDtypeStruct]) -> Plan:
         """Return the plan of a marked call, which equal calls share."""
@@ -259,7 +260,8 @@ def _slots(marked: MarkedCall, structs: Sequence[jax.ShapeDtypeStruct]) -> float
     """Return the bytes of a step's arguments beside the operands of a loss, such as moments, for each byte of its weights."""
     weights = _nbytes(s for s, perturbed in zip(marked.structs, marked.perturbed, strict=True) if perturbed)
     operands = _nbytes(s for s, constant in zip(marked.structs, marked.constant, strict=True) if not constant)
-    return max(0.0, round((_nbytes(structs) - operands) / weights, 2)) if weights else 0
+    slots = max(0.0, round((_nbytes(structs) - operands) / weights, 2)) if weights else 0.0
+    return int(slots) if slots.is_integer() else slots
 
 
 def _nbytes(structs: Iterable[jax.ShapeDtypeStruct]) -> int:
