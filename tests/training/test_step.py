@@ -410,7 +410,8 @@ def test_a_state_may_be_returned_in_another_structure() -> None:
     def step(params: Any, moments: Any, batch: Any) -> Any:
         gradient = jax.grad(marked)(params, batch)
         updates, moments = OPTIMIZER.update(gradient, moments, params)
-        return {"gradient": gradient, "state": [optax.apply_updates(params, updates)["up"], moments], "rest": params}
+        after: Any = optax.apply_updates(params, updates)
+        return {"gradient": gradient, "state": [after["up"], moments], "rest": params}
 
     params, moments = state["params"], state["moments"]
     planned = unity.step(step, donate_argnums=1, **LEAN)
@@ -418,7 +419,7 @@ def test_a_state_may_be_returned_in_another_structure() -> None:
         values = planned(params, moments, batch)
         up, moments = values["state"]
         params = {**values["rest"], "up": up}
-    assert values["gradient"]["up"].sharding == up.sharding == planned.shardings(params, moments, batch)[0]["up"]
+        assert values["gradient"]["up"].sharding == up.sharding == planned.shardings(params, moments, batch)[0]["up"]
 
 
 def test_the_attributes_of_a_callable_object_stay_its_own() -> None:
@@ -434,3 +435,13 @@ def test_the_attributes_of_a_callable_object_stay_its_own() -> None:
     state, batch = initial()
     loss, _ = unity.step(Step(), **OPTIONS)(state["params"], batch)
     np.testing.assert_allclose(loss, squares(state["params"], batch), rtol=1e-5)
+
+
+def test_steps_may_be_scanned_over_once_they_are_planned() -> None:
+    state, batch = initial()
+    batches = jax.tree.map(lambda x: jnp.stack([x, 2 * x, x]), batch)
+    expected, losses = jax.lax.scan(train_step, state, batches)
+    step = unity.step(train_step, donate_argnums=0, **LEAN)
+    assert "while another function is traced" in refused(lambda: jax.lax.scan(step, state, batches))
+    step.shardings(*jax.eval_shape(initial))
+    assert_same(jax.lax.scan(step, state, batches), (expected, losses))

@@ -192,8 +192,8 @@ class ArrayCall:
         """Return the function's result from the arrays of a call. Change the modules among its arguments.
 
         Args:
-            arrays: what a call has returned.
-            form: the form of that.
+            arrays: those that a call returned.
+            form: their form.
         """
         n = len(form.results.places)
         if form.changed:

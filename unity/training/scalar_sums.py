@@ -1,6 +1,6 @@
 """Sums of sums, such as a global norm, with one collective of a scalar.
 
-XLA reduces the sum of every sharded array by itself, an array whose dimensions are on different axes in several steps.
+XLA reduces the sum of every sharded array separately, and in several steps if its dimensions are on different axes.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ def with_single_reductions(jaxpr: core.Jaxpr, specs: Specs, mesh: Mesh) -> core.
 
 def _trees(jaxpr: core.Jaxpr) -> list[_Tree]:
     """Return the largest trees of additions with sums of arrays among their terms."""
-    made = {v: k for k, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
+    producers = {v: k for k, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
     reads = Counter(a for eqn in jaxpr.eqns for a in eqn.invars if not isinstance(a, core.Literal))
     reads.update(a for a in jaxpr.outvars if not isinstance(a, core.Literal))
     inside: set[int] = set()
     trees = []
     for k in reversed(range(len(jaxpr.eqns))):
         if k not in inside and (_adds(jaxpr.eqns[k]) or _sums(jaxpr.eqns[k])):
-            trees.append(_tree(jaxpr, k, made, reads))
+            trees.append(_tree(jaxpr, k, producers, reads))
             inside |= trees[-1].inner
     return trees
 
 
-def _tree(jaxpr: core.Jaxpr, root: int, made: Mapping[Any, int], reads: Mapping[Any, int]) -> _Tree:
+def _tree(jaxpr: core.Jaxpr, root: int, producers: Mapping[Any, int], reads: Mapping[Any, int]) -> _Tree:
     inner, arrays, scalars = set[int](), list[Any](), list[Any]()
     pending = [root]
     while pending:
@@ -74,7 +74,7 @@ def _tree(jaxpr: core.Jaxpr, root: int, made: Mapping[Any, int], reads: Mapping[
             arrays.append(eqn.invars[0])
             continue
         for atom in eqn.invars:
-            k = None if isinstance(atom, core.Literal) else made.get(atom)
+            k = None if isinstance(atom, core.Literal) else producers.get(atom)
             if k is not None and reads[atom] == 1 and (_adds(jaxpr.eqns[k]) or _sums(jaxpr.eqns[k])):
                 pending.append(k)
                 inner.add(k)
@@ -116,7 +116,8 @@ def _sum_of(parts: Sequence[PartitionSpec], scalars: int, mesh: Mesh) -> Callabl
     def own_part(x: jax.Array, names: frozenset[str]) -> jax.Array:
         """Return the sum of a device's piece, zero on all devices but one of those with equal pieces."""
         first = [lax.axis_index(name) == 0 for name in axes if name not in names]
-        return jnp.where(jnp.all(jnp.stack(first)), jnp.sum(x), 0) if first else jnp.sum(x)
+        part = jnp.sum(x, dtype=x.dtype)
+        return jnp.where(jnp.all(jnp.stack(first)), part, 0) if first else part
 
     return jax.shard_map(total, mesh=mesh, in_specs=(*parts, *(PartitionSpec(),) * scalars), out_specs=PartitionSpec())
 

@@ -10,6 +10,7 @@ from math import prod
 from typing import Any, NoReturn
 
 import jax
+import jax.core
 from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -134,6 +135,11 @@ class TrainingStep:
             structs = call.inputs.structs
             if self._inputs is not None:
                 self._refuse_others(call.inputs, structs)
+            elif any(isinstance(x, jax.core.Tracer) for x in call.inputs.arrays):
+                raise PlanError(
+                    f"{self.__name__} is called while another function is traced, and is not planned yet: call"
+                    f" {self.__name__}.shardings(...) with these arguments, or their shapes, before. (docs: training#errors)"
+                )
             self._compiled[key] = self._compile(call, structs)
             self._inputs, self._structs = call.inputs.static, structs
         return self._compiled[key]
@@ -235,6 +241,8 @@ class TrainingStep:
         """Return the arrays where the step needs them. As by `jax.jit`, it is an error if some are committed to other places."""
         arrays, wrong = list(inputs.arrays), []
         for k, (x, sharding) in enumerate(zip(arrays, shardings, strict=True)):
+            if isinstance(x, jax.core.Tracer):
+                continue
             own = x.sharding if isinstance(x, jax.Array) else None
             if own is sharding:
                 continue
