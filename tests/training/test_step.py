@@ -445,3 +445,19 @@ def test_steps_may_be_scanned_over_once_they_are_planned() -> None:
     assert "while another function is traced" in refused(lambda: jax.lax.scan(step, state, batches))
     step.shardings(*jax.eval_shape(initial))
     assert_same(jax.lax.scan(step, state, batches), (expected, losses))
+
+
+def test_a_state_comes_back_where_it_was_whatever_it_is_computed_of() -> None:
+    state, batch = initial()
+
+    def step(state: Any, batch: Any) -> Any:
+        gradient = jax.grad(marked)(state["params"], batch)
+        return {"params": jax.tree.map(lambda p, g: p - 0.1 * g, state["params"], gradient), "last": 2 * batch["x"]}
+
+    values = {"params": state["params"], "last": jnp.zeros_like(batch["x"])}
+    planned = unity.step(step, donate_argnums=0, **LEAN)
+    first, _ = planned.shardings(values, batch)
+    for _ in range(2):
+        values = planned(values, batch)
+        assert jax.tree.map(lambda x: x.sharding, values) == first
+    assert jnp.array_equal(values["last"], 2 * batch["x"])
