@@ -54,6 +54,7 @@ def optimize(
     pipelines: bool | tuple[int, int] | tuple[int, int, str] = True,
     branches: bool | int = True,
     pack: bool = False,
+    recompute: bool = True,
     reduce_in: str | None = None,
     progress: bool = True,
 ) -> Plan:
@@ -97,6 +98,9 @@ def optimize(
         pack: whether weights may be packed: those of such branches into arrays on the branches' devices only, and those that the
             program joins into arrays that are joined once. `plan.shard` then returns weights of other shapes, in the same tree,
             and `plan.unshard` restores the function's own.
+        recompute: whether the backward pass may recompute layers from what crosses their borders, as `jax.checkpoint` around them
+            does, where nothing fits the memory limit without. Only the searches "unity" and "captured" do so. A `jax.checkpoint`
+            of the function's own always stays.
         reduce_in: a type narrower than float32, such as "bfloat16": partial sums and gradients of that type are rounded on every
             device and added in it, which sends fewer bytes. By default they are added in float32 and rounded once.
         progress: whether to show the current stage, on a terminal.
@@ -156,7 +160,7 @@ def optimize(
             measure=measure,
             say=say,
             bound=constrained,
-            options=TransformationOptions(pipelines, branches, pack),
+            options=TransformationOptions(pipelines, branches, pack, recompute),
         )
         with unset():
             plan = task.plan_on_fewest(target) if objective == "devices" else task.plan_on(target)

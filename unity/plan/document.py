@@ -17,11 +17,12 @@ from unity.substitutions.language.parallel_derivation import ParallelizationReco
 from unity.transforms.branches import BranchingRecord
 from unity.transforms.packing import JoiningRecord
 from unity.transforms.pipelining import AlikeRecord, UnlikeRecord
+from unity.transforms.recomputing import RecomputingRecord
 from unity.transforms.rewriting import RewritingRecord
 
 SCHEMA = 10
 
-AnyTransformation = RewritingRecord | AlikeRecord | UnlikeRecord | BranchingRecord | JoiningRecord
+AnyTransformation = RecomputingRecord | RewritingRecord | AlikeRecord | UnlikeRecord | BranchingRecord | JoiningRecord
 
 
 class TrainingRecord(Record):

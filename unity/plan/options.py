@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import ceil, prod
 from numbers import Real
 from typing import Any
 
@@ -16,6 +16,7 @@ from unity.constraints.kinds import Across, Constraint, Pin, WithoutRules
 from unity.machine.machine import Machine
 from unity.pcg.parallel.stages import SCHEDULES
 from unity.pcg.types.accumulation import NARROW
+from unity.search.memory.lower_bound import LeastMemory
 from unity.search.published import names
 from unity.search.session import Candidate
 from unity.transforms.pipelining.choose import ladders
@@ -170,11 +171,31 @@ def no_branches(machine: Machine, groups: int, refused: Sequence[str], limit: st
     )
 
 
-def shortfall(machine: Machine, leanest: Candidate, limit: float, what: str = "the leanest plan") -> str:
-    """Return the message for a memory limit, in bytes on one device, that even the leanest plan exceeds."""
+def shortfall(machine: Machine, leanest: Candidate, limit: float, what: str = "the leanest plan", way: str = "") -> str:
+    """Return the message for a memory limit, in bytes on one device, that even the leanest plan exceeds. `way`: a way out."""
     needed = size(leanest.memory)
     return (
         f"infeasible: on {machine.name} {what} needs {needed} on each device, the limit is {size(limit)}.\n"
-        f"    Nearest: {needed} at {leanest.time * 1e3:.3g} ms a step (memory_limit={int(leanest.memory) + 1}), or about"
+        f"    Nearest: {way}{needed} at {leanest.time * 1e3:.3g} ms a step (memory_limit={int(leanest.memory) + 1}), or about"
         f" {leanest.memory / limit:.1f} times as many devices. (docs: memory#infeasible)"
+    )
+
+
+def out_of_reach(machine: Machine, least: LeastMemory, limit: float, way: str = "") -> str:
+    """Return the message for a memory limit, in bytes on one device, that a lower bound on every plan's memory exceeds.
+
+    Args:
+        machine: the machine that was planned for.
+        least: the lower bound.
+        limit: the memory limit.
+        way: a way out besides fewer samples and more devices.
+    """
+    fewer = ""
+    if least.state <= limit:  # the rest is of the samples
+        fewer = f"about 1/{ceil(least.turn / (limit - least.throughout))} of the samples in a step, or "
+    return (
+        f"infeasible: on {machine.name} the leanest plan needs at least {size(least.total)} on each device, the limit is"
+        f" {size(limit)}.\n    Nearest: {fewer}{way}about {least.total / limit:.1f} times as many devices"
+        f" (memory_limit={ceil(least.total)} at least).\n    {size(least.state)} of it are arguments, gradients and optimizer"
+        " slots. (docs: memory#infeasible)"
     )

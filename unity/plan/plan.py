@@ -50,6 +50,7 @@ from unity.substitutions.rewriting.parallel_recording import recorded
 from unity.transforms.branches import Branching
 from unity.transforms.packing import Joining
 from unity.transforms.pipelining import Pipelining
+from unity.transforms.recomputing import Recomputing
 from unity.transforms.rewriting import Rewriting
 from unity.transforms.transformation import Transformation
 from unity.verify.derivations.parallel import Replayed, check_parallelization
@@ -113,6 +114,11 @@ class Plan:
     def transformations(self) -> tuple[Transformation, ...]:
         """The transformations of the captured program before it was parallelized, in order."""
         return self.family.transformations
+
+    @property
+    def recomputing(self) -> Recomputing | None:
+        """The layers that the backward pass recomputes so that the plan fits, or None."""
+        return self.family.transformation(Recomputing)
 
     @property
     def rewriting(self) -> Rewriting:

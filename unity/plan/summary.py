@@ -83,8 +83,8 @@ class SummaryRecord(Record, tag_field="unity", tag="summary"):
 class Summary:
     """A program as it runs on a machine.
 
-    `rules` lists the rewriting's rules, in order. `applications` lists the other transformations (pipelines, branches, joined
-    weights), and the rules that parallelized the program if a search by substitution did.
+    `rules` lists the rewriting's rules, in order. `applications` lists the other transformations (recomputed layers, pipelines,
+    branches, joined weights), and the rules that parallelized the program if a search by substitution did.
     """
 
     name: str  # of the function

@@ -26,7 +26,7 @@ from unity.exec.measure.trial import ratio
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
 from unity.plan import cache
-from unity.plan.options import no_branches, no_pipeline, shortfall
+from unity.plan.options import no_branches, no_pipeline, out_of_reach, shortfall
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
 from unity.plan.step import can_run, step_of
@@ -35,6 +35,7 @@ from unity.search.cost.cost import Training
 from unity.search.joint.joint import GAIN
 from unity.search.joint.pricing import Prices
 from unity.search.published import Asked, algorithm
+from unity.search.request import Wish
 from unity.search.session import Candidate, Search
 from unity.search.substitution.fitting import fitting, leanest
 from unity.transforms.branches import BranchesWish, Forked
@@ -42,6 +43,8 @@ from unity.transforms.branches import best as best_branches
 from unity.transforms.packing import joining_of
 from unity.transforms.pipelining import PipelineWish, best_unlike
 from unity.transforms.pipelining import best as best_pipeline
+from unity.transforms.recomputing import RecomputingChoice
+from unity.transforms.recomputing import best as best_recomputing
 from unity.transforms.rewriting import Rewriter
 from unity.transforms.transformation import transformed
 
@@ -55,6 +58,7 @@ class TransformationOptions:
     pipelines: bool | tuple[int, int] | tuple[int, int, str]
     branches: bool | int
     pack: bool
+    recompute: bool
 
     @property
     def required_pipeline(self) -> tuple[int, int] | tuple[int, int, str] | None:
@@ -169,15 +173,64 @@ class Task:
         return replace(family, interrupted=True), candidate
 
     def improvements(self, machine: Machine) -> Iterator[Solution | None]:
-        """Yield the best solution after each part of the search, or None where a part yields none. The last is the best."""
+        """Yield the best solution after each part of the search, or None where a part yields none. The last is the best.
+
+        Only where nothing fits, layers are recomputed.
+        """
         pack = self.options.pack and not self.bound.every
         prices = Prices(machine, self.training, bodies=self.captured.bodies, restrict=self.bound, pack=pack)
         plain = PlanFamily(self.fn, self.captured, self.search(self.captured, prices), 0.0, bound=self.bound)
+        best, refusal = None, None
+        try:
+            for solution in self.improvements_of(plain, prices):
+                best = solution or best
+                yield solution
+        except InfeasibleError as error:  # the plan must have a transformation
+            refusal = error
+        if best is None:
+            yield from self.improvements_of(self.recomputed(plain, prices, refusal), prices)
+        elif refusal is not None:
+            raise refusal
+
+    def recomputed(self, plain: PlanFamily, prices: Prices, refusal: InfeasibleError | None) -> PlanFamily:
+        """Return the family of the best program with recomputed layers.
+
+        Raises InfeasibleError if none fits: `refusal`, if the plan must have a transformation that is infeasible otherwise.
+        """
+        search, choice = plain.search, RecomputingChoice()
+        possibly = not self.bound.every or possible(search)
+        if possibly and search.least_memory.state <= self.limit:
+            wish = Wish(**self.wish(prices, None, None))
+            choice = best_recomputing(plain.captured, wish if self.options.recompute else replace(wish, choose=lambda _: None))
+        if choice.best is not None:
+            return plain.then(choice.best.transformation, choice.best.search)
+        raise refusal or InfeasibleError(conflict(self.bound, search, self.limit) or self.refused(search, choice.leanest))
+
+    def refused(self, search: Search, recomputed: Search | None) -> str:
+        """Return the message for a program that does not fit.
+
+        Args:
+            search: the search of the program.
+            recomputed: the search of the program whose recomputed layers leave the least bound on memory, if there is any.
+        """
+        way = ""
+        if recomputed is not None and recomputed.least_memory.total < search.least_memory.total:
+            if self.options.recompute:
+                search = recomputed
+            elif recomputed.least_memory.total <= self.limit:
+                way = f"recompute=True, with at least {size(recomputed.least_memory.total)}, or "
+        if search.least_memory.total > self.limit:
+            return out_of_reach(search.machine, search.least_memory, self.limit, way)
+        return shortfall(search.machine, search.leanest, self.limit, way=way)
+
+    def improvements_of(self, plain: PlanFamily, prices: Prices) -> Iterator[Solution | None]:
+        """Yield the best solution of a program after each part of the search, as `improvements` does."""
+        captured, pack = plain.captured, prices.pack
         best, chosen, interrupted = self.solution_of(plain, prices), None, False
         yield best
         if best is not None or pack:  # a rewritten program may fit, with its weights joined, where the captured one does not
             weight = math.inf if best is None else self.weight(best[0].search)
-            chosen, interrupted = self.rewriter.best(self.captured, replace(prices, weight=weight), self.say)
+            chosen, interrupted = self.rewriter.best(captured, replace(prices, weight=weight), self.say)
         if chosen is not None:
             rewritten = plain.then(chosen, self.search(chosen.after, prices))
             solution = self.solution_of(rewritten, prices)
@@ -188,11 +241,7 @@ class Task:
             raise KeyboardInterrupt
         pipelined = self.pipelined(plain, prices, best)
         yield pipelined
-        solution = self.pipelined_or_branched(plain, prices, best, pipelined) or best
-        if solution is None:
-            search = plain.search
-            raise InfeasibleError(conflict(self.bound, search, self.limit) or shortfall(machine, search.leanest, self.limit))
-        yield solution
+        yield self.pipelined_or_branched(plain, prices, best, pipelined) or best
 
     def solution_of(self, plain: PlanFamily, prices: Prices) -> Solution | None:
         """Return a program's best solution that fits.

@@ -34,7 +34,7 @@ HELP = "find the best plan for a model, and save it"
 # Options of `unity.optimize` that the command line has, by the names there.
 OPTIONS = (
     "argnums", "branches", "budget", "machine", "measure", "memory_limit", "mesh", "objective", "optimizer_slots", "pack",
-    "pipelines", "rules", "search", "seed", "training",
+    "pipelines", "recompute", "rules", "search", "seed", "training",
 )  # fmt: skip
 
 
@@ -71,6 +71,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     group.add_argument("--pipelines", type=stages, metavar="SxM", help="a pipeline of S stages and M micro-batches; or none")
     group.add_argument("--branches", type=groups, metavar="N", help="branches on N groups of devices; or none")
     group.add_argument("--pack", action="store_true", help="weights packed: branches' on their own devices, joined ones once")
+    group.add_argument("--no-recompute", action="store_false", dest="recompute", help="recompute no layers where nothing fits")
     group.add_argument("--seed", type=int, metavar="N", help="of searches that draw")
     group.add_argument("--measure", action="store_true", help="run the best plans on the devices here, and take the fastest")
 
@@ -141,6 +142,7 @@ def data(plan: Plan, path: Path | None, frontier: bool) -> dict[str, Any]:
         "memory": plan.memory,
         "search_seconds": plan.search_seconds,
         "interrupted": plan.family.interrupted,
+        "recomputed": None if plan.recomputing is None else str(plan.recomputing),
         "rules": {str(way): times for way, times in plan.rewriting.applied},
         "pipeline": None if plan.pipelining is None else str(plan.pipelining),
         "branches": None if plan.branching is None else str(plan.branching),

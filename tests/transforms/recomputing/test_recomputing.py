@@ -1,0 +1,239 @@
+"""Layers recomputed so that a program fits: the function's values and gradients, what was predicted, and the best choice."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import runpy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recomputing_models import MODELS
+from small_models import Small, arrays, block, cross_entropy, f, gpt
+
+import unity
+from unity import Device
+from unity.base.errors import PlanError
+from unity.machine.machine import Machine
+from unity.pcg.capture.capture import Captured, capture
+from unity.plan.plan import Plan
+from unity.search.cost.assembly import Listed
+from unity.search.cost.cost import Training
+from unity.search.request import Wish
+from unity.search.session import Candidate, Search
+from unity.substitutions.language.axioms import default_library
+from unity.transforms.recomputing import LayeredProgram, best, recomputing
+from unity.transforms.recomputing.layers import equations_in_layers, repeated
+from unity.transforms.transformation import TransformationSource
+
+MACHINE = Machine.grid(1, 8, "a100")
+PARTS = (0.95, 0.8)  # of the memory of the leanest plan that recomputes no layers
+
+
+@pytest.fixture(autouse=True, scope="module")
+def in_float64() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+def planned(model: Small, **options: Any) -> Plan:
+    options = {"machine": MACHINE, "budget": 0, "pipelines": False, "branches": False, "progress": False, **options}
+    return unity.optimize(model.loss, model.params, model.batch, **options)
+
+
+@cache
+def leanest(name: str) -> Plan:
+    return planned(MODELS[name](), objective="memory")
+
+
+@cache
+def wanted(name: str) -> tuple[Any, Any]:
+    """Random arguments of a model, and its value and gradients."""
+    model = MODELS[name]()
+    args = arrays(model.params), arrays(model.batch)
+    return args, jax.jit(jax.value_and_grad(model.loss))(*args)
+
+
+def assert_right(name: str, step: Any, args: Any) -> None:
+    results = jax.jit(jax.value_and_grad(step))(*args)
+    for ours, own in zip(*map(jax.tree.leaves, (results, wanted(name)[1])), strict=True):
+        np.testing.assert_allclose(ours, own, rtol=1e-10, atol=1e-10 * float(np.abs(own).max()))
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_program_that_fits_by_recomputation_is_the_function(name: str, tmp_path: Path) -> None:
+    """Random masks are the same when they are drawn again, and collectives are those predicted; saved, loaded and exported, too."""
+    limit = PARTS[0] * leanest(name).memory
+    plan = planned(MODELS[name](), memory_limit=limit)
+    assert plan.recomputing is not None
+    assert plan.memory <= limit
+    args, _ = wanted(name)
+    assert_right(name, plan, plan.shard(*args))
+    total = plan.check().total
+    assert total.predicted == total.compiled
+    plan.check_derivation()
+    plan.save(tmp_path / "plan.json")
+    model = MODELS[name]()
+    again = unity.load(tmp_path / "plan.json", model.loss, model.params, model.batch)
+    assert again.pcg.key == plan.pcg.key
+    assert str(again.recomputing) == str(plan.recomputing)
+    plan.export(tmp_path / "exported.py")
+    assert "checkpoint" in (tmp_path / "exported.py").read_text()
+    assert_right(name, runpy.run_path(str(tmp_path / "exported.py"), run_name="exported")["fn"], args)
+
+
+@pytest.mark.parametrize("name", ["written out", "scanned"])
+def test_every_point_of_the_frontier_of_a_recomputed_program_is_right(name: str) -> None:
+    plan = planned(MODELS[name](), memory_limit=PARTS[1] * leanest(name).memory)
+    assert plan.frontier[-1].memory < PARTS[1] * leanest(name).memory
+    for point in (plan.frontier[0], plan.frontier[-1]):
+        assert_right(name, point, point.shard(*wanted(name)[0]))
+
+
+def test_checkpoints_of_the_user_stay() -> None:
+    plan = planned(MODELS["partly"](), memory_limit=PARTS[0] * leanest("partly").memory)
+    policies = [node.policy for node, _ in plan.pcg.walk() if node.kind == "remat"]
+    assert policies.count(jax.checkpoint_policies.dots_saveable) == 4
+    assert len(policies) > 4
+
+
+def test_layers_are_kept_where_the_program_fits() -> None:
+    lean = leanest("written out")
+    for limit in (lean.memory * 1.01, math.inf):
+        keeping = planned(MODELS["written out"](), memory_limit=limit, recompute=False)
+        assert planned(MODELS["written out"](), memory_limit=limit).pcg.key == keeping.pcg.key
+
+
+def test_the_refusal_names_recomputation_if_the_option_forbids_it() -> None:
+    limit = PARTS[1] * leanest("written out").memory
+    with pytest.raises(unity.InfeasibleError, match=r"recompute=True, with at least"):
+        planned(MODELS["written out"](), memory_limit=limit, recompute=False)
+    with pytest.raises(unity.InfeasibleError, match=r"at least .*\n.*times as many devices"):
+        planned(MODELS["written out"](), memory_limit=limit / 100)
+
+
+@dataclass(frozen=True)
+class Searches:
+    """Searches of programs on one machine, which share what they list."""
+
+    machine: Machine = MACHINE
+    listed: Listed = field(default_factory=Listed)
+
+    def of(self, captured: Captured) -> Search:
+        return Search(captured.graph, captured.differentiated, self.machine, Training(), listed=self.listed)
+
+    def best(self, captured: Captured, limit: float) -> Candidate | None:
+        """The best with recomputed layers."""
+        choice = best(captured, Wish(self.of, lambda search: search.under(limit), lambda c: (c.time, c.memory))).best
+        return None if choice is None else choice.candidate
+
+
+def seconds(candidate: Candidate | None) -> float:
+    return math.inf if candidate is None else candidate.time
+
+
+@st.composite
+def layered(draw: st.DrawFn) -> Small:
+    """Four layers of random operators, with products of random widths."""
+    kinds = draw(st.lists(st.sampled_from(["gelu", "tanh", "square", "norm"]), min_size=1, max_size=3))
+    wide, rows, bend = draw(st.sampled_from([16, 64])), draw(st.sampled_from([64, 256])), {"gelu": jax.nn.gelu, "tanh": jnp.tanh}
+
+    def one(p: Any, x: jax.Array) -> jax.Array:
+        h = x @ p["up"]
+        for kind in kinds:
+            h = bend[kind](h) if kind in bend else h * h if kind == "square" else h / (1.0 + jnp.abs(h).max(-1, keepdims=True))
+        return x + jnp.sin(h) @ p["down"]
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        for p in params:
+            x = one(p, x)
+        return jnp.mean(x**2)
+
+    return Small(loss, [{"up": f(16, wide), "down": f(wide, 16)} for _ in range(4)], f(rows, 16))
+
+
+@settings(max_examples=5)
+@given(model=layered(), part=st.floats(0.55, 0.98))
+def test_no_set_of_recomputed_layers_is_better(model: Small, part: float) -> None:
+    """Brute force over all sets of layers."""
+    captured, searches = capture(model.loss, model.params, model.batch), Searches()
+    segments = LayeredProgram(captured.body)
+    assert segments.count == 4
+    limit = part * searches.of(captured).leanest.memory
+    subsets = itertools.chain.from_iterable(itertools.combinations(segments.chain.repeated, k) for k in range(1, 5))
+    programs = [recomputing(captured, segments.spans(subset), captured.bodies).after for subset in subsets]
+    least = min(seconds(searches.of(program).under(limit)) for program in programs)
+    assert seconds(searches.best(captured, limit)) <= least * (1 + 1e-9)
+
+
+def test_layers_are_recomputed_no_more_slowly_than_by_hand() -> None:
+    """A checkpoint around every layer, or around every second one, under limits of parts of what the fastest plan needs."""
+    device = Device("slow", {"float64": 1e6, "float32": 1e6}, 10**9, 1e9, 0.5, 0.0)  # so that all that can be is shared
+    searches = Searches(dataclasses.replace(MACHINE, device=device))
+    model = gpt(layers=4, d=16, vocabulary=32, b=64, s=16)
+
+    def by_hand(every: int) -> Search:
+        def loss(p: Any, batch: Any) -> Any:
+            x = p["token"][batch["x"]] + p["position"]
+            for k, one in enumerate(p["layers"]):
+                x = (block if k % every else jax.checkpoint(block))(one, x)
+            return cross_entropy(x @ p["token"].T, batch["y"])
+
+        return searches.of(capture(loss, model.params, model.batch))
+
+    captured = capture(model.loss, model.params, model.batch)
+    keeping, others = searches.of(captured), [by_hand(1), by_hand(2)]
+    fitting = 0
+    for part in (1.0, 0.7, 0.5, 0.3):
+        limit = part * keeping.fastest.memory
+        ours = keeping.under(limit) or searches.best(captured, limit)
+        assert ours is None or ours.memory <= limit
+        assert seconds(ours) <= min(seconds(other.under(limit)) for other in others) * (1 + 1e-9)
+        fitting += ours is not None
+    assert fitting > 1
+
+
+@given(st.text("abc", max_size=14))
+def test_the_longest_run_of_equal_parts_is_detected(word: str) -> None:
+    runs = [
+        (start, period, times)
+        for period in range(2, len(word))
+        for start in range(len(word))
+        for times in range(2, len(word) // period + 1)
+        if word[start : start + period] * times == word[start : start + period * times]
+    ]
+    start, period, times = repeated(word)
+    assert word[start : start + period] * times == word[start : start + period * times]
+    assert period * times >= max((p * t for _, p, t in runs if _many(word, p)), default=0)
+
+
+def _many(word: str, period: int) -> bool:
+    """Whether as many letters recur at a distance as a part has."""
+    return sum(word[i] == word[i - period] for i in range(period, len(word))) >= period
+
+
+@pytest.mark.parametrize("spans", [((0, 99999),), ((3, 3),), ((5, 9), (2, 5)), ((5, 2),)])
+def test_spans_that_the_program_does_not_have_are_refused(spans: tuple[tuple[int, int], ...]) -> None:
+    model = MODELS["unlike"]()
+    captured = capture(model.loss, model.params, model.batch)
+    right = recomputing(captured, {captured.body.key: ((2, 5),)}).record
+    source = TransformationSource(captured, (), unity.Machine.grid(1, 2, "a100"), default_library)
+    assert right.apply(source).after.graph.key == right.graph
+    with pytest.raises(PlanError, match="does not have"):
+        msgspec.structs.replace(right, spans={captured.body.key: spans}).apply(source)
+    with pytest.raises(PlanError, match="does not have"):
+        msgspec.structs.replace(right, spans={"other": ((2, 5),)}).apply(source)
+    with pytest.raises(PlanError, match="another graph"):
+        msgspec.structs.replace(right, spans={captured.body.key: ((2, 6),)}).apply(source)
+    assert len(equations_in_layers(captured.body)) < 99999

@@ -1,0 +1,14 @@
+"""Recomputation of layers in the backward pass: the layers of a program, the choice among them, and the rewrite."""
+
+from unity.transforms.recomputing.choose import LayeredProgram, RecomputingCandidate, RecomputingChoice, best
+from unity.transforms.recomputing.recomputing import Recomputing, RecomputingRecord, recomputing
+
+__all__ = [
+    "LayeredProgram",
+    "Recomputing",
+    "RecomputingCandidate",
+    "RecomputingChoice",
+    "RecomputingRecord",
+    "best",
+    "recomputing",
+]

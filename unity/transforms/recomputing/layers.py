@@ -1,0 +1,157 @@
+"""The layers of a program, listed one after the other or not: consecutive equations between places that few bytes cross.
+
+A *place* is a number of equations before it, in the order of `equations_in_layers`. A value crosses a place if it is computed
+before and read after it. Where equations repeat, layers are the repeated parts; elsewhere they hold about as many bytes as those.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from unity.pcg.capture.heavy_operators import constants
+from unity.pcg.ir.program import Body
+from unity.pcg.jaxprs.jaxprs import SCANNED
+from unity.search.joint.segments import shared
+
+LONGEST = 2048  # the maximal number of equations of a repeated layer
+ALIKE = 16  # the number of earlier equal equations whose distance may be a layer's length
+PIECES = 8  # the number of layers of a program in which nothing repeats
+SMALL = 0.25  # of a layer's bytes: a smaller part beside the layers is none
+AROUND = 0.8  # of a part's bytes: how far from an even division a cut may lie
+
+Span = tuple[int, int]  # consecutive equations, by the places before and after them
+
+
+def equations_in_layers(body: Body) -> list[int]:
+    """Return the equations of a program, by number, that may be in layers: all but those of constants and random keys."""
+    apart = shared(body, constants(body))
+    return [i for i in range(len(body.equations)) if i not in apart]
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """The places of a program, with the bytes that decide where to cut it.
+
+    Args:
+        crossing: For each place, the bytes of the values that cross it.
+        before: For each place, the bytes of all values computed before it.
+    """
+
+    crossing: Sequence[int]
+    before: Sequence[int]
+
+    @classmethod
+    def of(cls, body: Body, equations: Sequence[int]) -> Places:
+        """Return the places between some equations of a program."""
+        position = {i: k for k, i in enumerate(equations)}
+        last = {a: position[i] for i in equations for a in body.equations[i].operands if isinstance(a, int)}
+        changes, nbytes = [0] * (len(equations) + 2), []
+        for k, i in enumerate(equations):
+            nbytes.append(sum(body.tensors[v].nbytes for v in body.equations[i].results))
+            for v in body.equations[i].results:
+                if last.get(v, -1) > k:
+                    changes[k + 1] += body.tensors[v].nbytes
+                    changes[last[v] + 1] -= body.tensors[v].nbytes
+        return cls(list(accumulate(changes[: len(equations) + 1])), [0, *accumulate(nbytes)])
+
+    def nbytes(self, span: Span) -> int:
+        """Return the bytes of all values that a span computes."""
+        return self.before[span[1]] - self.before[span[0]]
+
+    def divided(self, span: Span, parts: int) -> list[Span]:
+        """Divide a span into parts of about as many bytes each, at places near an even division that the fewest bytes cross."""
+        start, stop = span
+        size = self.nbytes(span) / parts
+        ends = [start]
+        for k in range(1, parts):
+            goal = self.before[start] + k * size
+            low = max(ends[-1] + 1, bisect_left(self.before, goal - AROUND * size))
+            high = min(stop - 1, bisect_left(self.before, goal + AROUND * size))
+            if low <= high:
+                ends.append(min(range(low, high + 1), key=lambda p: (self.crossing[p], abs(self.before[p] - goal))))
+        return list(pairwise([*ends, stop]))
+
+    def near(self, span: Span, size: float) -> list[Span]:
+        """Divide a span into parts of about `size` bytes; a much smaller one has none."""
+        count = self.nbytes(span) / size
+        return self.divided(span, max(1, round(count))) if count >= SMALL else []
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers of a program, in order: the repeated ones, and the parts before and after them.
+
+    Args:
+        repeated: The repeated layers.
+        every: These and the parts beside them, of about as many bytes. The last part is left out, as the backward pass begins with
+            it, and so are parts with a scan, whose steps are layers themselves.
+    """
+
+    repeated: tuple[Span, ...]
+    every: tuple[Span, ...]
+
+
+def layers(body: Body, equations: Sequence[int], places: Places) -> Layers:
+    """Return the layers of a program."""
+    end = len(equations)
+
+    def steady(span: Span) -> bool:
+        return not any(body.equations[i].name in SCANNED for i in equations[slice(*span)])
+
+    start, period, times = repeated([body.equations[i].signature for i in equations])
+    if not times:
+        return Layers((), tuple(filter(steady, places.divided((0, end), min(PIECES, end))[:-1])) if end else ())
+    first = min(range(start, start + period), key=lambda p: places.crossing[p])
+    count = times if first == start else times - 1
+    own = [(first + k * period, first + (k + 1) * period) for k in range(count)]
+    size = places.nbytes((first, own[-1][1])) / count
+    before, after = (places.near(span, size) for span in ((0, first), (own[-1][1], end)))
+    return Layers(tuple(own), (*filter(steady, before), *(*own, *filter(steady, after))[: -1 if after else None]))
+
+
+def repeated(letters: Sequence[str]) -> tuple[int, int, int]:
+    """Return the longest run of equal parts of a sequence: where it starts, the length of a part, and how many there are.
+
+    The number is 0 if nothing repeats. Of runs of one length, it is the one of the shortest parts.
+    """
+    numbers = {letter: k for k, letter in enumerate(dict.fromkeys(letters))}
+    word = np.array([numbers[letter] for letter in letters], np.int64)
+    best = (0, 0, 0)
+    for period in _distances(letters):
+        same = np.concatenate([[False], word[period:] == word[:-period], [False]])
+        starts, stops = np.flatnonzero(same[1:] & ~same[:-1]), np.flatnonzero(~same[1:] & same[:-1])
+        if len(starts):
+            k = int(np.argmax(stops - starts))
+            times = int(stops[k] - starts[k]) // period + 1
+            if times > 1 and times * period > best[1] * best[2]:
+                best = (int(starts[k]), period, times)
+    return best
+
+
+def _distances(letters: Sequence[str]) -> list[int]:
+    """Return the distances at which at least as many letters recur as a part has, ascending."""
+    last: dict[str, deque[int]] = {}
+    recurrences: Counter[int] = Counter()
+    for i, letter in enumerate(letters):
+        known = last.setdefault(letter, deque(maxlen=ALIKE))
+        recurrences.update(i - j for j in known if i - j <= LONGEST)
+        known.append(i)
+    return sorted(p for p, count in recurrences.items() if count >= p > 1)
+
+
+def together(spans: Sequence[Span], count: int) -> list[Span]:
+    """Merge adjacent spans, `count` at a time."""
+    merged, k = list[Span](), 0
+    while k < len(spans):
+        stop = k + 1
+        while stop < min(k + count, len(spans)) and spans[stop][0] == spans[stop - 1][1]:
+            stop += 1
+        merged.append((spans[k][0], spans[stop - 1][1]))
+        k = stop
+    return merged
