@@ -58,6 +58,7 @@ class Recomputation:
     variables: for variables of operators that are computed again, with their reductions.
     reads: for operands, and outputs of nested graphs, that are read.
     passed: for those that are read to recompute a result, and not for a gradient alone.
+    saved: for variables of operators that a policy saves, as the recomputation reads them.
     marked: the regions that are operators with marked operands.
     apart: by id(node), for marked changes of type, the other regions in which they run for a single operator, too.
     fenced: by id(node), for marked changes of type that run for a single operator in the forward pass: if JAX runs a remat in a
@@ -68,6 +69,7 @@ class Recomputation:
     variables: dict[Place, set[int]] = field(default_factory=dict)
     reads: dict[Place, set[int]] = field(default_factory=dict)
     passed: dict[Place, set[int]] = field(default_factory=dict)
+    saved: dict[Place, set[int]] = field(default_factory=dict)
     marked: set[int] = field(default_factory=set)
     apart: dict[int, set[int]] = field(default_factory=dict)
     fenced: dict[int, set[int]] = field(default_factory=dict)
@@ -87,6 +89,17 @@ class Recomputation:
     def variables_of(self, node: Node) -> tuple[tuple[int, int], ...]:
         """Return the recomputed variables of an operator's program, each with the number of recomputations."""
         return tuple(self._by_node.get(id(node), ()))
+
+    def saved_of(self, node: Node) -> tuple[int, ...]:
+        """Return the variables of an operator's program that a policy saves for the backward pass."""
+        return tuple(self._saved_by_node.get(id(node), ()))
+
+    @cached_property
+    def _saved_by_node(self) -> dict[int, list[int]]:
+        by_node: dict[int, list[int]] = {}
+        for node, variable in sorted(self.saved):
+            by_node.setdefault(node, []).append(variable)
+        return by_node
 
     @cached_property
     def _by_node(self) -> dict[int, list[tuple[int, int]]]:
@@ -264,6 +277,7 @@ class _Run:
     def note(self, node: Node, runs: _Needed) -> None:
         """Record the variables of an operator that are recomputed, and that it runs if any is."""
         self.notes += [("variables", (id(node), v)) for v in runs.reduced]
+        self.notes += [("saved", (id(node), v)) for v in runs.saved]
         self.notes += [("nodes", id(node))] if runs.computes else []
 
     def read(self, place: Place, every: bool, passed: bool) -> None:
@@ -278,18 +292,20 @@ class _Needed:
 
     values: the variables that are computed or read.
     reduced: those among them whose sums over devices run again.
+    saved: those that a policy saves.
     computes: whether any equation runs.
     """
 
     values: frozenset[int]
     reduced: frozenset[int]
+    saved: frozenset[int]
     computes: bool
 
 
 @lru_cache(maxsize=65536)
 def _needed(body: Body, targets: frozenset[int], policies: Policies) -> _Needed:
     """Return the part of a body that these variables depend on, up to the values that a policy saves."""
-    values, computed = set(targets), set[int]()
+    values, computed, saved = set(targets), set[int](), set[int]()
     for e in reversed(body.equations):
         if values.isdisjoint(e.results):
             continue
@@ -297,8 +313,10 @@ def _needed(body: Body, targets: frozenset[int], policies: Policies) -> _Needed:
         if not _is_saved(policies, e.primitive, *structs, **e.params):
             values.update(a for a in e.operands if isinstance(a, int))
             computed.update(e.results)
+        else:
+            saved.update(values.intersection(e.results))
     reduced = computed if _is_saved(policies, primitives.psum_p) else values
-    return _Needed(frozenset(values), frozenset(reduced), bool(computed))
+    return _Needed(frozenset(values), frozenset(reduced), frozenset(saved), bool(computed))
 
 
 def _is_saved(policies: Policies, primitive: Any, *operands: Any, **params: Any) -> bool:

@@ -93,7 +93,7 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     inside = (_reduces, _scatters, _halo_exchanges)
     reduces = sum((seconds_of(site, domain, machine, training) for seconds_of in inside), zero) * site.times
     again = site.recomputable and training.backward and not dense_work(body)[0]
-    saved = np.where(reduces > 0, 0.0, _inner(site, domain, machine)) if again else None
+    saved = np.where(reduces > 0, 0.0, _inside(site.inner, site.alive, domain, machine)) if again else None
     whole = None
     if site.reader is not None and training.backward:
         instead = (site.ports[p].tensor.nbytes * fraction(domain, p, machine) for p in site.instead)
@@ -309,7 +309,8 @@ def _residuals(site: Site, domain: Domain, machine: Machine, training: Training)
     for k, tensor in enumerate(site.results):
         if site.stored[k]:
             total += site.stored[k] * tensor.nbytes * fraction(domain, n + k, machine)
-    return total + _inner(site, domain, machine) + _extended(site, domain, machine)
+    total += _inside(site.inner, site.alive, domain, machine) + _inside(site.saved, site.around.lasting, domain, machine)
+    return total + _extended(site, domain, machine)
 
 
 def _extended(site: Site, domain: Domain, machine: Machine) -> Array:
@@ -337,11 +338,11 @@ def _extended(site: Site, domain: Domain, machine: Machine) -> Array:
     return total
 
 
-def _inner(site: Site, domain: Domain, machine: Machine) -> Array:
-    """Return the bytes of the inner values that are residuals."""
+def _inside(values: Sequence[tuple[int, int]], alive: float, domain: Domain, machine: Machine) -> Array:
+    """Return the bytes of values of an operator's program, as (variable, bytes), of which `alive` copies are live at once."""
     total = np.zeros(len(domain))
     sizes = np.array([a.size for a in machine.axes], float)
-    for variable, nbytes in site.inner:
+    for variable, nbytes in values:
         split = np.array([variable in c.partitions for c in domain.choices])[domain.picks]
-        total += site.alive * nbytes * np.prod(np.where(split, 1 / sizes, 1.0), axis=1)
+        total += alive * nbytes * np.prod(np.where(split, 1 / sizes, 1.0), axis=1)
     return total

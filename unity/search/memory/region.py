@@ -77,6 +77,7 @@ class Region(Keeper):
         self.remats = sum(node.kind == "remat" for node in self.nodes)
         self.own: dict[int, float] = {}  # by id(node): bytes of its working set without operands, results and their cotangents
         self.keeping: list[Keeping] = []
+        self.saved: list[Held] = []  # values that the policy of the remat around the graph saves
         self.inside: dict[int, Region] = {}  # by id(node): the sweeps of the graphs inside nodes
         residuals, moments = [], []
         for node in self.nodes:
@@ -194,6 +195,8 @@ class Region(Keeper):
         inner = self.inner(node)
         needed, _ = inner.kept(self.flows(node), self.stacked)
         residuals = self.kept_by(node, needed, inner)
+        saved = ((v, inner.body.tensors[v].nbytes) for v in self.setting.recomputed.saved_of(node))
+        self.saved += (Held(KEPT, node, inner.local(v, nbytes)) for v, nbytes in saved)
         ends = dict.fromkeys((*node.operands, *node.results))
         away = {v: 0.0 if self.is_live(v) else self.nbytes[v] for v in ends}
         read = {v for v, flag in zip(node.operands, needed.operands, strict=True) if flag}
@@ -259,6 +262,7 @@ class Region(Keeper):
             else:
                 residuals += self.need(node.operands[p])
         residuals += [replace(h, nbytes=length * h.nbytes) for h in inside.kept]
+        self.saved += (replace(h, nbytes=length * h.nbytes) for h in inside.saved)
         self.steps += length * inside.steps
         self.momentary += inside.momentary
         single = node.kind == PIPELINE and schedule_of(node).slots == 1  # the slice of a stage's only step is its whole stack
@@ -305,12 +309,13 @@ class Region(Keeper):
         return [], [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, sums)]
 
     def add_remat(self, node: Node) -> tuple[list[Held], list[Held]]:
-        """Add a remat, and return its residuals, which are its operands, and its working set.
+        """Add a remat, and return its residuals, which are its operands and the values that its policy saves, and its working set.
 
         While its backward pass runs, all values are live that would be residuals without it.
         """
         inside = self.region_inside(node)
         residuals = [h for v in node.operands for h in self.need(v)] if self.training else []
+        residuals += map(self.count, inside.saved)
         residuals += self.zeros_ahead(node, inside.zeros_inside)
         self.momentary += (inside.steps + inside.momentary) / self.remats
         self.own[id(node)] = sum(h.nbytes for h in inside.peak)

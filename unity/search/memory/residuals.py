@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from unity.pcg.analysis.hoisting import kept_once
-from unity.pcg.analysis.rematerialization import runs_again
+from unity.pcg.analysis.rematerialization import Recomputation, recomputation, runs_again
 from unity.pcg.analysis.residuals import Residuals
 from unity.pcg.ir.gradient_flow import Gradients
 from unity.pcg.ir.graph import LOOPS, PARALLELIZATION, PCG, STAGES, Node, Value
@@ -31,6 +31,12 @@ class Setting:
     def kept_once(self) -> Mapping[int, int]:
         """The factor by which a node in a scan has fewer residuals than one per step (`pcg.analysis.hoisting.kept_once`)."""
         return kept_once(self.program)
+
+    @cached_property
+    def recomputed(self) -> Recomputation:
+        """The recomputation in remats, with the values that their policies save; of none if there is no policy."""
+        policies = self.training and any(node.policy is not None for node, _ in self.program.walk())
+        return recomputation(self.program, self.flow) if policies else Recomputation()
 
 
 class Keeper:

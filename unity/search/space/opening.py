@@ -275,6 +275,7 @@ class _Builder:
         operator = Site("operator", node, ports, node.tensors, around, flows, inner=needed.inner, recomputable=may_recompute)
         operator.hoisted = self.hoisting.get(id(node), 1)
         operator.repeats, operator.computed = self.recomputed.repeats(node), self.recomputed.variables_of(node)
+        operator.saved = tuple((v, node.body.tensors[v].nbytes) for v in self.recomputed.saved_of(node))
         site = self.add(operator)
         self.of_node[id(node)] = site
         self.needed.update(((site, k), {around.times}) for k, flag in enumerate(needed.results) if flag)

@@ -1,0 +1,47 @@
+"""Values that the policy of a checkpoint saves: live from the forward pass to the checkpoint's backward pass."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import pytest
+from recomputed_models import MODELS, POLICIES, saving
+from rerun_models import named
+from small_models import counted
+
+import unity
+from unity.pcg.parallel.parallelize import parallelize
+from unity.search.cost.cost import Training
+from unity.search.memory.memory import predict_memory
+from unity.search.solver.minimizer import Minimizer
+
+NEAR = 0.1
+MACHINE = unity.Machine.grid(1, 8, "a100")
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "saving" in name])
+@pytest.mark.parametrize("weight", [0.0, math.inf])
+def test_the_search_counts_exactly_the_saved_values_of_optimal_strategies(name: str, weight: float) -> None:
+    captured, assembled = named(name)
+    (point,) = Minimizer(assembled.problem).at([weight])
+    memory = predict_memory(parallelize(captured.graph, assembled.assignment(point)), captured.differentiated, Training())
+    assert point.memory == pytest.approx(counted(assembled, point, "memory")) == pytest.approx(memory.additive)
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_the_compiled_program_has_the_saved_values(scanned: bool) -> None:
+    with jax.enable_x64(True):
+        small, large = (saving(policy, layers=6, b=512, d=16, wide=64, scanned=scanned) for policy in ("nothing", "products"))
+        options = {"machine": MACHINE, "budget": 0, "pipelines": False, "branches": False, "progress": False}
+        plans = [unity.optimize(m.loss, m.params, m.batch, objective="memory", **options) for m in (small, large)]
+        total = next(line for line in plans[1].check().memory_lines if line.kind == "all")
+    assert plans[1].memory > 1.5 * plans[0].memory
+    assert total.predicted == pytest.approx(total.compiled, rel=NEAR)
+
+
+def test_every_policy_saves_at_least_what_none_does() -> None:
+    memory = {policy: named(f"saving {policy}")[1] for policy in POLICIES}
+    least = {policy: Minimizer(assembled.problem).at([math.inf])[0].memory for policy, assembled in memory.items()}
+    assert least["nothing"] < least["names"] < least["everything"]
+    assert least["nothing"] < least["products"] < least["everything"]
