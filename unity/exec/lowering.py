@@ -21,7 +21,7 @@ from unity.exec.pipelines.one_forward_one_backward import alternated
 from unity.exec.sharding_constraints import SHARDED, constrain, constrained, sharding_of
 from unity.pcg.analysis.rematerialization import runs_again
 from unity.pcg.ir.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value
-from unity.pcg.ir.payloads import Remat, Scan
+from unity.pcg.ir.payloads import Remat, Scan, Sharded
 from unity.pcg.local import varying_loops as loops
 from unity.pcg.local.collectives import apply
 from unity.pcg.local.interpreter import run_body
@@ -217,7 +217,8 @@ def _compute(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
     if node.kind == "scan":
         results = _scan(node, operands, axes)
     elif node.kind == SHARDED:
-        results = [constrain(operands[0], node.attributes["forward"], node.attributes["backward"])]
+        sharded = node.of(Sharded)
+        results = [constrain(operands[0], sharded.forward, sharded.backward)]
     elif node.kind == PIPELINE:
         results = pipelined(node, operands, _inside(node))
     elif node.kind == TAIL:

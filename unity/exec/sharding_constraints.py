@@ -18,8 +18,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unity.base.errors import PlanError
-from unity.pcg.analysis.rematerialization import WHOLE
 from unity.pcg.ir.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value
+from unity.pcg.ir.payloads import Recompute, Sharded
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, Type
 
@@ -99,12 +99,12 @@ def _changed(node: Node, origin: Value, copy: Value, axes: Sequence[Axis], mesh:
     is_reduced = PARTIAL in before
     if PARTIAL in after or (open_spec(before, axes, rank) == open_spec(after, axes, rank) and not is_reduced):
         return copy
-    return _sharded(copy, before, after, axes, mesh, bool(node.attributes.get("again")))
+    return _sharded(copy, before, after, axes, mesh, node.again)
 
 
-def _sharded(v: Value, before: Type, after: Type, axes: Sequence[Axis], mesh: Mesh, again: bool = False) -> Value:
+def _sharded(v: Value, before: Type, after: Type, axes: Sequence[Axis], mesh: Mesh, again: Recompute = Recompute.NOTHING) -> Value:
     """Return a value constrained to a type, with its cotangent constrained to the type before."""
     rank = v.tensor.ndim
     forward, backward = (NamedSharding(mesh, open_spec(t, axes, rank)) for t in (after, before))
-    attributes = {"forward": forward, "backward": backward, **({"again": WHOLE} if again else {})}
-    return Value(Node(SHARDED, (v,), (v.tensor,), attributes=attributes, types=((),), source=v.node.source, scope=v.node.scope))
+    place = {"types": ((),), "source": v.node.source, "scope": v.node.scope}
+    return Value(Node(SHARDED, (v,), (v.tensor,), payload=Sharded(forward, backward), again=again, **place))

@@ -154,6 +154,13 @@ class Branches(Payload):
     region: Natural
 
 
+class Sharded(Payload):
+    """A value with sharding constraints for itself and its cotangent (`unity.exec.sharding_constraints`), which no file has."""
+
+    forward: Any
+    backward: Any
+
+
 LoopPayload: TypeAlias = Scan | Pipeline | PipelineTail
 PAYLOADS: Mapping[str, type[Payload]] = {  # by kind; an operator has no payload, or is a `PackedPart`
     "input": Input,
@@ -163,6 +170,7 @@ PAYLOADS: Mapping[str, type[Payload]] = {  # by kind; an operator has no payload
     "tail": PipelineTail,
     "branches": Branches,
     "stages": Stages,
+    "sharded": Sharded,
 }
 _SEVERAL = (Names, Names | None, Numbers, Numbers | None)
 
