@@ -39,7 +39,6 @@ from unity.verify.proofs.bounded import executed_at
 from unity.verify.proofs.first_order import Prover
 from unity.verify.proofs.instances import at_attributes
 from unity.verify.proofs.intermediates import contained
-from unity.verify.proofs.library import verified
 from unity.verify.proofs.small_instances import Instance, small_instances, small_sizes
 
 TYPES = ("float64", "float32", "bfloat16", "float16", "float8_e5m2")
@@ -131,26 +130,22 @@ def in_type(instance: Instance, dtype: str) -> dict[str, TensorType]:
     return {n: TensorType(t.shape, t.states, dtype if t.dtype == "float32" else t.dtype) for n, t in instance.types.items()}
 
 
-def replacements(pattern: Pattern) -> Iterator[tuple[Instance, tuple[Term, ...], tuple[Term, ...]]]:
-    """A few small instances of a rule in one direction, the largest as the most telling: what is replaced, and by what.
+def differences(
+    pattern: Pattern, instances: Iterable[Instance], types: Sequence[str], kinds: Sequence[str], counts: Counter[str]
+) -> Iterator[dict[str, str]]:
+    """Where a replacement is not what is promised, in the types for which it may be applied.
 
     Where a replacement computes more than it uses, the rule applies only in programs that have the rest, too (`Pattern.dropped`).
     """
-    for instance in small_instances(pattern.rule, (), SIZES, 12)[-INSTANCES:]:
+    for instance in instances:
         at = Pattern(instance.rule, pattern.backward)
         rest = at.rest if at.dropped else ()
-        yield instance, at.left + rest, at.right + rest
-
-
-def differences(pattern: Pattern, types: Sequence[str], kinds: Sequence[str], counts: Counter[str]) -> Iterator[dict[str, str]]:
-    """Where a replacement is not what is promised, in the types for which it may be applied."""
-    for instance, old, new in replacements(pattern):
         for dtype in types:
             if limited(jnp.dtype(dtype)) and not contained(pattern.rule, pattern.backward):
                 counts[f"not applied in {dtype}"] += 1
                 continue
             try:
-                replacement = Replacement(old, new, in_type(instance, dtype))
+                replacement = Replacement(at.left + rest, at.right + rest, in_type(instance, dtype))
             except (TypeError, ValueError, UnityError, NotImplementedError) as error:
                 counts[f"does not run in {dtype}: {type(error).__name__}: {str(error)[:60]}"] += 1
                 continue
@@ -164,12 +159,17 @@ def differences(pattern: Pattern, types: Sequence[str], kinds: Sequence[str], co
                     yield row | {"text": print_body(instance.rule)}
 
 
+def large(rule: Rule) -> list[Instance]:
+    """A few instances of a rule, the largest of the small ones: these are the most telling."""
+    return small_instances(rule, (), SIZES, 12)[-INSTANCES:]
+
+
 def examined(rules: Iterable[Rule], types: Sequence[str] = TYPES) -> tuple[Counter[str], list[dict[str, str]]]:
     """Examines rules in every direction in which they are applied. Returns what was counted, and what is wrong."""
     chosen = patterns(rules)
     counts = Counter({"directions": len(chosen), "wrong": 0})
     with jax.enable_x64(True):
-        return counts, [row for pattern in chosen for row in differences(pattern, types, KINDS, counts)]
+        return counts, [row for pattern in chosen for row in differences(pattern, large(pattern.rule), types, KINDS, counts)]
 
 
 def library() -> list[Rule]:
@@ -231,7 +231,7 @@ def judged(mutant: Mutant, status: str, counts: Counter[str]) -> Iterator[dict[s
     """What is wrong with the verdict on a mutant: proved, but different on data, or refuted, but equal."""
     row = {"rule": f"mutant of {mutant.rule.name}", "type": "float64", "text": print_body(mutant.rule)}
     if status == "proved":
-        for found in differences(Pattern(mutant.rule, False), TYPES[:1], FINITE, counts):
+        for found in differences(Pattern(mutant.rule, False), mutant.instances[-INSTANCES:], TYPES[:1], FINITE, counts):
             yield row | {"data": found["data"], "words": found["words"]}
     elif status == "refuted" and not any(map(differs, mutant.instances)):
         counts["wrong"] += 1
@@ -252,9 +252,9 @@ def differs(instance: Instance) -> bool:
 
 
 def verdict(mutant: Mutant, prover: Prover) -> str:
-    """The verdict on a mutant: most are refuted where they are known to be well-typed, before other instances are looked for."""
+    """The verdict on a mutant, by execution on symbols where it is known to be well-typed, and then by proof."""
     status = executed_at(mutant.instances, ()).status
-    return status if status == "refuted" else verified(mutant.rule, prover).status
+    return status if status != "proved" else prover.prove(mutant.rule).status
 
 
 def examined_mutants(count: int, seed: int, seconds: float) -> tuple[Counter[str], list[dict[str, str]]]:

@@ -17,6 +17,7 @@ from benchmarks.fuzz.rules import (
     differences,
     in_type,
     judged,
+    large,
     library,
     mutants,
     verdict,
@@ -49,14 +50,15 @@ def rule(text: str) -> Rule:
 def test_rules_keep_their_promise_on_hostile_data(name: str) -> None:
     counts = Counter[str]()
     with jax.enable_x64(True):
-        assert list(differences(USABLE[name], TYPES, KINDS, counts)) == []
+        assert list(differences(USABLE[name], large(USABLE[name].rule), TYPES, KINDS, counts)) == []
     assert counts["runs"]
     assert not any(key.startswith("does not run") for key in counts)
 
 
 def test_a_false_rule_is_noticed_in_every_type() -> None:
+    false = Pattern(rule("matmul(x, add(y, y)) = matmul(x, y)"), False)
     with jax.enable_x64(True):
-        found = list(differences(Pattern(rule("matmul(x, add(y, y)) = matmul(x, y)"), False), TYPES[:3], FINITE[:1], Counter()))
+        found = list(differences(false, large(false.rule), TYPES[:3], FINITE[:1], Counter()))
     assert {row["type"] for row in found} == set(TYPES[:3])
 
 
@@ -64,14 +66,14 @@ def test_a_rule_that_overflows_where_the_function_cannot_is_noticed() -> None:
     overflowing = Pattern(rule("add(x, y) = sub(add(add(x, y), mul(x, x)), mul(x, x))"), False)
     counts = Counter[str]()
     with jax.enable_x64(True):
-        (first, *_) = differences(overflowing, ["float32"], ["large"], counts)
+        (first, *_) = differences(overflowing, large(overflowing.rule), ["float32"], ["large"], counts)
     assert "finite or not" in first["words"]
 
 
 def test_a_product_that_overflows_beside_numbers_of_other_sizes_is_counted() -> None:
-    counts = Counter[str]()
+    counts, regrouped = Counter[str](), USABLE["matmul-matmul.is.matmul-matmul"]
     with jax.enable_x64(True):
-        assert list(differences(USABLE["matmul-matmul.is.matmul-matmul"], ["float32", "float16"], ["large"], counts)) == []
+        assert list(differences(regrouped, large(regrouped.rule), ["float32", "float16"], ["large"], counts)) == []
     assert counts[UNPROMISED]
     assert counts["not applied in float16"]
 
@@ -79,7 +81,7 @@ def test_a_product_that_overflows_beside_numbers_of_other_sizes_is_counted() -> 
 def test_what_nobody_reads_is_noticed_where_a_program_does_not_compute_it() -> None:
     """A rule that computes a whole of which it uses one part applies only beside the other part (`Pattern.dropped`)."""
     dropped = USABLE["split-matmul.is.matmul-split.2 (backward)"]
-    instance = small_instances(dropped.rule, (), (2, 3), 12)[-1]
+    instance = large(dropped.rule)[-1]
     alone = Pattern(instance.rule, True)
     with jax.enable_x64(True):
         words, _ = Replacement(alone.left, alone.right, in_type(instance, "float64")).compared("non-finite")
