@@ -62,6 +62,11 @@ class Scattered:
     before: State
     after: State
 
+    @property
+    def scatters(self) -> bool:
+        """Whether the variable is scattered by the choice at hand."""
+        return self.before == PARTIAL and self.after.kind == "P"
+
 
 @dataclass(frozen=True, eq=False)
 class Choice:
@@ -84,7 +89,11 @@ class Choice:
     @property
     def scatters(self) -> bool:
         """Whether it reduce-scatters a value inside."""
-        return any(x.before == PARTIAL and x.after.kind == "P" for x in self.scattered)
+        return any(x.scatters for x in self.scattered)
+
+    def around_scatter(self, variable: int) -> tuple[State, State]:
+        """Return the states of a variable that some choice scatters, before and after. On stage axes it stays as it is."""
+        return next(((x.before, x.after) for x in self.scattered if x.variable == variable), (REPLICATED, REPLICATED))
 
 
 Part = TypeVar("Part", float, np.ndarray)
@@ -402,8 +411,9 @@ def _with_inner_states(unmarked: list[Choice], solutions: Mapping[Choice, Soluti
     for c in unmarked:
         solution = solutions.get(c)
         whole = UNUSED if solution is None and UNUSED in c.states else REPLICATED
-        split = frozenset(v for v in solution.states if solution.seen(v).kind == "P") if solution is not None else frozenset()
-        states = ((v, *((whole, whole) if solution is None else solution.around_reduction(v))) for v in changed)
-        scattered = tuple(Scattered(v, before, after) for v, before, after in states)
+        seen = {} if solution is None else {**solution.states, **solution.scattered}
+        split = frozenset(v for v, s in seen.items() if s.kind == "P")
+        around = ((whole, whole) if solution is None else solution.around_reduction(v) for v in changed)
+        scattered = tuple(Scattered(v, *states) for v, states in zip(changed, around, strict=True))
         marked.append(replace(c, partitions=split, scattered=scattered) if split or scattered else c)
     return tuple(marked)

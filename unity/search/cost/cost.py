@@ -180,7 +180,7 @@ def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -
     bits = 1 << np.arange(len(machine.axes))
     sizes = np.array([a.size for a in machine.axes], float)
     every = [{r.variable: r for r in c.reduced} for c in domain.choices]
-    scattered = {x.variable for x in domain.choices[0].scattered}  # `_scatters` prices these
+    scattered = _scattered(domain)
     for variable, r in {v: r for rs in every for v, r in rs.items()}.items():
         of_choice = [rs.get(variable) for rs in every]
         kind = next((x.kind for x in of_choice if x is not None and x.kind), "")
@@ -207,19 +207,28 @@ def _scatters(site: Site, domain: Domain, machine: Machine, training: Training) 
     """Price the values inside composites that are reduce-scattered, along some axes, where they are produced."""
     total = np.zeros(len(domain))
     body = site.node.body if site.node is not None else None
-    if body is None or not any(c.scattered for c in domain.choices):
+    scattered = _scattered(domain)
+    if body is None or not scattered:
         return total
     carried = carrying(body, tuple(p.gradient for p in site.ports), site.flows) if training.backward else frozenset()
-    for k, variable in enumerate(x.variable for x in domain.choices[0].scattered):
-        tensor = body.tensors[variable]
-        before, old = distinct_types([c.scattered[k].before for c in domain.choices], domain.picks)
-        after, new = distinct_types([c.scattered[k].after for c in domain.choices], domain.picks)
+    for variable in sorted(scattered):
+        tensor, around = body.tensors[variable], [c.around_scatter(variable) for c in domain.choices]
+        before, old = distinct_types([before for before, _ in around], domain.picks)
+        after, new = distinct_types([after for _, after in around], domain.picks)
         found, index = distinct_changes(machine, before, after, growth(tensor.dtype, machine.reduce_in))
         change = found[index[old, new]]
         again = next((n for v, n in site.computed if v == variable), 0)
         total += (1 / site.hoisted + again) * (change.forward[0] + change.forward[1] * tensor.nbytes)
         total += change.backward[0] + change.backward[1] * tensor.nbytes if variable in carried else 0.0
     return total
+
+
+def _scattered(domain: Domain) -> set[int]:
+    """Return the variables that some value scatters along an axis; their reductions along other axes are part of that change."""
+    if not any(c.scatters for c in domain.choices):
+        return set()
+    chosen = (domain.choices[i] for i in np.unique(domain.picks).tolist())
+    return {x.variable for c in chosen for x in c.scattered if x.scatters}
 
 
 def _has_cotangents(site: Site, variable: int | tuple[int, ...], kind: str, training: Training) -> bool:
