@@ -212,7 +212,7 @@ CLASSES: dict[str, Equivalence] = {
         unrolled=lambda w, xs, ys: sum(logsumexp(w, xs[k], ys[k]) for k in range(len(xs))),
         differences=dict.fromkeys(
             ["map", "carried", "stacked", "fori"], "the weight's gradient is added in memory in every step"
-        ),
+        ) | {"unrolled": "the soft-max sums over devices in every step, M times as often"},
     ),
     "samples": same(
         *({"up": "D F", "down": "F D"}, "B D", "B D"),

@@ -450,3 +450,27 @@ def test_what_was_joined_before_is_read_and_what_is_damaged_found_again(monkeypa
             entry.write_text(damaged)
         assert key() == fresh
     assert all(json.loads(entry.read_text()) for entry in entries)
+
+
+BRANCHES = {
+    "cross-entropy": lambda x: (jax.nn.logsumexp(x, -1) - x[:, 0]).mean(),
+    "normalization": lambda x: jnp.square(plain_layer_norm(x, 1.0, 0.0)).mean(),
+    "entropy": lambda x: -(jax.nn.softmax(x) * jax.nn.log_softmax(x)).sum(),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_many_branches_of_a_sum_are_the_operators_of_one(name: str) -> None:
+    """However large the sum of all branches is, no operator ends within a branch."""
+
+    def total(w, xs):
+        return sum(BRANCHES[name](xs[k] @ w) for k in range(len(xs)))
+
+    def reductions(count: int) -> list[list[str]]:
+        graph = capture(
+            total, jax.ShapeDtypeStruct((64, 64), jnp.float32), jax.ShapeDtypeStruct((count, 32, 64), jnp.float32)
+        ).graph
+        names = [[e.name for e in n.body.equations] for n in operators(graph) if n.body is not None]
+        return sorted([x for x in some if x.startswith("reduce_")] for some in names if any(x.startswith("reduce_") for x in some))
+
+    assert reductions(20) == sorted(20 * reductions(1))

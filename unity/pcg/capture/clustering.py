@@ -17,6 +17,8 @@ from unity.pcg.capture.merging import LARGEST, Merging
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.types.factors import facts_of
 
+WHOLE = 8 * LARGEST  # the most equations of a tree before its branches are separated, so that it is not cut within a branch
+
 
 @dataclass(frozen=True)
 class EquationCluster:
@@ -30,9 +32,10 @@ def clusters(body: Body, constant: Mapping[int, int] | None = None) -> list[Equa
     """Return the operators of a body: a partition of its equations, except those of constants, producers before users."""
     constant = constants(body) if constant is None else constant
     uses = Uses(body)
-    trees = _trees(uses, _varying_equations(body, constant), frozenset())
+    trees = _trees(uses, _varying_equations(body, constant), frozenset(), WHOLE)
     separate = [part for tree in trees for part in _separate_branches(uses, tree, constant)]
-    lossless = [part for tree in separate for part in _lossless_parts(uses, tree, constant)]
+    small = [part for tree in separate for part in ([tree] if len(tree) <= LARGEST else _trees(uses, tree, frozenset()))]
+    lossless = [part for tree in small for part in _lossless_parts(uses, tree, constant)]
     return _with_outputs(uses, Merging(uses, lossless, constant).run())
 
 
@@ -57,8 +60,8 @@ def _with_outputs(uses: Uses, members: Iterable[Sequence[int]]) -> list[Equation
     return [EquationCluster(tuple(some), uses.outputs(some, set(some))) for some in members]
 
 
-def _trees(uses: Uses, numbers: Sequence[int], cut: frozenset[int]) -> list[list[int]]:
-    """Join every equation to the cluster of its only user, unless its result is in `cut`.
+def _trees(uses: Uses, numbers: Sequence[int], cut: frozenset[int], largest: int = LARGEST) -> list[list[int]]:
+    """Join every equation to the cluster of its only user, unless its result is in `cut` or the cluster has `largest` equations.
 
     A cluster is a tree whose root is its last equation.
     """
@@ -72,7 +75,7 @@ def _trees(uses: Uses, numbers: Sequence[int], cut: frozenset[int]) -> list[list
         homes = {home[u] for u in readers if u in inside}
         leaves = any(v in ends or v in cut for v in e.results) or not readers <= inside
         target = i if leaves or len(homes) != 1 else homes.pop()
-        if target != i and not _may_join(body, e, target, size):
+        if target != i and (size[target] >= largest or not _may_join(body, e, target)):
             target = i
         home[i] = target
         size[target] = size.get(target, 0) + 1
@@ -82,10 +85,10 @@ def _trees(uses: Uses, numbers: Sequence[int], cut: frozenset[int]) -> list[list
     return [members[target] for target in sorted(members)]
 
 
-def _may_join(body: Body, equation: Equation, target: int, size: Mapping[int, int]) -> bool:
+def _may_join(body: Body, equation: Equation, target: int) -> bool:
     """Return whether an equation may join the cluster whose last equation is `target`."""
     last = body.equations[target]
-    if not (light(body, equation) and light(body, last)) or size[target] >= LARGEST:
+    if not (light(body, equation) and light(body, last)):
         return False
     if facts_of(last.name).looks_up:  # index arithmetic only: the table must stay an operand with a free choice of its sharding
         return not any(body.tensors[v].floating for v in equation.results)
@@ -138,7 +141,7 @@ def _separate_branches(uses: Uses, tree: list[int], constant: Mapping[int, int])
         reads.update((v, below) for v in e.results)
         if set(branches) - alone or (reduces(body, e) and body.tensors[e.results[0]].floating):
             sums.update(e.results)
-    return _trees(uses, tree, frozenset(cut)) if cut else [tree]
+    return _trees(uses, tree, frozenset(cut), WHOLE) if cut else [tree]
 
 
 def _lossless_parts(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[list[int]]:
