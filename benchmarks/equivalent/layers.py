@@ -214,6 +214,7 @@ CLASSES: dict[str, Equivalence] = {
         index=lambda w, i: jnp.tanh(w["table"][i] + w["at"][jnp.arange(i.shape[1])][None]).mean(),
         vmap=lambda w, i: jnp.tanh(jax.vmap(lambda i: w["table"][i] + w["at"])(i)).mean(),
         slice=lambda w, i: jnp.tanh(w["table"][i] + lax.dynamic_slice_in_dim(w["at"], 0, i.shape[1], 0)).mean(),
+        differences={"index": "positions are looked up, an operator more; rule: rows by their numbers are the table"},
     ),
     "tied embedding": same(
         *("V D", "B < V", "B D"),
@@ -263,6 +264,10 @@ CLASSES: dict[str, Equivalence] = {
             lambda w, x: jnp.square(jax.nn.silu(x @ w["gate"]) * (x @ w["up"])).mean(),
             lambda w, x: ({"gate": w[:, 0], "up": w[:, 1]}, x),
         ),
+        differences={
+            "separate": "two products, and gradients sent, for one; rule: products of one operand are one product",
+            "sliced": "parts of the weight are cut out and sent one by one; rule: a part of a product is a product of a part",
+        },
     ),
     "joined features": same(
         *({"a": "D F", "b": "D F"}, "B D", "B D"),

@@ -202,7 +202,12 @@ ENSEMBLE = ({"up": "M D F", "down": "M F D"}, "B D")
 
 CLASSES: dict[str, Equivalence] = {
     "residual layers": same(*({"up": "L D F", "down": "L F D"}, "B D"), **stack(residual)),
-    "residual layers, recomputed": same(*({"up": "L D F", "down": "L F D"}, "B D"), **stack(residual, remat=True)),
+    "residual layers, recomputed": same(
+        *({"up": "L D F", "down": "L F D"}, "B D"), **stack(residual, remat=True),
+        differences=dict.fromkeys(
+            ["unrolled", "list"], "gradients are summed layer by layer, in 2·L collectives for two: inside remat none are combined"
+        ),
+    ),
     "transformer": same(*(BLOCK, "N S D"), **stack(block)),
     "micro-batches": same(
         *BATCHES,

@@ -115,10 +115,13 @@ def bits(values: Any, y: Any) -> Any:
     return jnp.mean(jnp.maximum(values, 0) - values * y + jnp.log1p(jnp.exp(-jnp.abs(values))))
 
 
+SUMMED = "a row's cotangents are summed over devices; rule: picked log-probabilities are logits less their logsumexp"
+
 CLASSES: dict[str, Equivalence] = {
     "cross-entropy": same(
         *("D V", "B D", "B < V"),
         one_hot=one_hot, log_softmax=log_softmax, one_hot_log_softmax=one_hot_log_softmax, logsumexp=logsumexp, vmap=by_vmap,
+        differences=dict.fromkeys(["log softmax", "one hot log softmax"], SUMMED),
     ),
     "cross-entropy of sequences": same(
         *("D V", "N S D", "N S < V"),
@@ -132,6 +135,7 @@ CLASSES: dict[str, Equivalence] = {
     ),
     "smoothed labels": same(
         *("D V", "B D", "B < V"), targets=smooth_targets, parts=smooth_parts, logsumexp=smooth_logsumexp,
+        differences=dict.fromkeys(["targets", "parts"], SUMMED),
     ),
     "distillation": same(
         *("D V", "B D", "B V"),
