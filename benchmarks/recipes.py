@@ -16,6 +16,8 @@ import os
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import datetime
+import json
 import math
 import tempfile
 import time
@@ -28,7 +30,7 @@ from jax.sharding import PartitionSpec as P
 import unity
 from benchmarks.models import get
 from benchmarks.models.model import Model
-from benchmarks.record import asked, record, show
+from benchmarks.record import RESULTS, asked, record, show
 from unity.base.formatting import duration
 from unity.constraints import Constraint, forbid, pin, require
 from unity.diff.regions import CostChange
@@ -284,7 +286,15 @@ def compare(name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         plan, fits = planned(model, machine, budget=0), True
     except unity.InfeasibleError:
         plan, fits = planned(model, machine, budget=0, memory_limit=ROOMY), False
-    case = {"case": name, "ms": plan.time * 1e3, "GB": plan.memory / 1e9, "fits": fits, "planned s": time.process_time() - clock}
+    day = datetime.date.today().isoformat()
+    case = {
+        "case": name,
+        "date": day,
+        "ms": plan.time * 1e3,
+        "GB": plan.memory / 1e9,
+        "fits": fits,
+        "planned s": time.process_time() - clock,
+    }
     return case, [{"case": name, **row} for row in (beside(plan, recipe, model, layers) for recipe in recipes(machine, layers))]
 
 
@@ -306,25 +316,42 @@ def beside(plan: unity.Plan, recipe: Recipe, model: Model, layers: Layers) -> di
     }
 
 
+def slower_than_recipes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"{row['case']}, {row['recipe']}" for row in rows if row["gain"] < -NEARLY]
+
+
+def recorded() -> tuple[dict[str, dict[str, Any]], dict[str, list[dict[str, Any]]]]:
+    """The plans and the rows on record, by case."""
+    path = RESULTS / "recipes.json"
+    content = json.loads(path.read_text()) if path.exists() else {"plans": [], "rows": []}
+    plans = {plan["case"]: plan for plan in content["plans"]}
+    return plans, {name: [row for row in content["rows"] if row["case"] == name] for name in plans}
+
+
+def keep(plans: Mapping[str, dict[str, Any]], rows: Mapping[str, list[dict[str, Any]]]) -> None:
+    """Records the results of all cases so far, in the order of the cases."""
+    names = [name for name in CASES if name in plans]
+    every = [row for name in names for row in rows[name]]
+    notes = {"samples_per_device": SAMPLES, "slower": slower_than_recipes(every)}
+    record("recipes", every, plans=[plans[name] for name in names], **notes)
+
+
 def main() -> None:
-    chosen, every = asked(__doc__, CASES)
-    plans, rows, slower = [], [], []
+    chosen, every = asked(__doc__, CASES, "recorded beside the results of others that there are")
+    plans, rows = ({}, {}) if every else recorded()
     with tempfile.TemporaryDirectory() as cache:
         os.environ["XDG_CACHE_HOME"] = cache  # this version's own plans
         for name in chosen:
-            plan, some = compare(name)
-            plans.append(plan)
-            rows += some
-            print(f"{name}: {plan['ms']:.4g} ms;", *(f"{row['recipe']} {row['gain']:+.1%};" for row in some), flush=True)
-            slower += [f"{name}, {row['recipe']}" for row in some if row["gain"] < -NEARLY]
-            if every:  # this takes minutes: what there is stays if it is interrupted
-                record("recipes", rows, plans=plans, samples_per_device=SAMPLES, slower=slower)
+            plans[name], rows[name] = compare(name)
+            print(f"{name}: {plans[name]['ms']:.4g} ms;", *(f"{r['recipe']} {r['gain']:+.1%};" for r in rows[name]), flush=True)
+            keep(plans, rows)  # this takes minutes: what there is stays if it is interrupted
+    plans, rows = [plans[name] for name in chosen], [row for name in chosen for row in rows[name]]
     show("unity.optimize, seconds of the process", plans)
     show("recipes, and plans of no more memory", [{k: v for k, v in row.items() if k != "why"} for row in rows])
     for row in rows:
         if row["gain"] > SHOWN:
             print(f"{row['case']}, {row['recipe']}:", *row["why"]["lines"], sep="\n    ")
-    print(f"{len(rows)} compared; slower than a recipe: {', '.join(slower) or 'none'}")
+    print(f"{len(rows)} compared; slower than a recipe: {', '.join(slower_than_recipes(rows)) or 'none'}")
 
 
 if __name__ == "__main__":

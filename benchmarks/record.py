@@ -35,10 +35,14 @@ def record(name: str, rows: list[dict[str, Any]], **notes: Any) -> Path:
     return path
 
 
-def asked(description: str | None, cases: Iterable[str]) -> tuple[list[str], bool]:
-    """The cases that the command line names, in their order; and whether it names none, so that all are run and recorded."""
+def asked(description: str | None, cases: Iterable[str], recorded: str = "not recorded") -> tuple[list[str], bool]:
+    """The cases that the command line names, in their order; and whether it names none, so that all are run and recorded.
+
+    Args:
+        recorded: what happens to the results of some cases, for `--help`.
+    """
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("cases", nargs="*", help="some of the cases, not recorded")
+    parser.add_argument("cases", nargs="*", help=f"some of the cases, {recorded}")
     chosen = parser.parse_args().cases
     return [name for name in cases if not chosen or name in chosen], not chosen
 
