@@ -189,7 +189,8 @@ CLASSES: dict[str, Equivalence] = {
         separate=Form(joined(projected), unjoined),
         differences=dict.fromkeys(
             ["moveaxis", "split"], "the joined product is cut in three; rule: a part of a product is a product of a part"
-        ) | {"sliced weights": "parts of the weight are cut out and sent one by one; rule: a part of a product is a product of a part"},
+        )
+        | {"sliced weights": "parts of the weight are cut out, sent one by one; rule: a part of a product is a product of a part"},
     ),
     "scaled scores": same(
         *(PROJECTIONS, "N S D"),
