@@ -104,7 +104,7 @@ def _refuse_pipelines(pipelines: Any, search: str, constraints: Sequence[Constra
     if len(numbers) != 2 or not all(isinstance(n, int) and n > 0 for n in numbers):
         raise OptionError(f"pipelines={pipelines!r}: expected True, False, or (stages, micro-batches), such as (4, 16)")
     if len(schedule) > 1 or not set(schedule) <= set(SCHEDULES):
-        schedules = " or ".join(map(repr, SCHEDULES))
+        schedules = " or ".join(f"'{kind}'" for kind in SCHEDULES)
         raise OptionError(f"pipelines={pipelines!r}: the schedule may be {schedules}, as in (4, 16, 'gpipe')")
     if search not in CONSTRAINED:
         raise OptionError(f"pipelines={pipelines!r}: search={search!r} finds none, use one of {', '.join(map(repr, CONSTRAINED))}")

@@ -25,6 +25,7 @@ from unity.constraints.paths import matching
 from unity.exec.measure.trial import ratio
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
+from unity.pcg.ir.payloads import ScheduleKind
 from unity.plan import cache
 from unity.plan.options import no_branches, no_pipeline, out_of_reach, shortfall
 from unity.plan.plan import Plan
@@ -283,7 +284,7 @@ class Task:
     def pipelined(self, plain: PlanFamily, prices: Prices, than: Solution | None) -> Solution | None:
         """Return the program with a pipeline, or None if none fits and is better than the solution without one, `than`."""
         required = self.options.required_pipeline
-        numbers, schedule = (required[:2], next(iter(required[2:]), None)) if required is not None else (None, None)
+        numbers, schedule = (required[:2], next(map(ScheduleKind, required[2:]), None)) if required is not None else (None, None)
         inside = [c for c in self.bound.every if not isinstance(c, Pin)]  # a pipeline leaves the arguments as they are
         if required is not None and inside:
             raise OptionError(f"pipelines={required!r}, but {inside[0]} constrains the function: leave one out")

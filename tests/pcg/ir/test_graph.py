@@ -22,7 +22,7 @@ from unity.pcg.capture.capture import capture
 from unity.pcg.ir.dot import to_dot
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.ir.graph_json import SCHEMA, from_json, to_json
-from unity.pcg.ir.payloads import PAYLOADS, Names, Numbers, PackedPart, Recompute, payload_of
+from unity.pcg.ir.payloads import PAYLOADS, Names, Numbers, PackedPart, Recompute, ScheduleKind, payload_of
 from unity.pcg.ir.program import tensor_type
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, partitioned
@@ -38,8 +38,16 @@ DTYPES = [
 AXES = (Axis("n0", 2, 0), Axis("d0", 3, 1))
 NUMBERS, NAMES = st.integers(0, 9), st.lists(st.sampled_from(["n0", "d0"]), max_size=2).map(tuple)
 SEVERAL = st.lists(NUMBERS, max_size=3).map(tuple)
-FIELDS = {int: NUMBERS, bool: st.booleans(), str: st.text(max_size=5), float: st.floats(0, 1), Names: NAMES, Numbers: SEVERAL}
-SHARED = {"unroll", "stages", "micro_batches", "steps"}  # numbers from 1 on
+FIELDS = {
+    int: NUMBERS,
+    bool: st.booleans(),
+    str: st.text(max_size=5),
+    float: st.floats(0, 1),
+    Names: NAMES,
+    Numbers: SEVERAL,
+    ScheduleKind: st.sampled_from(ScheduleKind),
+}
+FROM_ONE = {"unroll", "stages", "micro_batches", "steps"}  # numbers from 1 on
 
 
 def payloads(kind):
@@ -49,7 +57,7 @@ def payloads(kind):
     drawn = {}
     for field in structs.fields(PAYLOADS[kind]):
         name = next((t for t in FIELDS if field.type in (t, t | None)), int)  # a number's type has bounds
-        value = st.integers(1, 9) if field.name in SHARED else FIELDS[name]
+        value = st.integers(1, 9) if field.name in FROM_ONE else FIELDS[name]
         drawn[field.name] = value if field.required else st.none() | value
     return st.builds(PAYLOADS[kind], **drawn).filter(lambda payload: payload.attributes)  # an input without any has no payload
 

@@ -15,7 +15,7 @@ import unity
 from unity import Device, Machine
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.graph import PIPELINE
-from unity.pcg.parallel.stages import SCHEDULES, TWO_BW, Mixed
+from unity.pcg.parallel.stages import ONE_F_ONE_B, SCHEDULES, TWO_BW, Mixed
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
 from unity.search.cost.cost import Training
@@ -89,7 +89,7 @@ def test_gradients_are_those_of_the_program(count, axes, kind):
 
 @pytest.mark.usefixtures("as_users_compile")
 def test_what_is_sent_and_held_was_predicted():
-    found = planned(loss, structs(*arguments(7, batch=64, width=32)), TREE.axes[1:], 8, "1f1b").check()
+    found = planned(loss, structs(*arguments(7, batch=64, width=32)), TREE.axes[1:], 8, ONE_F_ONE_B).check()
     assert all(line.predicted == line.compiled for line in found.lines)
     assert found.timeline.step == pytest.approx(found.memory.total, rel=0.15)
 

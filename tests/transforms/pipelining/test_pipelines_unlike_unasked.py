@@ -38,8 +38,8 @@ def tried(monkeypatch):
     """The pipelines that are made."""
     made, original = [], module.unlike
 
-    def noting(*args):
-        made.append(original(*args))
+    def noting(*args, **named):
+        made.append(original(*args, **named))
         return made[-1]
 
     monkeypatch.setattr(module, "unlike", noting)

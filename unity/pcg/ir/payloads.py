@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from msgspec import structs
@@ -27,6 +27,19 @@ class Recompute(IntEnum):
     WHOLE = 2
 
 
+class ScheduleKind(StrEnum):
+    """The schedule of a pipeline (`unity.pcg.parallel.stages`), by the name that users pass."""
+
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    TWO_BW = "2bw"
+
+    @property
+    def label(self) -> str:
+        """The schedule's name in texts."""
+        return "GPipe" if self == ScheduleKind.GPIPE else self.upper()
+
+
 class Payload(Record):
     """The data of a node that its kind asks for."""
 
@@ -34,7 +47,7 @@ class Payload(Record):
     def attributes(self) -> dict[str, Any]:
         """The payload as attributes."""
         pairs = ((name, getattr(self, name)) for name in self.__struct_fields__)
-        return {name: " ".join(map(str, v)) if isinstance(v, tuple) else v for name, v in pairs if v is not None}
+        return {name: _plain(v) for name, v in pairs if v is not None}
 
 
 class Input(Payload):
@@ -100,7 +113,7 @@ class Pipeline(Payload):
     samples: Numbers
     entering: Numbers | None = None
     leaving: Numbers | None = None
-    schedule: str | None = None
+    schedule: ScheduleKind | None = None
 
 
 class PipelineTail(Payload):
@@ -119,7 +132,7 @@ class PipelineTail(Payload):
     stages: Positive
     micro_batches: Positive
     steps: Positive
-    schedule: str
+    schedule: ScheduleKind
     length: Natural
     loss: Natural
     samples: Numbers
@@ -173,6 +186,12 @@ PAYLOADS: Mapping[str, type[Payload]] = {  # by kind; an operator has no payload
     "sharded": Sharded,
 }
 _SEVERAL = (Names, Names | None, Numbers, Numbers | None)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return str(value) if isinstance(value, ScheduleKind) else value
 
 
 def payload_of(kind: str, attributes: Mapping[str, Any]) -> Payload | None:

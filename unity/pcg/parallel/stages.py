@@ -33,14 +33,14 @@ from math import prod
 
 from unity.base.errors import ParallelTypeError
 from unity.pcg.ir.graph import PCG, PIPELINE, TAIL, THROUGH, Node, Value, carried_by, reserved_axes, times_inside
-from unity.pcg.ir.payloads import Pipeline, PipelineTail
+from unity.pcg.ir.payloads import Pipeline, PipelineTail, ScheduleKind
 from unity.pcg.parallel.timetable import drained, exchanges
 from unity.pcg.propagation.choices import Choice, choice_of, choices
 from unity.pcg.propagation.solver import Unmatched, solve
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
 
-GPIPE, ONE_F_ONE_B, TWO_BW = "gpipe", "1f1b", "2bw"
+GPIPE, ONE_F_ONE_B, TWO_BW = ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B, ScheduleKind.TWO_BW
 SCHEDULES = (ONE_F_ONE_B, GPIPE, TWO_BW)
 FOLLOWED = (ONE_F_ONE_B, TWO_BW)  # a tail follows the pipeline, and each backward pass its forward pass without delay
 
@@ -52,13 +52,13 @@ class Schedule:
     stages: the number of stages, S.
     micro_batches: the number of micro-batches, M.
     steps: the number of steps of the scan, L.
-    kind: one of `SCHEDULES`.
+    kind: the kind of schedule.
     """
 
     stages: int
     micro_batches: int
     steps: int
-    kind: str = GPIPE
+    kind: ScheduleKind = GPIPE
 
     @property
     def ticks(self) -> int:

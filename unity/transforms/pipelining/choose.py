@@ -8,14 +8,16 @@ even share of the work, and idles while the pipeline fills and drains.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf, prod
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from unity.base.errors import InfeasibleError
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
+from unity.pcg.ir.payloads import ScheduleKind
 from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, TWO_BW, Mixed, Schedule
 from unity.pcg.types.axis import Axis
 from unity.search.request import Wish
@@ -23,6 +25,8 @@ from unity.search.session import Search
 from unity.transforms.pipelining.pipelining import PipelineSource, Pipelining, pipelined
 from unity.transforms.pipelining.rolled import LEAST
 from unity.transforms.transformation import TransformationCandidate
+
+T = TypeVar("T", bound=Pipelining)
 
 ROUNDS = (2, 4, 8, 16)  # numbers of micro-batches for each stage, in the order of trial
 NEAR = 1.2  # of the best time so far: beyond it more micro-batches are not tried
@@ -36,7 +40,14 @@ class PipelineWish(Wish):
     """A request for a pipeline."""
 
     exactly: tuple[int, int] | None = None  # the numbers of stages and micro-batches, if they are given
-    schedule: str | None = None  # if it is given; else 1F1B where the program allows it
+    schedule: ScheduleKind | None = None  # if it is given; else 1F1B where the program allows it
+
+    def rounds(self, stages: int) -> Sequence[int]:
+        """Return the numbers of micro-batches for each of `stages` stages to try."""
+        if self.exactly is None:
+            return ROUNDS
+        exactly, micro_batches = self.exactly
+        return [micro_batches // stages] if stages == exactly and micro_batches % stages == 0 else []
 
 
 @dataclass(eq=False)
@@ -47,13 +58,13 @@ class _Choosing:
     wish: PipelineWish
     found: list[PipelineCandidate] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-    first: str = ONE_F_ONE_B  # the schedule that is tried first, if none is asked for
+    first: ScheduleKind = ONE_F_ONE_B  # the schedule that is tried first, if none is asked for
 
     def along(self, axes: tuple[Axis, ...]) -> float:
         """Try more and more micro-batches, as long as that helps. Return the least time, infinity without a candidate."""
         before = len(self.found)
         stages = prod(axis.size for axis in axes)
-        rounds = [n for n in self.rounds(stages) if not self.hopeless(Schedule(stages, stages * n, stages))]
+        rounds = [n for n in self.wish.rounds(stages) if not self.hopeless(Schedule(stages, stages * n, stages))]
         for count, number in self.program.within(stages) if rounds else ():
             steps, last = count or self.program.scans[0][number].steps, inf
             for n in rounds:
@@ -72,15 +83,10 @@ class _Choosing:
 
     def made(self, count: int, number: int, axes: tuple[Axis, ...], rounds: int) -> Pipelining:
         """Make one pipeline. Raises Mixed if that is impossible."""
-        kind, where = self.wish.schedule, (self.program, count, number, axes, rounds)
-        if kind == TWO_BW:
+        if self.wish.schedule == TWO_BW:
             _check_loss(self.program.captured)
-        if kind is None and self.first == ONE_F_ONE_B and self.program.captured.differentiated:
-            try:
-                return pipelined(*where, ONE_F_ONE_B)
-            except Mixed:
-                kind = GPIPE
-        return pipelined(*where, kind or GPIPE)
+        followed = self.first == ONE_F_ONE_B and bool(self.program.captured.differentiated)
+        return scheduled(partial(pipelined, self.program, count, number, axes, rounds), self.wish.schedule, followed)
 
     def other(self, machine: Machine) -> None:
         """Try GPipe's schedule for the best number of stages, and more, unless a pipeline was asked for.
@@ -120,13 +126,6 @@ class _Choosing:
         self.found.append(PipelineCandidate(made, search, candidate))
         return candidate.time
 
-    def rounds(self, stages: int) -> Iterable[int]:
-        """Return the numbers of micro-batches for each stage to try."""
-        if self.wish.exactly is None:
-            return ROUNDS
-        exactly, micro_batches = self.wish.exactly
-        return [micro_batches // stages] if stages == exactly and micro_batches % stages == 0 else []
-
     @property
     def chosen(self) -> PipelineCandidate:
         """The best candidate."""
@@ -157,6 +156,16 @@ def _check_loss(captured: Captured) -> None:
     numbers = [k for k in captured.differentiated if not captured.graph.inputs[k].tensors[0].floating]
     if numbers:
         raise Mixed(f"2BW gives gradients, but {captured.paths[numbers[0]]} is no real number")
+
+
+def scheduled(make: Callable[[ScheduleKind], T], kind: ScheduleKind | None, prefer: bool) -> T:
+    """Make a pipeline by a schedule, or, if it is None, by 1F1B if that is preferred and possible, else GPipe's. Raises Mixed."""
+    if kind is None and prefer:
+        try:
+            return make(ONE_F_ONE_B)
+        except Mixed:
+            kind = GPIPE
+    return make(kind or GPIPE)
 
 
 def best(captured: Captured, machine: Machine, wish: PipelineWish) -> tuple[PipelineCandidate | None, list[str]]:

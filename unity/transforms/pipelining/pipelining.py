@@ -7,15 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import prod
-from typing import Annotated
-
-from msgspec import Meta
 
 from unity.base.documents import Natural, Positive
 from unity.base.errors import PlanError
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.graph import PCG, PIPELINE
-from unity.pcg.parallel.stages import FOLLOWED, GPIPE, ONE_F_ONE_B, SCHEDULES, TWO_BW, Mixed, Schedule
+from unity.pcg.ir.payloads import ScheduleKind
+from unity.pcg.parallel.stages import FOLLOWED, GPIPE, TWO_BW, Mixed, Schedule
 from unity.pcg.propagation.solver import nested_body
 from unity.pcg.types.axis import Axis
 from unity.transforms.pipelining.evened import EVENED, evened
@@ -27,7 +25,6 @@ from unity.transforms.pipelining.staged import with_stages
 from unity.transforms.pipelining.tails import Tail, tail_of
 from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
 
-SCHEDULE_NAMES = {GPIPE: "GPipe", ONE_F_ONE_B: "1F1B", TWO_BW: "2BW"}
 UNDRAINED = "in plan.stream, where gradients are of the batch before, at weights one version older (docs: pipelines#2bw)"
 
 
@@ -142,7 +139,7 @@ class PipelineRecord(TransformationRecord):
 
     along: tuple[str, ...]
     rounds: Positive
-    schedule: Annotated[str, Meta(pattern=rf"^(?:{'|'.join(SCHEDULES)})\Z")]
+    schedule: ScheduleKind
 
     def apply(self, source: TransformationSource) -> Pipelining:
         try:
@@ -228,11 +225,11 @@ class AlikePipelining(Pipelining):
         s, names = self.schedule, " ".join(axis.name for axis in self.along)
         what = "layers" if self.rolled else "steps"
         count = f"{s.slots - 1} to {s.slots}" if s.steps % s.stages else s.slots
-        return f"{s.stages} stages of {count} {what} along {names}, {s.micro_batches} micro-batches, {SCHEDULE_NAMES[s.kind]}"
+        return f"{s.stages} stages of {count} {what} along {names}, {s.micro_batches} micro-batches, {s.kind.label}"
 
 
 def pipelined(
-    program: PipelineSource, count: int, number: int, along: Sequence[Axis], rounds: int, kind: str = GPIPE
+    program: PipelineSource, count: int, number: int, along: Sequence[Axis], rounds: int, kind: ScheduleKind = GPIPE
 ) -> AlikePipelining:
     """Make a scan of a program a pipeline.
 
@@ -266,7 +263,7 @@ def pipelined(
     return AlikePipelining(program.captured, after, rounds, schedule, walk, count, number, along=tuple(along))
 
 
-def _walk(source: PipelineSource, number: int, along: Sequence[Axis], rounds: int, kind: str) -> MicroBatched:
+def _walk(source: PipelineSource, number: int, along: Sequence[Axis], rounds: int, kind: ScheduleKind) -> MicroBatched:
     """Return the program with one of its scans over micro-batches, and the function that gives it its stages."""
     scan = source.scans[0][number]
     tail = source.tail(number) if kind in FOLLOWED else None

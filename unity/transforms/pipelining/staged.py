@@ -10,7 +10,7 @@ from msgspec import structs
 
 from unity.pcg.capture.capture import graph_of
 from unity.pcg.ir.graph import PCG, PIPELINE, TAIL, Node
-from unity.pcg.ir.payloads import Pipeline, PipelineTail, Scan
+from unity.pcg.ir.payloads import Pipeline, PipelineTail, Scan, ScheduleKind
 from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, Schedule, staged
 from unity.pcg.types.axis import Axis
 from unity.transforms.pipelining.micro import WALK, LayerScan
@@ -20,7 +20,7 @@ from unity.transforms.pipelining.tails import Tail
 
 
 def with_stages(
-    graph: PCG, scan: LayerScan, along: Sequence[Axis], before: PCG, tail: Tail | None = None, kind: str = ONE_F_ONE_B
+    graph: PCG, scan: LayerScan, along: Sequence[Axis], before: PCG, tail: Tail | None = None, kind: ScheduleKind = ONE_F_ONE_B
 ) -> PCG:
     """Return the graph with its scan over micro-batches as a pipeline, followed by its tail.
 
@@ -92,7 +92,7 @@ def following(pipeline: Node, tail: Tail, constants: int, samples: Sequence[int]
     )
 
 
-def _pipeline(walk: Node, scan: LayerScan, along: Sequence[Axis], kind: str) -> Node:
+def _pipeline(walk: Node, scan: LayerScan, along: Sequence[Axis], kind: ScheduleKind) -> Node:
     assert walk.inside is not None
     (loop,) = [n for n in walk.inside.nodes if n.kind == "scan"]
     outer = {id(n): (p, v) for p, (n, v) in enumerate(zip(walk.inside.inputs, walk.operands, strict=True))}

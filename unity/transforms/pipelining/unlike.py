@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, prod
 
 from unity.base.documents import Natural
 from unity.base.errors import InfeasibleError
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
+from unity.pcg.ir.payloads import ScheduleKind
 from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, TWO_BW, Mixed, Schedule
 from unity.pcg.types.axis import Axis
 from unity.transforms.pipelining.apart import with_stages
 from unity.transforms.pipelining.balance import Cuts, Loads, estimated
 from unity.transforms.pipelining.chain import SampleChain, chain_of
-from unity.transforms.pipelining.choose import ROUNDS, PipelineCandidate, PipelineWish, ladders
-from unity.transforms.pipelining.pipelining import SCHEDULE_NAMES, MicroBatched, PipelineRecord, Pipelining
+from unity.transforms.pipelining.choose import PipelineCandidate, PipelineWish, ladders, scheduled
+from unity.transforms.pipelining.pipelining import MicroBatched, PipelineRecord, Pipelining
 from unity.transforms.pipelining.staging import Staging, tail_after
 
 TRIES = 3  # sets of axes, or pipelines where nothing fits, that are searched unless a pipeline is asked for
@@ -64,7 +66,7 @@ class Unlike(Pipelining):
 
     def __str__(self) -> str:
         s, names = self.schedule, " ".join(axis.name for axis in self.along)
-        where, name = self.packing or "weights on all of them", SCHEDULE_NAMES[s.kind]
+        where, name = self.packing or "weights on all of them", s.kind.label
         return f"{s.stages} stages of different operators along {names}, {s.micro_batches} micro-batches, {name}, {where}"
 
 
@@ -75,7 +77,7 @@ def unlike(
     along: Sequence[Axis],
     rounds: int,
     pack: bool,
-    kind: str = GPIPE,
+    kind: ScheduleKind = GPIPE,
     whole: Collection[int] = (),
 ) -> Unlike:
     """Cut a chain of a program into the stages of a pipeline.
@@ -132,7 +134,7 @@ def best_unlike(
     `whole` are those of `unlike`.
     """
     if wish.schedule == TWO_BW:
-        return None, [f"stages of different operators go by {ONE_F_ONE_B!r} or {GPIPE!r}, not by {TWO_BW!r}"]
+        return None, [f"stages of different operators go by '{ONE_F_ONE_B}' or '{GPIPE}', not by '{TWO_BW}'"]
     if wish.exactly is None and wish.than is not None and not pack:
         return None, []  # gradients are summed over all devices, as by data parallelism, and stages idle, too
     try:
@@ -146,7 +148,8 @@ def best_unlike(
             stages, n = option.stages, option.stages * option.rounds
             wish.say(f"a pipeline of {stages} stages of different operators, {n} micro-batches")
             try:
-                pipelining = _scheduled(chain, captured, option, pack, whole, wish.schedule)
+                make = partial(unlike, chain, captured, option.cuts, option.along, option.rounds, pack, whole=whole)
+                pipelining = scheduled(make, wish.schedule, bool(captured.differentiated))
                 search = wish.search(pipelining.after)
                 candidate = wish.choose(search)
             except (Mixed, InfeasibleError) as reason:
@@ -169,7 +172,9 @@ def _options(loads: Loads, wish: PipelineWish, refused: list[str]) -> list[list[
     rows: list[list[_Option]] = []
     for along in (axes for ladder in ladders(loads.machine) for axes in ladder):
         stages, row = prod(axis.size for axis in along), list[_Option]()
-        for n in _rounds(stages, loads.chain.size, wish):
+        for n in wish.rounds(stages):
+            if wish.exactly is None and loads.chain.size % (stages * n):
+                continue
             try:
                 seconds, cuts = estimated(loads, along, stages * n)
             except Mixed as reason:
@@ -183,24 +188,3 @@ def _options(loads: Loads, wish: PipelineWish, refused: list[str]) -> list[list[
         return [[o] for o in sorted((o for row in rows for o in row), key=lambda o: (-o.rounds, o.seconds))[:TRIES]]
     least = [(min(o.seconds for o in row), row) for row in rows]
     return [row for seconds, row in sorted(least, key=lambda pair: pair[0]) if seconds < wish.than[1].time][:TRIES]
-
-
-def _rounds(stages: int, samples: int, wish: PipelineWish) -> list[int]:
-    """Return the numbers of micro-batches for each of `stages` stages to try."""
-    if wish.exactly is None:
-        return [n for n in ROUNDS if samples % (stages * n) == 0]
-    exactly, micro_batches = wish.exactly
-    return [micro_batches // stages] if stages == exactly and micro_batches % stages == 0 else []
-
-
-def _scheduled(
-    chain: SampleChain, captured: Captured, option: _Option, pack: bool, whole: Collection[int], kind: str | None
-) -> Unlike:
-    """Make a pipeline by a schedule, or, if it is None, by 1F1B where the program allows it. Raises Mixed."""
-    where = (chain, captured, option.cuts, option.along, option.rounds, pack)
-    if kind is None and captured.differentiated:
-        try:
-            return unlike(*where, ONE_F_ONE_B, whole)
-        except Mixed:
-            kind = GPIPE
-    return unlike(*where, kind or GPIPE, whole)
