@@ -20,7 +20,7 @@ from unity.pcg.operators.table import TABLE
 from unity.pcg.propagation.choices import Choice, choices
 from unity.pcg.types.factors import Entry
 from unity.pcg.types.parallel_type import REPLICATED
-from unity.verify.proofs.operators import GradientProof, OperatorProof, check_body, check_choice, check_operator, fits
+from unity.verify.proofs.operators import GradientProof, OperatorProof, check_body, check_operator, fits
 
 LARGE = {"batch norm", "group norm"}  # their derivatives: proved on smaller ones
 AGAIN = {"conv, 2-D", "conv, other dimension numbers", "dot product attention"}  # they take seconds, and others say the same
@@ -187,8 +187,8 @@ def test_an_operator_without_a_derivative():
 def test_one_choice():
     body, _ = operator("dot_general")
     for choice in choices(body):
-        assert check_choice(body, choice, 2).answer == "proved"
-        assert check_choice(body, choice, 5).answer == ("proved" if choice.size == 0 else "unknown")
+        assert OperatorProof(body).check((choice,), (2,)).answer == "proved"
+        assert OperatorProof(body).check((choice,), (5,)).answer == ("proved" if choice.size == 0 else "unknown")
 
 
 def test_an_operator_that_is_too_large_is_unknown():

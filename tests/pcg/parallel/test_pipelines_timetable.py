@@ -4,9 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unity.pcg.parallel.timetable import BACKWARD, FORWARD, HALVES, back, coming, drained, forth, going, home, pairs, timetable
+from unity.pcg.parallel.timetable import HALVES, back, coming, drained, forth, going, home, pairs
 
 STAGES, ROWS = st.integers(2, 9), st.integers(1, 5)
+FORWARD, BACKWARD = "f", "b"
+
+
+def timetable(stages: int, micro_batches: int) -> list[list[tuple[str, int] | None]]:
+    """Return for every half tick and stage the pass and its micro-batch, or None."""
+    rows = []
+    for tick in range(micro_batches + stages - 1):
+        for half in HALVES:
+            row = [(FORWARD, forth(tick, s)) if s % 2 == half else (BACKWARD, back(tick, s, stages)) for s in range(stages)]
+            rows.append([entry if 0 <= entry[1] < micro_batches else None for entry in row])
+    return rows
 
 
 def done(stages, micro_batches):

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 from typing import Any
 
-FORWARD, BACKWARD = "f", "b"
 HALVES = (0, 1)
 
 
@@ -76,13 +75,3 @@ def pairs(stages: int, half: int) -> list[tuple[int, int]]:
 def exchanges(stages: int) -> int:
     """Return the number of halves of a tick after which some stages exchange."""
     return sum(bool(pairs(stages, half)) for half in HALVES)
-
-
-def timetable(stages: int, micro_batches: int) -> list[list[tuple[str, int] | None]]:
-    """Return for every half tick and stage the pass and its micro-batch, or None."""
-    rows = []
-    for tick in range(micro_batches + stages - 1):
-        for half in HALVES:
-            row = [(FORWARD, forth(tick, s)) if s % 2 == half else (BACKWARD, back(tick, s, stages)) for s in range(stages)]
-            rows.append([entry if 0 <= entry[1] < micro_batches else None for entry in row])
-    return rows

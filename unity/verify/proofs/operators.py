@@ -116,11 +116,6 @@ def check_body(
     return [p.check(c, d) for c, d in combinations if fits(body, c, d) for p in proofs]
 
 
-def check_choice(body: Body, choice: Choice, degree: int, values: Sequence[Any] = ()) -> ChoiceVerdict:
-    """Check the values of one choice on one axis."""
-    return OperatorProof(body, values).check((choice,), (degree,))
-
-
 def inner_digits(body: Body, degree: int) -> Iterator[tuple[int, Any]]:
     """Yield (operand, state) for the second digit of every dimension, as a neighbour may require."""
     for p, v in enumerate(body.inputs):
