@@ -57,7 +57,7 @@ class Case:
             "groups": together(repeated, round(math.sqrt(len(repeated)))),
         }
         spans = {name: segments.spans(own) for name, own in ways.items()}
-        programs = {name: recomputing(self.captured, own, self.captured.bodies) for name, own in spans.items() if own}
+        programs = {name: recomputing(self.captured, own, known=self.captured.bodies) for name, own in spans.items() if own}
         return {"kept": self.search(self.captured)} | {name: self.search(made.after) for name, made in programs.items()}
 
     def rows(self, name: str) -> list[dict[str, Any]]:

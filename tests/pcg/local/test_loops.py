@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import unity
 from unity.exec.pipelines.guarded import guarded
+from unity.pcg.ir.payloads import ScheduleKind
 from unity.pcg.local import varying_loops as loops
 from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B
 from unity.pcg.types.varying_axes import varying
@@ -163,7 +164,7 @@ def written_loss(name: str) -> Callable[..., Any]:
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("kind", [GPIPE, ONE_F_ONE_B])
 @pytest.mark.parametrize("unlike", [False, True])
-def test_pipelines_may_have_residuals_that_vary_over_no_axis(name: str, kind: str, unlike: bool) -> None:
+def test_pipelines_may_have_residuals_that_vary_over_no_axis(name: str, kind: ScheduleKind, unlike: bool) -> None:
     weights, x, y = arguments()
     fn, params = (written_loss(name), list(weights)) if unlike else (scanned_loss(name), weights)
     models = unlike_models if unlike else pipelined_models

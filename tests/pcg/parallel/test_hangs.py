@@ -29,6 +29,7 @@ from unity.machine.machine import Machine
 from unity.machine.resharding_tables import Types, stationary_pairs
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value, reserved_axes
+from unity.pcg.ir.payloads import ScheduleKind
 from unity.pcg.parallel.check import check
 from unity.pcg.parallel.parallelize import parallelize
 from unity.pcg.parallel.resharding import absolute, kind_of, stationary, steps
@@ -80,14 +81,14 @@ def normal_arguments(make: Callable[[], Any]) -> tuple[Any, ...]:
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32 if jnp.issubdtype(x.dtype, jnp.floating) else jnp.int32), make())
 
 
-def like_stages(kind: str) -> Plan:
+def like_stages(kind: ScheduleKind) -> Plan:
     captured = capture(language, *language_arguments())
     made = pipelined(PipelineSource(captured), 0, 0, INNER, 2, kind)
     search = Search(made.after.graph, captured.differentiated, SHARING, Training())
     return Plan(PlanFamily(language, made.before, search, 0.0, transformations=(made,)), search.fastest)
 
 
-def unlike_stages(model: str, kind: str) -> Plan:
+def unlike_stages(model: str, kind: ScheduleKind) -> Plan:
     fn, make = unlike_models.MODELS[model]
     return unlike_models.planned(fn, normal_arguments(make), INNER, machine=SHARING, kind=kind)
 
@@ -177,7 +178,7 @@ def test_without_the_rule_there_are_plans_that_hang_and_the_checker_refuses_just
     assert bad
 
 
-def first(graph: PCG, kind: str) -> Node:
+def first(graph: PCG, kind: ScheduleKind) -> Node:
     """The first operator of a kind, wherever it is."""
     return next(node for node, _ in graph.walk() if node.kind == kind)
 
@@ -218,7 +219,7 @@ def applied(fn: Callable[..., Any], v: Value) -> Value:
     return Value(replace(node, operands=(v,), types=(v.type,), source="here.py:1"))
 
 
-def spoiled(plan: Plan, kind: str, change: Callable[[Value, int], Value]) -> PCG:
+def spoiled(plan: Plan, kind: ScheduleKind, change: Callable[[Value, int], Value]) -> PCG:
     """A plan's graph, a value inside of its first operator of a kind changed: the first operand of samples' size, or else any."""
     region = first(plan.pcg, kind)
     assert region.inside is not None

@@ -28,6 +28,7 @@ from unity.base.errors import PlanError
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured, capture
 from unity.plan.plan import Plan
+from unity.plan.plan_family import PlanFamily
 from unity.search.cost.assembly import Listed
 from unity.search.cost.cost import Training
 from unity.search.request import Wish
@@ -101,6 +102,27 @@ def test_every_point_of_the_frontier_of_a_recomputed_program_is_right(name: str)
         assert_right(name, point, point.shard(*wanted(name)[0]))
 
 
+@pytest.mark.parametrize("name", ["written out", "scanned"])
+def test_a_program_that_saves_products_is_the_function(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    captured = capture(model.loss, model.params, model.batch)
+    segments = LayeredProgram(captured.body)
+    made = recomputing(captured, segments.first(segments.count), "products")
+    search = Searches().of(made.after)
+    assert Searches().of(recomputing(captured, made.spans).after).least_memory.total < search.least_memory.total
+    plan = Plan(PlanFamily(model.loss, made.before, search, 0.0, transformations=(made,)), search.leanest)
+    assert_right(name, plan, plan.shard(*wanted(name)[0]))
+    total = plan.check().total
+    assert total.predicted == total.compiled
+    plan.save(tmp_path / "plan.json")
+    again = unity.load(tmp_path / "plan.json", model.loss, model.params, model.batch)
+    assert again.pcg.key == plan.pcg.key
+    assert str(again.recomputing) == str(made)
+    plan.export(tmp_path / "exported.py")
+    assert "dots_with_no_batch_dims_saveable" in (tmp_path / "exported.py").read_text()
+    assert_right(name, runpy.run_path(str(tmp_path / "exported.py"), run_name="exported")["fn"], wanted(name)[0])
+
+
 def test_checkpoints_of_the_user_stay() -> None:
     plan = planned(MODELS["partly"](), memory_limit=PARTS[0] * leanest("partly").memory)
     policies = [node.policy for node, _ in plan.pcg.walk() if node.kind == "remat"]
@@ -172,7 +194,7 @@ def test_no_set_of_recomputed_layers_is_better(model: Small, part: float) -> Non
     assert segments.count == 4
     limit = part * searches.of(captured).leanest.memory
     subsets = itertools.chain.from_iterable(itertools.combinations(segments.chain.repeated, k) for k in range(1, 5))
-    programs = [recomputing(captured, segments.spans(subset), captured.bodies).after for subset in subsets]
+    programs = [recomputing(captured, segments.spans(subset), known=captured.bodies).after for subset in subsets]
     least = min(seconds(searches.of(program).under(limit)) for program in programs)
     assert seconds(searches.best(captured, limit)) <= least * (1 + 1e-9)
 

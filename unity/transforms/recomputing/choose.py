@@ -20,7 +20,7 @@ from unity.search.request import Wish
 from unity.search.session import Search
 from unity.transforms.pipelining.choose import least
 from unity.transforms.recomputing.layers import Places, Span, equations_in_layers, layers, together
-from unity.transforms.recomputing.recomputing import Recomputing, Spans, recomputing, steps
+from unity.transforms.recomputing.recomputing import Policy, Recomputing, Spans, recomputing, steps
 from unity.transforms.transformation import TransformationCandidate
 
 FRACTIONS = (0.25, 0.5, 0.75)  # of the layers, whose recomputation is tried first, beside that of all and of all but the last
@@ -41,7 +41,7 @@ class RecomputingChoice:
 def best(captured: Captured, wish: Wish) -> RecomputingChoice:
     """Return the best program with recomputed layers that fits.
 
-    The number of repeated layers is refined around the best of a few numbers.
+    The number of repeated layers is refined around the best of a few numbers. Checkpoints that save products are tried last.
     """
     trials, segments = _Trials(captured, wish), LayeredProgram(captured.body)
     count = segments.count
@@ -56,6 +56,8 @@ def best(captured: Captured, wish: Wish) -> RecomputingChoice:
         worth |= {k: trials.worth(segments.first(k)) for k in between}
     for spans in segments.others():
         trials.worth(spans)
+    for spans in (segments.first(count), segments.first(count // 2)):
+        trials.worth(spans, "products")
     return RecomputingChoice(trials.chosen, trials.leanest)
 
 
@@ -66,25 +68,25 @@ class _Trials:
     Attributes:
         chosen: the best that fits.
         leanest: the search with the least bound on memory.
-        known: the spans of all programs so far.
+        known: the spans of all programs so far, and what is saved in them.
     """
 
     captured: Captured
     wish: Wish
     chosen: RecomputingCandidate | None = None
     leanest: Search | None = None
-    known: list[Spans] = field(default_factory=list)
+    known: list[tuple[Spans, Policy]] = field(default_factory=list)
 
-    def worth(self, spans: Spans) -> tuple[float, float]:
+    def worth(self, spans: Spans, saved: Policy = "nothing") -> tuple[float, float]:
         """Search the program that recomputes some spans, and return the worth of its best strategy; `NONE` if it is not the best.
 
         A program whose bounds on time and memory exclude that it is better than the best so far is not searched.
         """
-        if not spans or spans in self.known:
+        if not spans or (spans, saved) in self.known:
             return NONE
-        self.known.append(spans)
+        self.known.append((spans, saved))
         self.wish.say(f"recomputing {sum(map(len, spans.values()))} parts of the program")
-        trial = recomputing(self.captured, spans, self.captured.bodies)
+        trial = recomputing(self.captured, spans, saved, self.captured.bodies)
         search = self.wish.search(trial.after)
         if self.leanest is None or search.least_memory.total < self.leanest.least_memory.total:
             self.leanest = search

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from jax.extend import core
@@ -22,14 +22,18 @@ from unity.search.joint.segments import part
 from unity.transforms.recomputing.layers import Span, equations_in_layers
 from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
 
+Policy = Literal["nothing", "products"]
+# What a checkpoint saves besides what crosses its border: products with weights, whose results are dearest to compute again.
+POLICIES = {"nothing": None, "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
 Spans = Mapping[str, tuple[Span, ...]]  # the recomputed spans of a program, and of the steps of its scans, by content hash
 
 
 class RecomputingRecord(TransformationRecord, tag="recomputing"):
-    """A `Recomputing` in a document: the hash of the graph after it, and the recomputed equations of each program."""
+    """A `Recomputing` in a document: the hash of the graph after it, the recomputed equations of each program, what is saved."""
 
     graph: str
     spans: dict[str, tuple[tuple[Natural, Natural], ...]]
+    saved: Policy
 
     def apply(self, source: TransformationSource) -> Recomputing:
         captured = source.program
@@ -38,7 +42,7 @@ class RecomputingRecord(TransformationRecord, tag="recomputing"):
             ends = [end for span in spans for end in span]
             if ends != sorted(ends) or any(start == stop for start, stop in spans) or max(ends, default=0) > lengths.get(key, 0):
                 raise PlanError("it recomputes equations that the program does not have")
-        again = recomputing(captured, self.spans)
+        again = recomputing(captured, self.spans, self.saved)
         if again.after.graph.key != self.graph:
             raise PlanError("its recomputed layers lead to another graph: it was made by another version of unity")
         return again
@@ -53,27 +57,29 @@ class Recomputing(Transformation):
     effect = "The backward pass computes these layers again, from what crosses their borders"
 
     spans: Spans
+    saved: Policy = "nothing"
 
     def __str__(self) -> str:
         parts = sum(map(len, self.spans.values()))
-        return f"{parts} {'parts' if parts > 1 else 'part'} of the program recomputed in the backward pass"
+        but = ", but for products" if self.saved == "products" else ""
+        return f"{parts} {'parts' if parts > 1 else 'part'} of the program recomputed in the backward pass{but}"
 
     @property
     def record(self) -> RecomputingRecord:
-        return RecomputingRecord(self.after.graph.key, dict(self.spans))
+        return RecomputingRecord(self.after.graph.key, dict(self.spans), self.saved)
 
     def check(self) -> None:
-        self._check_same(recomputing(self.before, self.spans))
+        self._check_same(recomputing(self.before, self.spans, self.saved))
 
 
-def recomputing(captured: Captured, spans: Spans, known: Bodies | None = None) -> Recomputing:
+def recomputing(captured: Captured, spans: Spans, saved: Policy = "nothing", known: Bodies | None = None) -> Recomputing:
     """Return a function with checkpoints around spans of its equations. `known`: as for `capture.graph_of`."""
-    return Recomputing(captured, captured.of(checkpointed(captured.body, spans), known), spans)
+    return Recomputing(captured, captured.of(checkpointed(captured.body, spans, saved), known), spans, saved)
 
 
-def checkpointed(body: Body, spans: Spans) -> Body:
+def checkpointed(body: Body, spans: Spans, saved: Policy) -> Body:
     """Return a program with a checkpoint around each span, in the steps of its scans, too."""
-    changed = {step.key: (step, checkpointed(step, spans)) for step in steps(body.equations)}
+    changed = {step.key: (step, checkpointed(step, spans, saved)) for step in steps(body.equations)}
     own, body = spans.get(body.key, ()), with_inside(body, {key: new for key, (old, new) in changed.items() if new is not old})
     if not own:
         return body
@@ -82,7 +88,7 @@ def checkpointed(body: Body, spans: Spans) -> Body:
     equations = [e for i, e in enumerate(body.equations) if i not in inside_layers]
     for start, stop in own:
         equations += (body.equations[i] for i in numbers[at:start])
-        equations.append(_checkpoint(body, numbers[start:stop], constant))
+        equations.append(_checkpoint(body, numbers[start:stop], constant, saved))
         at = stop
     equations += (body.equations[i] for i in numbers[at:])
     return used(replace(body, equations=tuple(equations)))
@@ -94,21 +100,21 @@ def steps(equations: Iterable[Equation]) -> list[Body]:
     return list({step.key: step for step in programs if step is not None}.values())
 
 
-def _checkpoint(body: Body, numbers: Sequence[int], constant: Mapping[int, int]) -> Equation:
+def _checkpoint(body: Body, numbers: Sequence[int], constant: Mapping[int, int], saved: Policy) -> Equation:
     """Return one equation that computes what some equations of a program do, and that the backward pass recomputes."""
     segment, last = part(body, numbers, constant, ()), body.equations[numbers[-1]]
-    primitive, params = _template()
+    primitive, params = _template(saved)
     params = {**params, "jaxpr": segment.body}
     return Equation(primitive, params, segment.inputs, segment.outputs, last.source, scope=last.scope)
 
 
 @cache
-def _template() -> tuple[core.Primitive, Mapping[str, Any]]:
+def _template(saved: Policy) -> tuple[core.Primitive, Mapping[str, Any]]:
     """Return the primitive and the parameters of a checkpoint, as this version of JAX has them.
 
     Outside of loops, `capture` prevents the compiler from merging the two passes.
     """
-    (eqn,) = jax.make_jaxpr(jax.checkpoint(lambda x: x * x, prevent_cse=False))(1.0).eqns
+    (eqn,) = jax.make_jaxpr(jax.checkpoint(lambda x: x * x, prevent_cse=False, policy=POLICIES[saved]))(1.0).eqns
     return eqn.primitive, eqn.params
 
 
