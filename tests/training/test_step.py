@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import unity
 
@@ -395,6 +395,43 @@ def test_a_mesh_with_explicit_axes_is_refused() -> None:
     state, batch = initial()
     with jax.set_mesh(jax.make_mesh((8,), ("d",))), pytest.raises(unity.PlanError, match="explicit axes"):
         unity.step(train_step, **OPTIONS)(state, batch)
+
+
+def mesh_of(devices: int, kind: AxisType) -> Mesh:
+    return Mesh(np.array(jax.devices()[:devices]).reshape(2, -1), ("data", "tensor"), axis_types=(kind,) * 2)
+
+
+@pytest.mark.parametrize("devices", [8, 4])
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_planned_step_runs_under_any_mesh(devices: int, kind: AxisType) -> None:
+    state, batch = initial()
+    expected = trained(jax.jit(train_step), state, batch, steps=2)
+    step = unity.step(train_step, **LEAN)
+    step.shardings(state, batch)
+    with jax.set_mesh(mesh_of(devices, kind)):
+        assert step.lower(state, batch).compile()
+        assert_same(trained(step, *step.place(state, batch), steps=2), expected)
+
+
+def test_a_step_is_planned_under_a_mesh_with_automatic_axes() -> None:
+    state, batch = initial()
+    with jax.set_mesh(mesh_of(8, AxisType.Auto)):
+        planned = trained(unity.step(train_step, **LEAN), state, batch, steps=2)
+    assert_same(planned, trained(jax.jit(train_step), state, batch, steps=2))
+
+
+def test_a_step_for_a_mesh_with_explicit_axes_takes_its_arrays() -> None:
+    state, batch = initial()
+    mesh = mesh_of(8, AxisType.Explicit)
+    step = unity.step(train_step, mesh=mesh, **LEAN)
+    shardings = step.shardings(state, batch)
+    placed = jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s.spec)), (state, batch), shardings)
+    after, metrics = step(*placed)
+    assert_same((after, metrics), jax.jit(train_step)(state, batch))
+    weight = after["params"]["up"]
+    assert list(weight.sharding.mesh.devices.flat) == list(mesh.devices.flat)
+    assert weight.sharding.mesh.axis_names == mesh.axis_names
+    assert not weight.sharding.is_fully_replicated
 
 
 def test_a_marked_function_is_itself_outside_of_a_step() -> None:

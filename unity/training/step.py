@@ -15,9 +15,11 @@ from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unity.base.errors import OptionError, PlanError
-from unity.exec.context import explicit_mesh
+from unity.exec.context import automatic, explicit_mesh
 from unity.exec.hosts.arrays import place
 from unity.optimize import optimize
+from unity.pcg.jaxprs.mesh_context import unset, without_mesh
+from unity.pcg.jaxprs.shardings import sharding_of
 from unity.plan.call_arguments import SHOWN, by_position
 from unity.plan.placement import Placement
 from unity.plan.plan import Plan
@@ -40,7 +42,8 @@ def step(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] = (), **
         fn: a function of a state and a batch, or of more, that returns the next state. Modules of Flax NNX may change in place.
         donate_argnums: the arguments whose memory the results may use, as in `jax.jit`.
         options: those of `unity.optimize`, but `argnums`, `training` and `pack`. `optimizer_slots` is by default what
-            the arguments have beside those of a loss, in multiples of its weights.
+            the arguments have beside those of a loss, in multiples of its weights. A mesh with explicit axes is used as one with
+            automatic axes.
 
     Returns:
         A TrainingStep, which is called like `fn`.
@@ -53,6 +56,8 @@ def step(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] = (), **
             f"unity.step has no option {', '.join(unknown)}: expected donate_argnums, or one of {', '.join(sorted(OPTIONS))}."
             " (docs: training#options)"
         )
+    if isinstance(mesh := options.get("mesh"), Mesh):  # the types of a step's values state no shardings
+        options["mesh"] = automatic(mesh)
     return TrainingStep(fn, (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums), options)
 
 
@@ -92,7 +97,9 @@ class TrainingStep:
         """
         call = self._call(args, named)
         compiled = self._compiled_for(call)
-        return call.finish(compiled.run(*self._placed(call.inputs, compiled.placement.shardings)), compiled.form)
+        with unset():
+            results = compiled.run(*self._placed(call.inputs, compiled.placement.shardings))
+        return call.finish(results, compiled.form)
 
     def place(self, *args: Any, **named: Any) -> Any:
         """Place the arguments where the step needs them. What is there already is not copied.
@@ -117,7 +124,9 @@ class TrainingStep:
     def lower(self, *args: Any, **named: Any) -> jax.stages.Lowered:
         """Lower the step for arguments, or for `jax.ShapeDtypeStruct`s in their place, as `jax.jit(fn).lower` does."""
         call = self._call(args, named)
-        return self._compiled_for(call).run.lower(*call.inputs.structs)
+        compiled = self._compiled_for(call)
+        with unset():
+            return compiled.run.lower(*call.inputs.structs)
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -154,7 +163,8 @@ class TrainingStep:
         ]
         for k, argument in next_values(call.inputs, call.form, structs, closed.out_avals).items():
             results[k] = shardings[argument]
-        program = core.jaxpr_as_fun(core.ClosedJaxpr(with_single_reductions(jaxpr, specs, mesh), closed.consts))
+        with without_mesh():  # the user's may be another one than the mesh of the plans
+            program = core.jaxpr_as_fun(core.ClosedJaxpr(with_single_reductions(jaxpr, specs, mesh), closed.consts))
 
         def run(*arrays: Any) -> list[Any]:
             return program(*arrays)
@@ -246,10 +256,11 @@ class TrainingStep:
             own = x.sharding if isinstance(x, jax.Array) else None
             if own is sharding:
                 continue
-            if own is None or not x.committed:
-                arrays[k] = place(x, sharding)
-            elif not own.is_equivalent_to(sharding, x.ndim):
+            is_free = own is None or not x.committed
+            if not is_free and not own.is_equivalent_to(sharding, x.ndim):
                 wrong.append(k)
+            elif is_free or sharding_of(jax.typeof(x)) is not None:  # a type that states a sharding is not that of the step
+                arrays[k] = place(x, sharding)
         if wrong:
             self._refuse(
                 "is called with arrays that are placed otherwise than it needs them",
