@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -201,6 +202,16 @@ def test_a_scan_whose_body_was_traced_before_is_planned() -> None:
     assert_same(trained(planned, params, batches), expected)
     assert "reduce-scatter" in text_of(planned, state["params"], batches)
     assert not any(s.is_fully_replicated for s in jax.tree.leaves(planned.shardings(state["params"], batches)[0]))
+
+
+def test_constraints_name_the_arguments_of_the_loss_by_their_numbers() -> None:
+    state, batch = initial()
+    pin = unity.pin("args[0]['up']", PartitionSpec(None, "device"))
+    step = unity.step(train_step, constraints=pin, **OPTIONS)
+    shardings, _ = step.shardings(state, batch)
+    assert step.plans[0].in_specs[0]["up"] == PartitionSpec(None, "device")
+    assert shardings["params"]["up"] == step.plans[0].in_shardings[0]["up"]
+    assert not shardings["params"]["up"].is_fully_replicated
 
 
 def test_two_losses_and_two_optimizers_have_a_plan_each() -> None:
@@ -498,3 +509,53 @@ def test_a_state_comes_back_where_it_was_whatever_it_is_computed_of() -> None:
         values = planned(values, batch)
         assert jax.tree.map(lambda x: x.sharding, values) == first
     assert jnp.array_equal(values["last"], 2 * batch["x"])
+
+
+@pytest.mark.parametrize("number", [2, -3, "0", "state", 0.0, (0, 2)])
+def test_arguments_that_a_step_does_not_have_cannot_be_donated(number: Any) -> None:
+    with pytest.raises(unity.OptionError, match=r"expected numbers of arguments .* of body, which takes 2 arguments"):
+        unity.step(body, donate_argnums=number)
+
+
+def test_donated_arguments_are_numbered_as_in_jit() -> None:
+    state, batch = initial()
+    for numbers, donated in ((-2, True), ([0], True), (None, False), ((), False)):
+        step = unity.step(body, donate_argnums=numbers, **LEAN)
+        params, placed = step.place(jax.tree.map(jnp.copy, state["params"]), batch)
+        step(params, placed)
+        assert all(x.is_deleted() == donated for x in jax.tree.leaves(params))
+
+
+def test_only_functions_are_steps_and_losses() -> None:
+    state, _ = initial()
+    for wrap in (unity.step, unity.loss):
+        with pytest.raises(unity.OptionError, match=r"expected a .*, got dict"):
+            wrap(state)
+
+
+def test_a_static_argument_that_cannot_be_compared_is_refused() -> None:
+    state, batch = initial()
+    step = unity.step(lambda params, batch, names: body(params, batch), **OPTIONS)
+    assert "unhashable type: 'set'" in refused(step, state["params"], batch, {"up", "down"})
+    step(state["params"], batch, "up")
+
+
+def test_a_step_may_be_a_method() -> None:
+    class Trainer:
+        """An object without arrays, which is a static argument."""
+
+        rate = 0.1
+
+        @partial(unity.step, donate_argnums=1, **OPTIONS)
+        def step(self, params: Any, batch: Any) -> Any:
+            gradient = jax.grad(self.loss)(params, batch)
+            return jax.tree.map(lambda p, g: p - self.rate * g, params, gradient)
+
+        @unity.loss
+        def loss(self, params: Any, batch: Any) -> Any:
+            return squares(params, batch)
+
+    state, batch = initial()
+    expected, _ = body(state["params"], batch)
+    assert_same(Trainer().step(state["params"], batch), expected)
+    assert isinstance(Trainer.step, unity.TrainingStep)

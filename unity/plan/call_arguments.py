@@ -94,8 +94,8 @@ def by_position(fn: Callable[..., Any], args: tuple[Any, ...], named: Mapping[st
         raise PlanError(f"{name} cannot be called with {', '.join(named)}: {error}. (docs: plan#shapes)") from error
     if bound.kwargs:
         raise PlanError(
-            f"{name} was planned for arguments by position, but takes {', '.join(bound.kwargs)} by name alone: fix such values"
-            " with functools.partial before unity.optimize. (docs: plan#shapes)"
+            f"{name} takes {', '.join(bound.kwargs)} by name alone: fix such values with functools.partial before it is planned,"
+            " because plans take arguments by position. (docs: plan#shapes)"
         )
     return bound.args
 

@@ -20,7 +20,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core
 from jax.sharding import NamedSharding
 
-from unity.base.errors import PlanError
+from unity.base.errors import OptionError, PlanError
 from unity.exec.hosts.arrays import place
 from unity.pcg.capture.observations import observed_program
 from unity.pcg.ir.dead_code import used
@@ -50,7 +50,12 @@ def loss(fn: F) -> F:
 
     Args:
         fn: the function. It may close over arrays of the step, and return auxiliary values beside the loss.
+
+    Raises:
+        OptionError: `fn` cannot be called.
     """
+    if not callable(fn):
+        raise OptionError(f"fn={fn!r}: expected a function that a step differentiates, got {type(fn).__name__}. (docs: training)")
 
     @wraps(fn)
     def marked(*args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import update_wrapper
 from math import prod
+from types import MethodType
 from typing import Any, NoReturn
 
 import jax
@@ -32,7 +33,7 @@ _NAMED = [name for name, p in inspect.signature(optimize).parameters.items() if 
 OPTIONS = frozenset(_NAMED) - {"argnums", "training", "pack"}
 
 
-def step(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] = (), **options: Any) -> TrainingStep:
+def step(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] | None = (), **options: Any) -> TrainingStep:
     """Run a training step on all devices: `unity.step(train_step, donate_argnums=0)` in the place of `jax.jit`.
 
     The step takes gradients of functions that are marked by `unity.loss`. These are planned as by `unity.optimize`, and everything
@@ -49,8 +50,10 @@ def step(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] = (), **
         A TrainingStep, which is called like `fn`.
 
     Raises:
-        OptionError: an option is unknown.
+        OptionError: an option is unknown, `fn` cannot be called, or it has no argument of a number in `donate_argnums`.
     """
+    if not callable(fn):
+        raise OptionError(f"fn={fn!r}: expected a training step, got {type(fn).__name__}. (docs: training)")
     if unknown := sorted(options.keys() - OPTIONS):
         raise OptionError(
             f"unity.step has no option {', '.join(unknown)}: expected donate_argnums, or one of {', '.join(sorted(OPTIONS))}."
@@ -58,7 +61,28 @@ def step(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] = (), **
         )
     if isinstance(mesh := options.get("mesh"), Mesh):  # the types of a step's values state no shardings
         options["mesh"] = automatic(mesh)
-    return TrainingStep(fn, (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums), options)
+    return TrainingStep(fn, _donated(fn, donate_argnums), options)
+
+
+def _donated(fn: Callable[..., Any], donate_argnums: Any) -> tuple[int, ...]:
+    """Return the numbers of the donated arguments. Raises OptionError unless the function has them."""
+    if donate_argnums is None:
+        return ()
+    numbers = tuple(donate_argnums) if isinstance(donate_argnums, Sequence) else (donate_argnums,)
+    try:
+        kinds = [p.kind for p in inspect.signature(fn).parameters.values()]
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        kinds = [inspect.Parameter.VAR_POSITIONAL]
+    count = sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+    is_open = inspect.Parameter.VAR_POSITIONAL in kinds
+    for k in numbers:
+        if not isinstance(k, int) or k < (0 if is_open else -count) or (k >= count and not is_open):
+            own = "any number of arguments" if is_open else f"{count} argument{'s' * (count != 1)}"
+            raise OptionError(
+                f"donate_argnums={donate_argnums!r}: expected numbers of arguments by position, such as 0, of"
+                f" {getattr(fn, '__name__', 'the step')}, which takes {own}. (docs: training#options)"
+            )
+    return tuple(k if is_open else k % count for k in numbers)
 
 
 @dataclass(frozen=True)
@@ -87,6 +111,10 @@ class TrainingStep:
         self._structs: tuple[jax.ShapeDtypeStruct, ...] = ()  # and their types
         update_wrapper(self, fn, updated=())  # a callable object has attributes of its own
         self.__name__: str = getattr(fn, "__name__", "the step")
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Return the step as a method, whose first argument is the instance."""
+        return self if instance is None else MethodType(self, instance)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Run the step. What is committed to no device, as most arrays are before the first step, is placed as by `place`.
@@ -140,7 +168,14 @@ class TrainingStep:
     def _compiled_for(self, call: ArrayCall) -> CompiledStep:
         """Return the compiled step for a call. Other weak types are compiled again, for other shapes it is an error."""
         key = call.inputs.key, call.inputs.types
-        if key not in self._compiled:
+        try:
+            is_compiled = key in self._compiled
+        except TypeError as error:
+            raise PlanError(
+                f"{self.__name__} is called with a value that is no array and cannot be compared with that of another call"
+                f" ({error}):\n    give it a __hash__ and an __eq__, or fix it by functools.partial. (docs: training#errors)"
+            ) from None
+        if not is_compiled:
             structs = call.inputs.structs
             if self._inputs is not None:
                 self._refuse_others(call.inputs, structs)
@@ -244,7 +279,7 @@ class TrainingStep:
             self._refuse(
                 "is called with other arguments than it was planned for",
                 wrong,
-                "Keep shapes fixed (drop or pad the last batch), or make another unity.step for these.",
+                "Keep shapes and types fixed (drop or pad the last batch), or make another unity.step for these.",
             )
 
     def _placed(self, inputs: Structured, shardings: Sequence[NamedSharding]) -> list[Any]:
@@ -256,10 +291,11 @@ class TrainingStep:
             own = x.sharding if isinstance(x, jax.Array) else None
             if own is sharding:
                 continue
-            is_free = own is None or not x.committed
-            if not is_free and not own.is_equivalent_to(sharding, x.ndim):
+            if own is None or not x.committed:
+                arrays[k] = place(x, sharding)
+            elif not own.is_equivalent_to(sharding, x.ndim):
                 wrong.append(k)
-            elif is_free or sharding_of(jax.typeof(x)) is not None:  # a type that states a sharding is not that of the step
+            elif sharding_of(jax.typeof(x)) is not None:  # of a mesh with explicit axes, which that of the step has not
                 arrays[k] = place(x, sharding)
         if wrong:
             self._refuse(
