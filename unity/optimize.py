@@ -43,7 +43,7 @@ def optimize(
     mesh: Mesh | AbstractMesh | None = None,
     objective: str = "time",
     memory_limit: float | None = None,
-    optimizer_slots: int = 2,
+    optimizer_slots: float = 2,
     search: str = "unity",
     budget: float | None = None,
     rules: Any = None,
@@ -74,7 +74,8 @@ def optimize(
         objective: "time" for the fastest plan that fits, "devices" for the fewest devices that fit one, "memory" for the leanest
             plan.
         memory_limit: bytes on one device; by default the device's memory.
-        optimizer_slots: the number of values that the optimizer keeps for each weight (Adam: 2), counted as memory.
+        optimizer_slots: the number of values that the optimizer keeps for each weight (Adam: 2), counted as memory, in the weights'
+            type: 4 where Adam's moments of bfloat16 weights are float32. It may be a fraction.
         search: "unity" searches rewritings and parallelization together, over proved rules; "captured" leaves the graph as it is.
             For comparison, "sequential" rewrites for one device first and then parallelizes; "unity-rules" parallelizes by
             substitutions alone, as Unity published it; and the names in `unity.baselines` run other published algorithms, each

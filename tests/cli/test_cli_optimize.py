@@ -89,7 +89,10 @@ def test_the_command_line_overrides_the_models_options(capsys: pytest.CaptureFix
     plain = asked()
     assert plain["machine"] == "v100-1x4"
     assert asked("--machine", "dgx-a100")["devices"] == 8
-    assert asked("--slots", "4")["memory"] > plain["memory"]
+    assert plain["memory"] < asked("--slots", "1.5")["memory"] < asked("--slots", "4")["memory"]
+    with pytest.raises(SystemExit):
+        asked("--slots", "-1")
+    assert "such as 2 or 2.5, got -1" in capsys.readouterr().err
     assert asked("--forward")["time"] < plain["time"]
     assert asked("--objective", "memory")["memory"] <= plain["memory"]
 

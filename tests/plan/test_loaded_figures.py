@@ -38,6 +38,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "the last, from the end": {"argnums": -1},
     "forward": {"training": False},
     "no slots": {"optimizer_slots": 0},
+    "a fraction of slots": {"optimizer_slots": 1.5},
     "many slots": {"optimizer_slots": 5, "argnums": (1, 0)},
     "the leanest": {"objective": "memory", "argnums": (0, 1)},
     "few devices": {"objective": "devices"},

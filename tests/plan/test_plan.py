@@ -279,6 +279,7 @@ def test_no_plan_fits() -> None:
         ({"memory_limit": float("nan")}, "memory_limit=nan"),
         ({"optimizer_slots": "adam"}, "optimizer_slots='adam'"),
         ({"optimizer_slots": -1}, "optimizer_slots=-1"),
+        ({"optimizer_slots": float("inf")}, "optimizer_slots=inf"),
     ],
 )
 def test_options_that_are_not_there_are_refused_by_name(option: dict[str, Any], message: str) -> None:

@@ -61,6 +61,13 @@ def budget(text: str) -> int | float:
     return int(amount[1]) if amount[1] else float(amount[2])
 
 
+def slots(text: str) -> int | float:
+    """Return the number of an optimizer's values per weight, which may be a fraction (2, 2.5)."""
+    if not re.fullmatch(r"\d+(?:\.\d+)?", text):
+        raise argparse.ArgumentTypeError(f"expected a number that is not negative, such as 2 or 2.5, got {text}")
+    return float(text) if "." in text else int(text)
+
+
 def stages(text: str) -> bool | tuple[int, int] | tuple[int, int, str]:
     """Return the pipeline that a text names: False for "none", or stages and micro-batches (4x16) with a schedule (4x16:gpipe)."""
     pipeline = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)(?::(\w+))?", text)

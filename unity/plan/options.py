@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, prod
+from math import ceil, isfinite, prod
 from numbers import Real
 from typing import Any
 
@@ -39,7 +39,7 @@ def refuse(objective: str, search: str, pipelines: Any, branches: Any, constrain
 
 
 def refuse_machine(machine: Any, memory_limit: Any, optimizer_slots: Any) -> None:
-    """Raise OptionError unless the machine is one (or None), the limit is positive and the number of slots is not negative."""
+    """Raise OptionError unless the machine is one (or None), the limit is positive, and the slots are finite and not negative."""
     if machine is not None and not isinstance(machine, Machine):
         raise OptionError(
             f"machine={machine!r} is a {type(machine).__name__}: give a unity.Machine, such as unity.Machine.preset('dgx-h100') or"
@@ -47,7 +47,7 @@ def refuse_machine(machine: Any, memory_limit: Any, optimizer_slots: Any) -> Non
         )
     if memory_limit is not None and not (_number(memory_limit) and memory_limit > 0):
         raise OptionError(f"memory_limit={memory_limit!r}: expected bytes on one device, such as 16e9 (docs: memory)")
-    if not (_number(optimizer_slots) and optimizer_slots >= 0):
+    if not (_number(optimizer_slots) and optimizer_slots >= 0 and isfinite(optimizer_slots)):
         raise OptionError(
             f"optimizer_slots={optimizer_slots!r}: expected how many values the optimizer keeps for each weight, such as 2 for Adam"
             " (docs: optax)"

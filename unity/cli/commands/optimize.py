@@ -18,6 +18,7 @@ from unity.cli.arguments import (
     mesh,
     nbytes,
     positions,
+    slots,
     specified_options,
     stages,
     use_devices,
@@ -65,7 +66,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     group.add_argument("--search", choices=SEARCHES, metavar="NAME", help=f"the algorithm: {', '.join(SEARCHES)}")
     group.add_argument("--budget", type=budget, metavar="N", help="how long to look: programs (500) or seconds (30s)")
     group.add_argument("--rules", type=Path, metavar="FILE", help="the library of rules that may be used")
-    group.add_argument("--slots", type=int, dest="optimizer_slots", metavar="N", help="optimizer's values per weight")
+    group.add_argument("--slots", type=slots, dest="optimizer_slots", metavar="N", help="optimizer's values per weight")
     group.add_argument("--forward", action="store_false", dest="training", help="plan the forward pass alone")
     group.add_argument("--argnums", type=positions, metavar="N,…", help="the arguments that are differentiated (default 0)")
     group.add_argument("--pipelines", type=stages, metavar="SxM", help="a pipeline of S stages and M micro-batches; or none")
