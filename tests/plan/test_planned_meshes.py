@@ -247,6 +247,15 @@ def test_meshes_that_cannot_be_planned_for_are_refused():
         planned("mlp", AbstractMesh((6,), ("a",)), machine, objective="devices")
 
 
+def test_a_plan_is_on_devices_alone():
+    mesh = AbstractMesh((8,), ("all",))
+    plan, _ = planned("mlp", mesh)
+    for devices in (8, list(range(8)), mesh, np.array(jax.devices()).reshape(2, 4)):
+        for take in (plan.on, lambda devices: plan.check(devices=devices)):
+            with pytest.raises(PlanError, match=r"(?s)expected a list of devices.*, got"):
+                take(devices)
+
+
 class OnHost:
     """A device of a host."""
 
@@ -263,3 +272,9 @@ def test_a_mesh_whose_hosts_are_not_units_of_the_machine_is_refused():
     check_order(unity.Machine.grid(1, 4, "a100"), hosts[:2] * 2)
     with pytest.raises(PlanError, match="several hosts among 0 to 1, which are within a host in a100-2x2"):
         check_order(machine, [hosts[k] for k in (0, 2, 1, 3)])
+    plan, _ = planned("mlp", AbstractMesh((2, 2), ("data", "tensor")), machine)
+    orders = [np.array([hosts[k] for k in order], object).reshape(2, 2) for order in ((0, 1, 2, 3), (0, 2, 1, 3))]
+    in_order, crossed = (plan.on(Mesh(devices, ("data", "tensor"))) for devices in orders)
+    assert list(in_order.mesh.devices.flat) == hosts
+    with pytest.raises(PlanError, match="several hosts among 0 to 1"):
+        _ = crossed.mesh

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from unity.base.errors import PlanError
 from unity.base.formatting import duration, size
 from unity.base.processes import check_alike, check_devices, several, shared
-from unity.exec.hosts.arrangement import arranged
+from unity.exec.hosts.arrangement import arranged, check_order
 from unity.exec.lowering import mesh_of
 from unity.machine.machine import Machine
 from unity.pcg.jaxprs.parameter_text import array_text
@@ -47,6 +47,7 @@ def mesh_for(plan: Plan, chosen: Sequence[Any] | Mesh | None = None) -> Mesh:
         if shared(given[: machine.devices]):
             check_alike(_shared_facts(plan))
         if isinstance(chosen, Mesh) and tuple(chosen.shape.items()) == machine.mesh:
+            check_order(machine, given)
             return chosen
         return _mesh(machine, given)
     devices = jax.devices()

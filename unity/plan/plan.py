@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from html import escape
@@ -240,8 +240,19 @@ class Plan:
         Args:
             devices: the devices, or a mesh of them. The mesh that the function was planned for, or one of equal axes,
                 becomes the plan's mesh; the axes of others do not matter.
+
+        Raises:
+            PlanError: these are no devices.
         """
-        return Plan(self.family, self.candidate, devices if isinstance(devices, Mesh) else tuple(devices))
+        if isinstance(devices, Mesh):
+            return Plan(self.family, self.candidate, devices)
+        listed = tuple(devices) if isinstance(devices, Iterable) else (None,)
+        if not all(hasattr(device, "process_index") for device in listed):
+            raise PlanError(
+                f"devices={devices!r}: expected a list of devices, such as jax.devices(), or a jax.sharding.Mesh of them, got"
+                f" {type(devices).__name__}. (docs: plan#devices)"
+            )
+        return Plan(self.family, self.candidate, listed)
 
     @property
     def in_shardings(self) -> Any:
