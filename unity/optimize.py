@@ -26,7 +26,7 @@ from unity.pcg.jaxprs.mesh_context import unset
 from unity.pcg.parallel.stages import TWO_BW
 from unity.plan import cache
 from unity.plan.effects import dropped_effects
-from unity.plan.options import obeyed, refuse, refuse_machine, refuse_mesh, refuse_shardings, refuse_type
+from unity.plan.options import obeyed, refuse, refuse_machine, refuse_mesh, refuse_shardings, refuse_type, refuse_uncallable
 from unity.plan.plan import Plan
 from unity.planning.task import Task, TransformationOptions
 from unity.search.cost.cost import Training
@@ -113,8 +113,9 @@ def optimize(
         CaptureError: the function cannot be traced, or an argument is not an array.
         InfeasibleError: no plan fits the memory limit, or obeys the constraints; the message names the smallest conflicting set.
         ConstraintError: a constraint names something that the program or the machine does not have.
-        OptionError: an option is unknown, or excluded by another. (It is a ValueError too.)
+        OptionError: an option is unknown, or excluded by another, or `fn` cannot be called. (It is a ValueError too.)
     """
+    refuse_uncallable(fn, "to plan")
     constraints = (constraints,) if isinstance(constraints, Constraint) else tuple(constraints)
     refuse(objective, search, pipelines, branches, constraints)
     refuse_machine(machine, memory_limit, optimizer_slots)

@@ -526,10 +526,10 @@ def test_donated_arguments_are_numbered_as_in_jit() -> None:
         assert all(x.is_deleted() == donated for x in jax.tree.leaves(params))
 
 
-def test_only_functions_are_steps_and_losses() -> None:
+def test_only_functions_are_planned() -> None:
     state, _ = initial()
-    for wrap in (unity.step, unity.loss):
-        with pytest.raises(unity.OptionError, match=r"expected a .*, got dict"):
+    for wrap in (unity.step, unity.loss, unity.optimize):
+        with pytest.raises(unity.OptionError, match=r"(?s)expected a function .*, got dict"):
             wrap(state)
 
 

@@ -38,18 +38,18 @@ def mesh_for(plan: Plan, chosen: Sequence[Any] | Mesh | None = None) -> Mesh:
     """
     machine = plan.machine
     if chosen is not None:
-        given = tuple(chosen.devices.flat) if isinstance(chosen, Mesh) else chosen
-        if len(given) < machine.devices:
+        devices = tuple(chosen.devices.flat) if isinstance(chosen, Mesh) else chosen
+        if len(devices) < machine.devices:
             raise PlanError(
-                f"this plan is for {machine.devices} devices ({machine.name}), but {len(given)} are given.\n    Give as many, or"
+                f"this plan is for {machine.devices} devices ({machine.name}), but {len(devices)} are given.\n    Give as many, or"
                 " plan for a machine of fewer. (docs: plan#devices)"
             )
-        if shared(given[: machine.devices]):
+        if shared(devices[: machine.devices]):
             check_alike(_shared_facts(plan))
         if isinstance(chosen, Mesh) and tuple(chosen.shape.items()) == machine.mesh:
-            check_order(machine, given)
+            check_order(machine, devices)
             return chosen
-        return _mesh(machine, given)
+        return _mesh(machine, devices)
     devices = jax.devices()
     if several():
         check_devices(devices)

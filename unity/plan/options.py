@@ -38,6 +38,12 @@ def refuse(objective: str, search: str, pipelines: Any, branches: Any, constrain
     _refuse_branches(branches, search, constraints)
 
 
+def refuse_uncallable(fn: Any, expected: str) -> None:
+    """Raise OptionError unless `fn` can be called. `expected` says what it is for."""
+    if not callable(fn):
+        raise OptionError(f"fn: expected a function {expected}, got {type(fn).__name__}")
+
+
 def refuse_machine(machine: Any, memory_limit: Any, optimizer_slots: Any) -> None:
     """Raise OptionError unless the machine is one (or None), the limit is positive, and the slots are finite and not negative."""
     if machine is not None and not isinstance(machine, Machine):

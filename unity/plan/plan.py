@@ -218,9 +218,9 @@ class Plan:
     @property
     def abstract_mesh(self) -> AbstractMesh:
         """The mesh of `in_specs`, without devices."""
-        given = self._devices
-        if isinstance(given, Mesh) and tuple(given.shape.items()) == self.machine.mesh:
-            return given.abstract_mesh
+        devices = self._devices
+        if isinstance(devices, Mesh) and tuple(devices.shape.items()) == self.machine.mesh:
+            return devices.abstract_mesh
         return self._boundary.mesh
 
     def spec_rules(self, argument: int = 0) -> SpecRules:

@@ -35,20 +35,20 @@ class Boundary:
         levels: the names of the machine's levels, outermost first.
         types: the type of each array.
         shapes: the shape of each array.
-        given: the names and sizes of all axes of the user's mesh, if planned for one.
+        user_mesh: the names and sizes of all axes of the user's mesh, if planned for one.
     """
 
     axes: tuple[Axis, ...]
     levels: tuple[str, ...]
     types: tuple[Type, ...]
     shapes: tuple[Shape, ...]
-    given: Mapping[str, int] = field(default_factory=dict)
+    user_mesh: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def mesh_shape(self) -> dict[str, int]:
         """The names and sizes of the merged axes, outermost first. One device is one axis of size 1."""
-        if self.given:
-            return dict(self.given)
+        if self.user_mesh:
+            return dict(self.user_mesh)
         sizes = {name: prod(self.axes[k].size for k in group) for name, group in self._named().items()}
         return sizes or {self.levels[-1]: 1}
 
@@ -80,7 +80,7 @@ class Boundary:
 
     def _named(self) -> Mapping[str, tuple[int, ...]]:
         """Return the groups by name: the level's name, with a letter if the level has several groups."""
-        if self.given:
+        if self.user_mesh:
             return {axis.name: (k,) for k, axis in enumerate(self.axes)}
         groups = self._groups()
         names = [self.levels[self.axes[group[0]].level] for group in groups]

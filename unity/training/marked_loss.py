@@ -20,11 +20,12 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core
 from jax.sharding import NamedSharding
 
-from unity.base.errors import OptionError, PlanError
+from unity.base.errors import PlanError
 from unity.exec.hosts.arrays import place
 from unity.pcg.capture.observations import observed_program
 from unity.pcg.ir.dead_code import used
 from unity.pcg.jaxprs.weak_types import struct_of
+from unity.plan.options import refuse_uncallable
 from unity.plan.plan import Plan
 from unity.training.array_call import ArrayCall
 
@@ -54,8 +55,7 @@ def loss(fn: F) -> F:
     Raises:
         OptionError: `fn` cannot be called.
     """
-    if not callable(fn):
-        raise OptionError(f"fn={fn!r}: expected a function that a step differentiates, got {type(fn).__name__}. (docs: training)")
+    refuse_uncallable(fn, "that a step differentiates")
 
     @wraps(fn)
     def marked(*args: Any, **kwargs: Any) -> Any:

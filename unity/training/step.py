@@ -22,6 +22,7 @@ from unity.optimize import optimize
 from unity.pcg.jaxprs.mesh_context import unset, without_mesh
 from unity.pcg.jaxprs.shardings import sharding_of
 from unity.plan.call_arguments import SHOWN, by_position
+from unity.plan.options import refuse_uncallable
 from unity.plan.placement import Placement
 from unity.plan.plan import Plan
 from unity.training.array_call import ArrayCall, Form, Structured, next_values
@@ -52,8 +53,7 @@ def step(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] | None =
     Raises:
         OptionError: an option is unknown, `fn` cannot be called, or it has no argument of a number in `donate_argnums`.
     """
-    if not callable(fn):
-        raise OptionError(f"fn={fn!r}: expected a training step, got {type(fn).__name__}. (docs: training)")
+    refuse_uncallable(fn, "that is a training step")
     if unknown := sorted(options.keys() - OPTIONS):
         raise OptionError(
             f"unity.step has no option {', '.join(unknown)}: expected donate_argnums, or one of {', '.join(sorted(OPTIONS))}."
