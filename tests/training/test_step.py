@@ -445,6 +445,19 @@ def test_a_step_for_a_mesh_with_explicit_axes_takes_its_arrays() -> None:
     assert not weight.sharding.is_fully_replicated
 
 
+def test_a_loss_inside_of_a_shard_map_is_refused() -> None:
+    state, batch = initial()
+    mesh = mesh_of(8, AxisType.Auto)
+
+    def step(params: Any, batch: Any) -> Any:
+        whole, rows = PartitionSpec(), PartitionSpec(("data", "tensor"))
+        return jax.shard_map(jax.grad(marked), mesh=mesh, in_specs=(whole, rows), out_specs=whole)(params, batch)
+
+    with pytest.raises(unity.PlanError, match=r"inside of a jax.shard_map .*\(along data, tensor\)") as caught:
+        unity.step(step, **OPTIONS)(state["params"], batch)
+    assert caught.value.link == "capture#devices-and-kernels"
+
+
 def test_a_marked_function_is_itself_outside_of_a_step() -> None:
     state, batch = initial()
     assert jnp.array_equal(marked(state["params"], batch), squares(state["params"], batch))

@@ -36,13 +36,8 @@ def automatic(mesh: Mesh) -> Mesh:
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
-def own(mesh: Mesh | AbstractMesh) -> AbstractContextManager[object]:
-    """Return a context in which programs are traced under a plan's mesh.
-
-    Raises:
-        PlanError: the plan is called inside of `jax.shard_map` or `jax.pmap`; or the user has set a mesh of another size; or one
-            with explicit axes, and the plan is a stream, whose arrays stay as the plan places them between steps.
-    """
+def refuse_manual() -> None:
+    """Raise PlanError inside of a `jax.shard_map` or `jax.pmap`, where no plan can run."""
     here = get_abstract_mesh()
     manual = [name for name, kind in zip(here.axis_names, here.axis_types, strict=True) if kind == AxisType.Manual]
     if manual:
@@ -50,6 +45,17 @@ def own(mesh: Mesh | AbstractMesh) -> AbstractContextManager[object]:
             f"a plan is called inside of a jax.shard_map or jax.pmap (along {', '.join(map(str, manual))}), but runs on all of its"
             " devices itself: call it outside. (docs: capture#devices-and-kernels)"
         )
+
+
+def own(mesh: Mesh | AbstractMesh) -> AbstractContextManager[object]:
+    """Return a context in which programs are traced under a plan's mesh.
+
+    Raises:
+        PlanError: the plan is called inside of `jax.shard_map` or `jax.pmap`; or the user has set a mesh of another size; or one
+            with explicit axes, and the plan is a stream, whose arrays stay as the plan places them between steps.
+    """
+    refuse_manual()
+    here = get_abstract_mesh()
     explicit = [name for name, kind in zip(here.axis_names, here.axis_types, strict=True) if kind == AxisType.Explicit]
     if explicit:
         raise PlanError(

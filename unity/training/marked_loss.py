@@ -21,6 +21,7 @@ from jax.extend import core
 from jax.sharding import NamedSharding
 
 from unity.base.errors import PlanError
+from unity.exec.context import refuse_manual
 from unity.exec.hosts.arrays import place
 from unity.pcg.capture.observations import observed_program
 from unity.pcg.ir.dead_code import used
@@ -62,6 +63,7 @@ def loss(fn: F) -> F:
         trace = _trace.get()
         if trace is None:
             return fn(*args, **kwargs)
+        refuse_manual()  # before JAX differentiates with respect to values that vary along manual axes
         call = ArrayCall(fn, args, kwargs)
         with _tracing(None):
             marked_call, operands = _traced(call, getattr(fn, "__name__", "loss"))
