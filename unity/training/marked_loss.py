@@ -228,7 +228,7 @@ def _watched(arrays: Sequence[Any], perturbed: list[bool]) -> Sequence[Any]:
 
 
 @dataclass(frozen=True)
-class Substitution:
+class PlannedTrace:
     """The trace in which plans compute the marked calls.
 
     Attributes:

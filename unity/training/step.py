@@ -27,7 +27,7 @@ from unity.plan.placement import Placement
 from unity.plan.plan import Plan
 from unity.training.array_call import ArrayCall, Form, Structured, next_values
 from unity.training.following import following_specs
-from unity.training.marked_loss import MarkedCall, Substitution, Survey, traced_with
+from unity.training.marked_loss import MarkedCall, PlannedTrace, Survey, traced_with
 from unity.training.scalar_sums import with_single_reductions
 
 _NAMED = [name for name, p in inspect.signature(optimize).parameters.items() if p.kind == p.KEYWORD_ONLY]
@@ -228,7 +228,7 @@ class TrainingStep:
                 f"{self.__name__} has losses that are planned for different numbers of devices: leave objective='devices' out."
                 " (docs: training#options)"
             )
-        substitution = Substitution(self.__name__, survey.calls, plans)
+        substitution = PlannedTrace(self.__name__, survey.calls, plans)
         with traced_with(substitution):
             closed = jax.make_jaxpr(call)(*structs)
         if len(substitution.done) != len(survey.calls):
