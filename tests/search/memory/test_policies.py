@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 from recomputed_models import MODELS, POLICIES, saving
 from rerun_models import named
-from small_models import counted
+from small_models import counted, f
 
 import unity
 from unity.pcg.parallel.parallelize import parallelize
@@ -37,6 +40,29 @@ def test_the_compiled_program_has_the_saved_values(scanned: bool) -> None:
         plans = [unity.optimize(m.loss, m.params, m.batch, objective="memory", **options) for m in (small, large)]
         total = next(line for line in plans[1].check().memory_lines if line.kind == "all")
     assert plans[1].memory > 1.5 * plans[0].memory
+    assert total.predicted == pytest.approx(total.compiled, rel=NEAR)
+
+
+def test_the_compiled_program_has_the_saved_sums_over_devices() -> None:
+    def save_sums(primitive: Any, *_: Any, **__: Any) -> bool:
+        return "psum" in primitive.name
+
+    def loss(parts: Any, x: Any) -> Any:
+        @partial(jax.checkpoint, policy=save_sums)
+        def part(weights: Any, x: Any) -> Any:
+            for up, down in weights:
+                x = jnp.tanh(x @ up) @ down
+            return x
+
+        for weights in parts:
+            x = part(weights, x)
+        return jnp.sum(x**2)
+
+    parts = [[(f(31, 64), f(64, 31))] * 3] * 4
+    options = {"machine": MACHINE, "budget": 0, "pipelines": False, "branches": False, "progress": False, "objective": "memory"}
+    with jax.enable_x64(True):
+        plan = unity.optimize(loss, parts, f(501, 31), **options)  # no axis divides the samples
+        total = next(line for line in plan.check().memory_lines if line.kind == "all")
     assert total.predicted == pytest.approx(total.compiled, rel=NEAR)
 
 

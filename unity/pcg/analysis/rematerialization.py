@@ -5,8 +5,8 @@ operands and from the values that its policy saves; the rest is dead code there.
 backward pass of the outer one, if results of it are read there, and again in its own. The carry of a scan inside of a remat is
 recomputed, too.
 
-The attribute "again" marks a change of type whose result is not kept, and an operator whose inner values (`INNER`), or all of whose
-values (`WHOLE`), are not. Such an operator runs again together with its only user, as in a remat around both.
+A node's `again` marks a change of type whose result is not kept, and an operator whose inner values (`Recompute.INNER`), or all of
+whose values (`Recompute.WHOLE`), are not. Such an operator runs again together with its only user, as in a remat around both.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COLLECTIVES = {
 
 
 def in_words(again: int) -> str:
-    """Return the attribute "again" of an operator in words."""
+    """Return in words which part of an operator the backward pass recomputes, from the number that files have for it."""
     words = ("all of it is kept", "inner values are computed again in the backward pass", "it runs again in the backward pass")
     return words[again]
 
@@ -58,7 +58,7 @@ class Recomputation:
     variables: for variables of operators that are computed again, with their reductions.
     reads: for operands, and outputs of nested graphs, that are read.
     passed: for those that are read to recompute a result, and not for a gradient alone.
-    saved: for variables of operators that a policy saves, as the recomputation reads them.
+    saved: for variables of operators that a policy saves, as the recomputation reads them, and for changes of type, as number 0.
     marked: the regions that are operators with marked operands.
     apart: by id(node), for marked changes of type, the other regions in which they run for a single operator, too.
     fenced: by id(node), for marked changes of type that run for a single operator in the forward pass: if JAX runs a remat in a
@@ -91,7 +91,10 @@ class Recomputation:
         return tuple(self._by_node.get(id(node), ()))
 
     def saved_of(self, node: Node) -> tuple[int, ...]:
-        """Return the variables of an operator's program that a policy saves for the backward pass."""
+        """Return the variables of an operator's program that a policy saves for the backward pass.
+
+        It is (0,) for a change of type whose result is saved.
+        """
         return tuple(self._saved_by_node.get(id(node), ()))
 
     @cached_property
@@ -208,7 +211,9 @@ class _Run:
         if node.inside is not None:
             flags = self.nested(node, node.inside, results, backward, looped)
         else:
-            flags = [any(results) and not self.is_saved(node)] * len(node.operands)
+            saved = self.is_saved(node)
+            flags = [any(results) and not saved] * len(node.operands)
+            self.notes += [("saved", (id(node), 0))] if any(results) and saved else []
         if any(flags):
             self.notes.append(("nodes", id(node)))
             self.notes += [("apart", id(node))] if self.in_remat and node.again else []

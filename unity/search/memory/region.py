@@ -16,7 +16,7 @@ from unity.search.memory.eager_forward import Ahead, Forward, moved
 from unity.search.memory.peak import Later, Turns
 from unity.search.memory.residuals import Keeper, Setting
 from unity.search.memory.waiting import waiting
-from unity.search.space.live_buffers import AGAIN, BACKEND, GRADIENTS, KEPT, REUSED, WIDENED, WORKING, Held, stays, whole
+from unity.search.space.live_buffers import AGAIN, BACKEND, CHANGED, GRADIENTS, KEPT, REUSED, WIDENED, WORKING, Held, stays, whole
 
 PRODUCT = "dot_general"
 FORWARD, BACKWARD = "forward", "backward"
@@ -158,6 +158,7 @@ class Region(Keeper):
         if stays(node):
             return [], []
         before, after = node.operands[0], Value(node)
+        self.saved += (Held(CHANGED, node, self.local(after)) for _ in self.setting.recomputed.saved_of(node))
         both = self.own_bytes[before] + self.own_bytes[after]
         if self.backend.copies_for_collective(node, self.graph.axes) and not self.products.isdisjoint({before, after}):
             both = max(both, 2 * self.own_bytes[before], 2 * self.own_bytes[after])
