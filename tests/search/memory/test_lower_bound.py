@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,18 +11,20 @@ import recomputed_models  # noqa: F401 (its models are drawn, too)
 from hypothesis import given
 from hypothesis import strategies as st
 from pipelined_models import LAYERS, WIDTH, loss, planned
-from rerun_models import EVERY, drawn
+from rerun_models import EVERY, drawn, named
 from small_models import MACHINE, Small, f
 
 from benchmarks.models import get
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
+from unity.pcg.parallel.parallelize import parallelize
 from unity.pcg.parallel.stages import SCHEDULES
 from unity.search.cost.cost import Training
 from unity.search.memory.backend import CPU, GPU
 from unity.search.memory.lower_bound import least_memory
 from unity.search.memory.memory import predict_memory
 from unity.search.session import Search
+from unity.search.solver.minimizer import Minimizer
 
 TRAININGS = (Training(), Training(True, 0), Training(False))
 
@@ -31,6 +35,17 @@ def test_no_strategy_of_a_model_needs_less(name: str, seed: int, training: Train
     least = least_memory(captured.graph, captured.differentiated, training, MACHINE.devices).total
     for backend in (GPU, CPU):
         assert least <= predict_memory(graph, captured.differentiated, training, backend).total * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", sorted(EVERY))
+def test_the_leanest_strategy_of_a_model_needs_no_less(name: str) -> None:
+    captured, assembled = named(name, Machine.grid(1, 2, "a100"))  # few devices, where the bound is near
+    (point,) = Minimizer(assembled.problem).at([math.inf])
+    graph = parallelize(captured.graph, assembled.assignment(point))
+    for training in TRAININGS:
+        least = least_memory(captured.graph, captured.differentiated, training, 2).total
+        for backend in (GPU, CPU):
+            assert least <= predict_memory(graph, captured.differentiated, training, backend).total * (1 + 1e-9)
 
 
 @st.composite

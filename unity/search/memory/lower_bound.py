@@ -1,9 +1,9 @@
 """A lower bound on the memory of every strategy of a serial graph, without a search.
 
-Every value that a strategy holds has a piece of at least its `devices`-th part on some device's share, so one sweep over the graph
-on a single device, where every operator runs again that may, bounds all strategies:
+A type divides a value into at most as many pieces as there are devices. So one sweep over the graph on a single device, in which
+every operator that may be recomputed is, bounds all strategies:
 
-    arguments + optimizer slots + max(gradients, what one turn of the backward pass holds), each divided by the devices
+    (arguments + optimizer slots + max(gradients, most bytes at one turn of the backward pass)) / devices
 
 At a turn, the residuals of the operators before it are live, and the cotangents of its own operands and results; in a remat or in
 the step of a loop, those of the graph inside, too. Other values may reuse the memory of later gradients, hence the maximum.
@@ -22,7 +22,7 @@ from unity.search.memory.region import Region
 from unity.search.space.live_buffers import GRADIENTS, KEPT, stays
 from unity.search.space.opening import sites_of
 
-GROUPED = (BRANCHES, STAGES, TAIL)  # a device runs a part of these, so nothing that they hold inside is counted
+GROUPED = (BRANCHES, STAGES, TAIL)  # a device runs only a part of these, so the values inside are not counted
 
 
 @dataclass(frozen=True)
