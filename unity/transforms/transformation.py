@@ -1,4 +1,4 @@
-"""Transformations of a captured program before it is parallelized: rewriting, pipelines, branches, joined weights.
+"""Transformations of a captured program before it is parallelized: rewriting, checkpoints, pipelines, branches, joined weights.
 
 As a reduction in CVXPY, a transformation leads to another program (`after`), maps arguments to it and gradients back (`packing`),
 and has a form as data (`record`), from which it is applied again. A plan has a tuple of them, in the order of application.
