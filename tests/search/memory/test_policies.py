@@ -21,6 +21,7 @@ from unity.search.solver.minimizer import Minimizer
 
 NEAR = 0.1
 MACHINE = unity.Machine.grid(1, 8, "a100")
+OPTIONS: dict[str, Any] = {"machine": MACHINE, "budget": 0, "pipelines": False, "branches": False, "progress": False}
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "saving" in name])
@@ -36,8 +37,7 @@ def test_the_search_counts_exactly_the_saved_values_of_optimal_strategies(name: 
 def test_the_compiled_program_has_the_saved_values(scanned: bool) -> None:
     with jax.enable_x64(True):
         small, large = (saving(policy, layers=6, b=512, d=16, wide=64, scanned=scanned) for policy in ("nothing", "products"))
-        options = {"machine": MACHINE, "budget": 0, "pipelines": False, "branches": False, "progress": False}
-        plans = [unity.optimize(m.loss, m.params, m.batch, objective="memory", **options) for m in (small, large)]
+        plans = [unity.optimize(m.loss, m.params, m.batch, objective="memory", **OPTIONS) for m in (small, large)]
         total = next(line for line in plans[1].check().memory_lines if line.kind == "all")
     assert plans[1].memory > 1.5 * plans[0].memory
     assert total.predicted == pytest.approx(total.compiled, rel=NEAR)
@@ -59,11 +59,28 @@ def test_the_compiled_program_has_the_saved_sums_over_devices() -> None:
         return jnp.sum(x**2)
 
     parts = [[(f(31, 64), f(64, 31))] * 3] * 4
-    options = {"machine": MACHINE, "budget": 0, "pipelines": False, "branches": False, "progress": False, "objective": "memory"}
     with jax.enable_x64(True):
-        plan = unity.optimize(loss, parts, f(501, 31), **options)  # no axis divides the samples
+        plan = unity.optimize(loss, parts, f(501, 31), objective="memory", **OPTIONS)  # no axis divides the samples
         total = next(line for line in plan.check().memory_lines if line.kind == "all")
     assert total.predicted == pytest.approx(total.compiled, rel=NEAR)
+
+
+def test_the_compiled_program_has_the_saved_gathers_that_are_marked_as_recomputed() -> None:
+    def totals(policy: Any) -> tuple[int, int]:
+        def loss(layers: Any, x: Any) -> Any:
+            for weights in layers:
+                x = jax.checkpoint(lambda w, x: jnp.tanh(x @ w[0]) @ w[1], policy=policy)(weights, x)
+            return jnp.sum(x**2)
+
+        layers = [(f(64, 128), f(128, 64))] * 16
+        plan = unity.optimize(loss, layers, f(2048, 64), objective="memory", **OPTIONS)  # the samples are divided, and the weights
+        total = next(line for line in plan.check().memory_lines if line.kind == "all")
+        return total.predicted, total.compiled
+
+    with jax.enable_x64(True):
+        more, less = totals(lambda primitive, *_, **__: primitive.name.startswith("all_gather")), totals(None)
+    assert more[1] > less[1]
+    assert more[0] - less[0] == pytest.approx(more[1] - less[1], rel=NEAR)
 
 
 def test_every_policy_saves_at_least_what_none_does() -> None:

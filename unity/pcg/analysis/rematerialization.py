@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import takewhile
 from typing import Any
 
 from jax.extend.core import primitives
@@ -267,8 +266,10 @@ class _Run:
         for v, variable in zip(node.operands, node.body.inputs, strict=True):
             changes = [w.node for w in _through_marked_changes(v)[:-1]]
             self.notes += [("fenced", id(change)) for change in changes] if around.fenced else []
-            repeated = takewhile(lambda change: not self.is_saved(change), changes if variable in runs.values else ())
-            self.notes += [("nodes", id(change)) for change in repeated]
+            repeated = changes if variable in runs.values else []
+            saved = next((k for k, change in enumerate(repeated) if self.is_saved(change)), len(repeated))
+            self.notes += [("nodes", id(change)) for change in repeated[:saved]]
+            self.notes += [("saved", (id(change), 0)) for change in repeated[saved : saved + 1]]
 
     def is_saved(self, change: Node) -> bool:
         """Return whether a policy saves the result of a change of type."""

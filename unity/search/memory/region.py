@@ -316,7 +316,7 @@ class Region(Keeper):
         """
         inside = self.region_inside(node)
         residuals = [h for v in node.operands for h in self.need(v)] if self.training else []
-        residuals += map(self.count, inside.saved)
+        residuals += (h if h.why == CHANGED else self.count(h) for h in inside.saved)  # the search counts no saved collectives
         residuals += self.zeros_ahead(node, inside.zeros_inside)
         self.momentary += (inside.steps + inside.momentary) / self.remats
         self.own[id(node)] = sum(h.nbytes for h in inside.peak)
