@@ -26,7 +26,6 @@ from unity.transforms.transformation import TransformationCandidate
 FRACTIONS = (0.25, 0.5, 0.75)  # of the layers, whose recomputation is tried first, beside that of all and of all but the last
 NONE = (inf, inf)  # the worth of no strategy
 
-
 RecomputingCandidate: TypeAlias = TransformationCandidate[Recomputing]
 
 
@@ -43,9 +42,9 @@ def best(captured: Captured, wish: Wish) -> RecomputingChoice:
 
     The number of repeated layers is refined around the best of a few numbers. Checkpoints that save products are tried last.
     """
-    trials, segments = _Trials(captured, wish), LayeredProgram(captured.body)
-    count = segments.count
-    worth = {k: trials.worth(segments.first(k)) for k in {*(round(part * count) for part in FRACTIONS), max(0, count - 1), count}}
+    trials, layered = _Trials(captured, wish), LayeredProgram(captured.body)
+    count = layered.count
+    worth = {k: trials.worth(layered.first(k)) for k in {*(round(part * count) for part in FRACTIONS), max(0, count - 1), count}}
     while min(worth.values()) < NONE:
         at, tried = min(worth, key=lambda k: worth[k]), sorted(worth)
         place = tried.index(at)
@@ -53,10 +52,10 @@ def best(captured: Captured, wish: Wish) -> RecomputingChoice:
         between = {(low + high) // 2 for low, high in pairwise(around)} - worth.keys()
         if not between:
             break
-        worth |= {k: trials.worth(segments.first(k)) for k in between}
-    for spans in segments.others():
+        worth |= {k: trials.worth(layered.first(k)) for k in between}
+    for spans in layered.others():
         trials.worth(spans)
-    for spans in (segments.first(count), segments.first(count // 2)):
+    for spans in (layered.first(count), layered.first(count // 2)):
         trials.worth(spans, "products")
     return RecomputingChoice(trials.chosen, trials.leanest)
 
