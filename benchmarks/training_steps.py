@@ -1,16 +1,20 @@
 """Whole training steps: the plan of the loss in a step against a plan of the step's whole program.
 
 `python -m benchmarks.training_steps`. The whole program has the backward pass and the optimizer's update among its operators, and
-is planned like any function. A search that does not end within `LIMIT` is ended.
+is planned like any function. A search that does not end within `LIMIT` is ended. Leaves of the state that change their sharding are
+counted in the compiled step of the loss's plan, and in the specifications of the whole program's plan.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import multiprocessing
 import tempfile
 import time
-from queue import Empty
 from typing import Any
 
 import jax
@@ -39,34 +43,39 @@ def planned(layers: int, name: str, whole: bool) -> dict[str, Any]:
     if whole:
         plan = unity.optimize(step, *arguments, training=False, machine=machine, budget=0, progress=False)
         inputs, outputs = plan.in_specs[:2], plan.out_specs[:2]
-        pairs = zip(jax.tree.leaves(inputs), jax.tree.leaves(outputs), strict=True)
-        moved: int | str = sum(one != other for one, other in pairs)
+        moved = sum(before != after for before, after in zip(jax.tree.leaves(inputs), jax.tree.leaves(outputs), strict=True))
     else:
-        compiled = unity.step(step, machine=machine, budget=0, progress=False)
-        compiled.shardings(*arguments)
-        (plan,), moved = compiled.plans, 0
+        planned_step = unity.step(step, machine=machine, budget=0, progress=False)
+        moved = moved_by(planned_step, arguments)
+        (plan,) = planned_step.plans
     return {"ms": plan.time * 1e3, "MB": plan.memory / 1e6, "search s": plan.search_seconds, "of the state moved": moved}
 
 
+def moved_by(step: Any, arguments: tuple[Any, ...]) -> int:
+    """Return the number of leaves of the state that a compiled step returns with another sharding."""
+    before, after = step.shardings(*arguments)[:2], step.lower(*arguments).compile().output_shardings  # the loss comes last
+    leaves = zip(jax.tree.leaves(arguments[:2]), jax.tree.leaves(before), after, strict=False)
+    return sum(not one.is_equivalent_to(other, x.ndim) for x, one, other in leaves)
+
+
 def measured(case: str, whole: bool) -> dict[str, Any]:
-    """One search, in a process and with a cache of its own."""
+    """One search, in a process and with a cache of its own. Raises EOFError if the process fails."""
     context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    process = context.Process(target=_into, args=(results, *CASES[case], whole), daemon=True)
+    results, end = context.Pipe(duplex=False)
+    process = context.Process(target=_into, args=(end, *CASES[case], whole), daemon=True)
     process.start()
+    end.close()
     row = {"case": case, "planned": "the whole program" if whole else "the loss"}
     try:
-        return {**row, **results.get(timeout=LIMIT)}
-    except Empty:
-        return {**row, "search s": f"more than {LIMIT}"}
+        return {**row, **(results.recv() if results.poll(LIMIT) else {"search s": f"more than {LIMIT}"})}
     finally:
         process.terminate()
 
 
-def _into(results: Any, layers: int, name: str, whole: bool) -> None:
+def _into(end: Any, layers: int, name: str, whole: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
-        results.put(planned(layers, name, whole))
+        end.send(planned(layers, name, whole))
 
 
 def main() -> None:
