@@ -147,7 +147,7 @@ def case(name: str, plan: unity.Plan, seconds: float) -> dict[str, Any]:
     steps = {"function": jax.value_and_grad(model.loss), "rewritten": jax.value_and_grad(plan)}
     programs = {which: compiled(step, real) for which, step in steps.items()}
     before, after = (figures(programs[which]) for which in steps)
-    row |= {f"{what}": before[what] / after[what] for what in before}
+    row |= {what: before[what] / after[what] for what in before}
     row |= {"kernels before": before["kernels"], "kernels after": after["kernels"]}
     row["real"] = row["bytes"] > 1
     if jax.default_backend() == "gpu":

@@ -1,4 +1,4 @@
-"""Rules on the fuzzer's data, in every float type, and mutants of rules: what docs/numerics.md promises of rules is compared.
+"""Rules on the fuzzer's data, in every float type, held against the promise of docs/numerics.md; and verdicts on mutants of rules.
 
 A rule is proved over the reals. Here it runs as a rewriting applies it: in each direction in which it may be applied, in each type
 for which it may be, with gradients, on ties, infinities, NaN, large and cancelling values. A difference is wrong if the promise
@@ -80,7 +80,7 @@ class Replacement:
         return [array(Argument(n, t.shape, t.dtype, OTHERS.get(t.dtype, kind)), rng) for n, t in self.types.items()]
 
     def compared(self, kind: str) -> tuple[str, bool]:
-        """What is wrong on data of a kind, in words, and whether anything differs that is not promised."""
+        """Return in words what breaks the promise on data of a kind, "" if nothing does, and whether anything else differs."""
         at = Reference(self.reference.fn, self.data(kind), list(self.types), self.seed, self.reference.order)
         old, new = ([plain(x) for x in side] for side in self.run(at.args, at.cotangents))
         unpromised = [~np.isfinite(y) for y in old]
@@ -133,7 +133,7 @@ def in_type(instance: Instance, dtype: str) -> dict[str, TensorType]:
 def differences(
     pattern: Pattern, instances: Iterable[Instance], types: Sequence[str], kinds: Sequence[str], counts: Counter[str]
 ) -> Iterator[dict[str, str]]:
-    """Where a replacement is not what is promised, in the types for which it may be applied.
+    """Yield the cases in which a replacement breaks the promise, in the types for which it may be applied.
 
     Where a replacement computes more than it uses, the rule applies only in programs that have the rest, too (`Pattern.dropped`).
     """
@@ -165,7 +165,7 @@ def large(rule: Rule) -> list[Instance]:
 
 
 def examined(rules: Iterable[Rule], types: Sequence[str] = TYPES) -> tuple[Counter[str], list[dict[str, str]]]:
-    """Examines rules in every direction in which they are applied. Returns what was counted, and what is wrong."""
+    """Examine rules in every direction in which they are applied. Return counts, and the cases that break the promise."""
     chosen = patterns(rules)
     counts = Counter({"directions": len(chosen), "wrong": 0})
     with jax.enable_x64(True):
@@ -228,11 +228,11 @@ def typed(rule: Rule, instance: Instance) -> Instance | None:
 
 
 def judged(mutant: Mutant, status: str, counts: Counter[str]) -> Iterator[dict[str, str]]:
-    """What is wrong with the verdict on a mutant: proved, but different on data, or refuted, but equal."""
+    """Yield the cases in which data contradict the verdict on a mutant: proved, but different, or refuted, but equal."""
     row = {"rule": f"mutant of {mutant.rule.name}", "type": "float64", "text": print_body(mutant.rule)}
     if status == "proved":
-        for found in differences(Pattern(mutant.rule, False), mutant.instances[-INSTANCES:], TYPES[:1], FINITE, counts):
-            yield row | {"data": found["data"], "words": found["words"]}
+        for case in differences(Pattern(mutant.rule, False), mutant.instances[-INSTANCES:], TYPES[:1], FINITE, counts):
+            yield row | {"data": case["data"], "words": case["words"]}
     elif status == "refuted" and not any(map(differs, mutant.instances)):
         counts["wrong"] += 1
         yield row | {"data": "normal", "words": "equal on data, but refuted"}
@@ -252,15 +252,15 @@ def differs(instance: Instance) -> bool:
 
 
 def verdict(mutant: Mutant, prover: Prover) -> str:
-    """The verdict on a mutant, by execution on symbols where it is known to be well-typed, and then by proof."""
+    """Return the verdict on a mutant, by execution on symbols where it is known to be well-typed, and then by proof."""
     status = executed_at(mutant.instances, ()).status
     return status if status != "proved" else prover.prove(mutant.rule).status
 
 
 def examined_mutants(count: int, seed: int, seconds: float) -> tuple[Counter[str], list[dict[str, str]]]:
-    """Verifies mutants, and holds the verdicts against data, for so many seconds at most."""
+    """Verify at most `count` mutants, for at most some seconds, and hold the verdicts against data. Return as `examined` does."""
     prover, until = Prover(axioms(), cores=False), time.monotonic() + seconds
-    counts, found = Counter({"mutants": 0, "wrong": 0}), list[dict[str, str]]()
+    counts, wrong = Counter({"mutants": 0, "wrong": 0}), list[dict[str, str]]()
     for mutant in mutants(count, seed):
         if time.monotonic() > until:
             break
@@ -268,14 +268,14 @@ def examined_mutants(count: int, seed: int, seconds: float) -> tuple[Counter[str
         counts["mutants"] += 1
         counts[status] += 1
         with jax.enable_x64(True):
-            found += judged(mutant, status, counts)
+            wrong += judged(mutant, status, counts)
         if counts["mutants"] % 250 == 0:
             print(f"  … {dict(counts)}", file=sys.stderr, flush=True)
-    return counts, found
+    return counts, wrong
 
 
 def main(options: Any) -> None:
-    """Examines the library, imported rules and mutants, and records what is wrong."""
+    """Examine the library, imported rules and mutants; show and record the results."""
     from benchmarks.record import record, show
 
     parts: dict[str, Callable[[], tuple[Counter[str], list[dict[str, str]]]]] = {"library": lambda: examined(library())}
@@ -288,9 +288,10 @@ def main(options: Any) -> None:
         started = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            counts, found = part()
+            counts, wrong = part()
         print(f"{name}: {dict(counts)}", file=sys.stderr, flush=True)
-        rows.append({"rules of": name, **counts, "found": found, "seconds": time.perf_counter() - started})
-        show(name, [{k: v for k, v in row.items() if k != "text"} for row in found])
+        rows.append({"rules of": name, **counts, "found": wrong, "seconds": time.perf_counter() - started})
+        show(name, [{k: v for k, v in row.items() if k != "text"} for row in wrong])
     if options.record:
-        record("fuzz_rules", rows, seed=options.seed)
+        command = f"python -m benchmarks.fuzz --rules {options.rules} --minutes {options.minutes:g} --record"
+        record("fuzz_rules", rows, seed=options.seed, command=command)

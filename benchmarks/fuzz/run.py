@@ -322,7 +322,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="the first program's; each program has the next")
     parser.add_argument("--out", default="benchmarks/results/fuzz.partial.json")
     parser.add_argument("--resume", help="results to go on from")
-    parser.add_argument("--record", action="store_true", help="also write benchmarks/results/fuzz.json")
+    parser.add_argument("--record", action="store_true", help="also write benchmarks/results/fuzz.json, or fuzz_rules.json")
     parser.add_argument("--minimize", type=int, default=4, help="faults of which a program is minimized")
     parser.add_argument("--only", default="", help="operations, with commas: programs without any of them are left out")
     parser.add_argument("--program", type=int, help="the seed of one program")
