@@ -146,9 +146,8 @@ def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
     useful = [s for s in _solutions(body, seeds) if offer(s)]
     for solution in [other for s in useful for other in with_unused(body, s)]:
         offer(solution)
-    return _with_inner_states(
-        list(by_states.values()), {c: s for s in solutions for c in by_states.values() if c.states == s.operands + s.results}
-    )
+    solution_of = {c: s for s in solutions if (c := by_states.get(s.operands + s.results)) is not None}
+    return _with_inner_states(list(by_states.values()), solution_of)
 
 
 def operand_states(body: Body) -> Iterator[tuple[State, ...]]:

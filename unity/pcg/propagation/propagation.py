@@ -352,8 +352,16 @@ class Propagation:
             raise Unmatched
         results = tuple(self.result_state(a) for a in self.body.outputs)
         matches = tuple(m for m in self.matches if m)
-        inside = {"contributed": self.contributed, "scattered": self.scattered}
-        return Solution(self.states, self.reduced, matches, operands, results, open=tuple(self.open), **inside)
+        return Solution(
+            self.states,
+            self.reduced,
+            matches,
+            operands,
+            results,
+            contributed=self.contributed,
+            open=tuple(self.open),
+            scattered=self.scattered,
+        )
 
     def result_state(self, atom: Atom) -> State:
         """Return the state of a result of the body: unused if it is reduced, since JAX then knows that all devices have it."""

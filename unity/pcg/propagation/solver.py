@@ -71,7 +71,7 @@ def solve(body: Body, known: Mapping[int, State], contributing: bool = False, sc
                 continue
             may_contribute = may_contribute or bool(conflict.places) or conflict.summed
             variable = None if conflict.variable is None else _smallest_in_chain(body, conflict.variable)
-            if variable is None or {variable} & (reduced.keys() | scattered.keys() | whole) or variable in body.inputs:
+            if variable is None or any(variable in some for some in (reduced, scattered, whole, body.inputs)):
                 raise Unmatched(not contributing and may_contribute) from None
             if scattering is not None and _may_scatter(body, variable, scattering):
                 scattered[variable] = partitioned(scattering)

@@ -180,7 +180,6 @@ def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -
     bits = 1 << np.arange(len(machine.axes))
     sizes = np.array([a.size for a in machine.axes], float)
     every = [{r.variable: r for r in c.reduced} for c in domain.choices]
-    scattered = _scattered(domain)
     for variable, r in {v: r for rs in every for v, r in rs.items()}.items():
         of_choice = [rs.get(variable) for rs in every]
         kind = next((x.kind for x in of_choice if x is not None and x.kind), "")
@@ -190,7 +189,7 @@ def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -
         over = np.array([x is not None and bool(x.kind) for x in of_choice])[domain.picks]
         mask = (over * bits).sum(axis=1)
         again = next((n for v, n in site.computed if v == variable), 0)
-        if variable not in scattered:
+        if variable not in domain.scattered:  # else this is a part of the change that scatters it
             total += (1 / site.hoisted + again) * (alpha[mask] + beta[mask] * (summed if kind == "sum" else nbytes))
         masks: list[Array] = []  # users for which it is replicated along the same axes share one all-reduce
         users = sorted({u for x in of_choice if x is not None for u in x.users})
@@ -207,28 +206,19 @@ def _scatters(site: Site, domain: Domain, machine: Machine, training: Training) 
     """Price the values inside composites that are reduce-scattered, along some axes, where they are produced."""
     total = np.zeros(len(domain))
     body = site.node.body if site.node is not None else None
-    scattered = _scattered(domain)
-    if body is None or not scattered:
+    if body is None or not domain.scattered:
         return total
     carried = carrying(body, tuple(p.gradient for p in site.ports), site.flows) if training.backward else frozenset()
-    for variable in sorted(scattered):
+    for variable in sorted(domain.scattered):
         tensor, around = body.tensors[variable], [c.around_scatter(variable) for c in domain.choices]
         before, old = distinct_types([before for before, _ in around], domain.picks)
         after, new = distinct_types([after for _, after in around], domain.picks)
-        found, index = distinct_changes(machine, before, after, growth(tensor.dtype, machine.reduce_in))
-        change = found[index[old, new]]
+        changes, index = distinct_changes(machine, before, after, growth(tensor.dtype, machine.reduce_in))
+        change = changes[index[old, new]]
         again = next((n for v, n in site.computed if v == variable), 0)
         total += (1 / site.hoisted + again) * (change.forward[0] + change.forward[1] * tensor.nbytes)
         total += change.backward[0] + change.backward[1] * tensor.nbytes if variable in carried else 0.0
     return total
-
-
-def _scattered(domain: Domain) -> set[int]:
-    """Return the variables that some value scatters along an axis; their reductions along other axes are part of that change."""
-    if not any(c.scatters for c in domain.choices):
-        return set()
-    chosen = (domain.choices[i] for i in np.unique(domain.picks).tolist())
-    return {x.variable for c in chosen for x in c.scattered if x.scatters}
 
 
 def _has_cotangents(site: Site, variable: int | tuple[int, ...], kind: str, training: Training) -> bool:

@@ -61,6 +61,14 @@ class Domain:
         """The states of every choice, cached for `type_of`."""
         return tuple(c.states for c in self.choices)
 
+    @cached_property
+    def scattered(self) -> frozenset[int]:
+        """The variables inside the operator that some value scatters along an axis."""
+        if not any(c.scatters for c in self.choices):
+            return frozenset()
+        chosen = (self.choices[i] for i in np.unique(self.picks).tolist())
+        return frozenset(x.variable for c in chosen for x in c.scattered if x.scatters)
+
 
 def distinct_types(states: Sequence[State], picks: np.ndarray) -> tuple[Types, np.ndarray]:
     """Return the distinct types of a tensor over all values, and the index of each value's type among them.
