@@ -17,7 +17,7 @@ from unity.pcg.capture.merging import LARGEST, Merging
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.types.factors import facts_of
 
-WHOLE = 8 * LARGEST  # the most equations of a tree before its branches are separated, so that it is not cut within a branch
+LARGEST_TREE = 8 * LARGEST  # the most equations of a tree before its branches are separated, so that it is not cut within a branch
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def clusters(body: Body, constant: Mapping[int, int] | None = None) -> list[Equa
     """Return the operators of a body: a partition of its equations, except those of constants, producers before users."""
     constant = constants(body) if constant is None else constant
     uses = Uses(body)
-    trees = _trees(uses, _varying_equations(body, constant), frozenset(), WHOLE)
+    trees = _trees(uses, _varying_equations(body, constant), frozenset(), LARGEST_TREE)
     separate = [part for tree in trees for part in _separate_branches(uses, tree, constant)]
     small = [part for tree in separate for part in ([tree] if len(tree) <= LARGEST else _trees(uses, tree, frozenset()))]
     lossless = [part for tree in small for part in _lossless_parts(uses, tree, constant)]
@@ -141,7 +141,7 @@ def _separate_branches(uses: Uses, tree: list[int], constant: Mapping[int, int])
         reads.update((v, below) for v in e.results)
         if set(branches) - alone or (reduces(body, e) and body.tensors[e.results[0]].floating):
             sums.update(e.results)
-    return _trees(uses, tree, frozenset(cut), WHOLE) if cut else [tree]
+    return _trees(uses, tree, frozenset(cut), LARGEST_TREE) if cut else [tree]
 
 
 def _lossless_parts(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[list[int]]:

@@ -22,15 +22,15 @@ Mode = lax.GatherScatterMode
 def _window_pieces(operands: list[jax.Array], layout: Layout) -> list:
     table, *starts = operands
     sizes = layout.results[0].local_shape
-    return layout.bind(table, *_inside(starts, table.shape, sizes), slice_sizes=sizes)
+    return layout.bind(table, *_clamped(starts, table.shape, sizes), slice_sizes=sizes)
 
 
 def _updated_pieces(operands: list[jax.Array], layout: Layout) -> list:
     table, update, *starts = operands
-    return layout.bind(table, update, *_inside(starts, table.shape, update.shape))
+    return layout.bind(table, update, *_clamped(starts, table.shape, update.shape))
 
 
-def _inside(starts: list[jax.Array], shape: Shape, sizes: Shape) -> list[jax.Array]:
+def _clamped(starts: list[jax.Array], shape: Shape, sizes: Shape) -> list[jax.Array]:
     """Return the starts of a slice as JAX clamps them.
 
     Before JAX 0.12, XLA joins two slices, such as the user's and that of a device's part of it, and clamps the sum of their starts.

@@ -14,17 +14,30 @@ from unity.pcg.types.factors import Factor, Slot, Spec, operator
 
 
 class Ragged(NamedTuple):
-    """The dimensions of rows, in x, y (where they are contracted) and the result (where not), and the one of groups."""
+    """The dimensions of a ragged product that its rows and its groups lie along.
+
+    Attributes:
+        contracted: whether the product sums over rows, for each group separately.
+        x_rows: the dimension of rows in x.
+        y_rows: the dimension of rows in y, which has one only if they are contracted; -1 otherwise.
+        result_rows: the dimension of rows in the result, which has one only if they are not contracted; -1 otherwise.
+        groups: the dimension of groups, in the result if rows are contracted and in y otherwise.
+    """
 
     contracted: bool
     x_rows: int
     y_rows: int
     result_rows: int
-    groups: int  # in the result where rows are contracted, else in y
+    groups: int
 
     @classmethod
     def of(cls, params: Any, ndim: int) -> Ragged | None:
-        """Return them for an x of `ndim` dimensions, or None for products that neither `ragged_dot` nor its derivatives create."""
+        """Return the dimensions, or None for products that neither `ragged_dot` nor its derivatives create.
+
+        Args:
+            params: the product's parameters.
+            ndim: the number of dimensions of x.
+        """
         numbers = params["ragged_dot_dimension_numbers"]
         (contract_x, contract_y), (batch_x, _) = numbers.dot_dimension_numbers
         dims, groups = tuple(numbers.lhs_ragged_dimensions), tuple(numbers.rhs_group_dimensions)
@@ -92,7 +105,8 @@ def ragged_dot(params: Any, operands: Any, results: Any) -> Spec:
     m, n = b + len(batch_x), b + len(batch_x) + len(free_x)
     batch = enumerate(zip(batch_x, batch_y, strict=True))
     contractions = enumerate(zip(contract_x, contract_y, strict=True))
-    own_groups = ((None, None, None), (Slot(0),), "") if ragged.contracted else ((None, Slot(ragged.groups), None), (None,), "sum")
+    groups = Slot(ragged.groups)
+    own_groups = ((None,) * 3, (groups,), "") if ragged.contracted else ((None, groups, None), (None,), "sum")
     factors = (
         Factor("g", sizes.shape[0], *own_groups),
         *(Factor(f"b{k}", x.shape[i], (Slot(i), Slot(j), None), (Slot(b + k),)) for k, (i, j) in batch),
