@@ -31,9 +31,8 @@ COLLECTIVES = {  # of every change of type, forward and backward (docs/types.md)
 }  # fmt: skip
 # The changes of state that a body may make inside as one operator, by kinds: values are reduced, replicated or contributed to sums.
 INSIDE = frozenset({"SU", "SR", "UR", "RU", "US", "RS"})
-SCATTERED = frozenset(
-    {"SU", "SR", "SP", "UR", "RU"}
-)  # or, where no operand is partitioned, values are reduced, scattered or replicated
+# The others, where no operand is partitioned: values are reduced, scattered or replicated.
+SCATTERED = frozenset({"SU", "SR", "SP", "UR", "RU"})
 
 
 @dataclass(frozen=True)
@@ -195,9 +194,7 @@ def lost(
     plans = dict(separate.plans)
     if inside is None:
         scattered = Separate(body, prices, SCATTERED).plans.items()
-        plans |= {
-            (operands, results): s for (operands, results), s in scattered if not any(t.kind == "P" for o in operands for t in o)
-        }
+        plans |= {boundary: s for boundary, s in scattered if not any(t.kind == "P" for operand in boundary[0] for t in operand)}
     offers = [(*types_along(along), prices.operator(body, along)) for along in combinations(body, prices.axes)]
     outputs = [(k, a) for k, a in enumerate(body.outputs) if isinstance(a, int)]
     slack = prices.byte * max(body.tensor(a).nbytes for a in (*body.inputs, *body.outputs)) * 4 / 1024

@@ -35,7 +35,7 @@ def test_separate_equations_have_no_faster_plan(first: int) -> None:
     for seed in range(first, first + 20):
         network = RandomNetwork(seed)
         captured = capture(network, *network.arguments)
-        names = [str(node.attributes["name"]) for node in captured.graph.inputs]
+        names = [node.name for node in captured.graph.inputs]
         graphs = captured.graph, graph_of(captured.body, names, clustering=separate)
         clustered, apart = (Search(g, captured.differentiated, MACHINE, Training()).fastest.time for g in graphs)
         assert clustered <= (1.05 if seed in SLICED else 1.01) * apart, f"network {seed}: {clustered / apart:.3f} times as long"
