@@ -14,8 +14,11 @@ from unity.pcg.propagation.solver import spec_of
 
 @lru_cache(maxsize=65536)
 def is_view(body: Body) -> bool:
-    """Return whether every equation of a program is a view by the operator table (`Spec.view`), so that it compiles to nothing."""
-    return bool(body.equations) and all(_is_view(body, e) for e in body.equations)
+    """Return whether every equation of a program is a view by the operator table (`Spec.view`), so that it compiles to nothing.
+
+    A program without operands computes a constant, which is a view of nothing.
+    """
+    return bool(body.inputs and body.equations) and all(_is_view(body, e) for e in body.equations)
 
 
 @lru_cache(maxsize=65536)
