@@ -10,13 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_models import MODELS, Small, arrays, f, random_point
+from small_models import MODELS, Small, arrays, f, random_point, scatters
 
 import unity
 from unity.exec.compiled.check import predicted_elements
 from unity.pcg.capture.capture import capture
-from unity.pcg.ir.graph import PARALLELIZATION, Node
-from unity.pcg.propagation.placement import placing
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
 from unity.search.cost.assembly import assemble
@@ -72,14 +70,6 @@ def test_a_sum_that_is_scattered_inside_an_operator_runs_as_predicted(dtype: str
             assert plan.check().agrees(0.02), str(plan.check())
             got, wanted = (jax.jit(jax.value_and_grad(g))(*args) for g in (plan, loss))
             jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=near, atol=near * np.abs(y).max()), got, wanted)
-
-
-def scatters(node: Node) -> bool:
-    """Return whether an operator scatters a value inside."""
-    if node.body is None or node.kind in PARALLELIZATION:
-        return False
-    placed = placing(node.body, tuple(v.type for v in node.operands), node.types, len(node.types[0]))
-    return any(s is not None and s.scattered for s in placed)
 
 
 def test_a_result_may_be_any_array_whose_cotangent_is_data() -> None:

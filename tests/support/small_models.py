@@ -14,6 +14,8 @@ from jax import lax
 
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured, capture
+from unity.pcg.ir.graph import PARALLELIZATION, Node
+from unity.pcg.propagation.placement import placing
 from unity.search.cost.assembly import Assembled, assemble
 from unity.search.cost.cost import Training
 from unity.search.solver.problem import Alternatives, Point
@@ -156,6 +158,14 @@ def counted(assembled: Assembled, point: Point, of: Literal["time", "memory"]) -
     unary = sum(getattr(c, of)[a, v] for c, v, a in zip(problem.unary, values, point.alternatives.unary, strict=True))
     chosen = zip(problem.edges, point.alternatives.edges, strict=True)
     return unary + sum(getattr(e.cost, of)[a, values[e.first], values[e.second]] for e, a in chosen)
+
+
+def scatters(node: Node) -> bool:
+    """Return whether an operator of a parallel graph scatters a value inside."""
+    if node.body is None or node.kind in PARALLELIZATION:
+        return False
+    placed = placing(node.body, tuple(v.type for v in node.operands), node.types, len(node.types[0]))
+    return any(s is not None and s.scattered for s in placed)
 
 
 def random_point(assembled: Assembled, rng: np.random.Generator) -> Point:

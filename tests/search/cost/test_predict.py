@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import MACHINE, MODELS, Small, counted, made, named, random_point
+from small_models import MACHINE, MODELS, Small, counted, made, named, random_point, scatters
 
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
@@ -71,3 +72,26 @@ def test_partial_sums_of_narrow_dtypes_are_priced_in_the_dtype_that_is_sent(redu
     captured, assembled = normed_on(machine)
     point = random_point(assembled, np.random.default_rng(seed))
     assert counted(assembled, point, "time") >= predicted(captured, assembled, point, machine) * (1 - 1e-9)
+
+
+def summed() -> Small:
+    """A function of the sum of two products, which it scatters where both are partial sums."""
+
+    def loss(params: Any, x: Any) -> Any:
+        return jnp.mean(jnp.tanh(x @ params["up"] + (x * x) @ params["side"]) @ params["down"]).astype(jnp.float32)
+
+    shapes = {"up": (64, 128), "side": (64, 128), "down": (128, 32)}
+    params = {name: jax.ShapeDtypeStruct(shape, "bfloat16") for name, shape in shapes.items()}
+    return Small(loss, params, jax.ShapeDtypeStruct((96, 64), "bfloat16"))
+
+
+@pytest.mark.parametrize("reduce_in", ["", "bfloat16"])
+def test_sums_that_are_scattered_inside_operators_are_priced_as_they_are_sent(reduce_in: str) -> None:
+    machine = replace(Machine.grid(2, 2, "a100"), reduce_in=reduce_in)
+    captured, assembled = made(summed(), machine)
+    points = (random_point(assembled, np.random.default_rng(seed)) for seed in range(2000))
+    graphs = ((point, parallelize(captured.graph, assembled.assignment(point))) for point in points)
+    scattering = list(islice((point for point, graph in graphs if any(map(scatters, graph.nodes))), 5))
+    assert len(scattering) == 5
+    for point in scattering:
+        assert counted(assembled, point, "time") == pytest.approx(predicted(captured, assembled, point, machine))
