@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -25,6 +24,7 @@ from unity.pcg.propagation.solver import (
     nested_body,
     replicable,
     scattering_dims,
+    scattering_solution,
     solve,
     solve_either,
     spec_of,
@@ -248,8 +248,8 @@ def _scattering(body: Body, solution: Solution) -> Iterator[tuple[tuple[State, .
     known = {v: s for v, s in zip(body.inputs, solution.operands, strict=True) if s == PARTIAL}
     before, inside = (sum(body.tensors[v].nbytes for v in variables) for variables in (known, solution.reduced))
     for dim in scattering_dims(body, known) if solution.reduced and inside < before else ():
-        with suppress(Unmatched):
-            other = solve(body, known, scattering=dim)
+        other = scattering_solution(body, tuple(known.items()), dim)
+        if other is not None:
             yield other.operands, other.results
 
 

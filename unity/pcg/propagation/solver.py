@@ -129,13 +129,23 @@ def solve_either(body: Body, known: Mapping[int, State]) -> Solution:
     results = {a: known[a] for a in body.outputs if isinstance(a, int) and a in known}
     operands = {v: known[v] for v in body.inputs if v in known}
     for dim in scattering_dims(body, operands) if any(s.kind in "PS" for s in results.values()) else ():
-        with suppress(Unmatched):
-            solution = solve(body, operands, scattering=dim)  # what is to be scattered follows from the operands alone
-            if all(solution.states[a] == s for a, s in results.items()):
-                return solution
+        solution = scattering_solution(body, tuple(operands.items()), dim)
+        if solution is not None and all(solution.states[a] == s for a, s in results.items()):
+            return solution
     if not failure.contributing:
         raise failure
     return solve(body, known, contributing=True)
+
+
+@lru_cache(maxsize=8192)
+def scattering_solution(body: Body, operands: tuple[tuple[int, State], ...], dim: int) -> Solution | None:
+    """Return the solution that scatters sums inside along a dimension; None if there is none.
+
+    What is to be scattered follows from the operands alone, so the solution is the same whatever results are wanted.
+    """
+    with suppress(Unmatched):
+        return solve(body, dict(operands), scattering=dim)
+    return None
 
 
 def scattering_dims(body: Body, known: Mapping[int, State]) -> Sequence[int]:
