@@ -250,7 +250,8 @@ def test_meshes_that_cannot_be_planned_for_are_refused():
 def test_a_plan_is_on_devices_alone():
     mesh = AbstractMesh((8,), ("all",))
     plan, _ = planned("mlp", mesh)
-    for devices in (8, list(range(8)), mesh, np.array(jax.devices()).reshape(2, 4)):
+    wrong: list[Any] = [8, list(range(8)), mesh, np.array(jax.devices()).reshape(2, 4)]
+    for devices in wrong:
         for take in (plan.on, lambda devices: plan.check(devices=devices)):
             with pytest.raises(PlanError, match=r"(?s)expected a list of devices.*, got"):
                 take(devices)
