@@ -197,6 +197,8 @@ def _plain(value: Any) -> Any:
 def payload_of(kind: str, attributes: Mapping[str, Any]) -> Payload | None:
     """Return the payload that a node of a kind has for some attributes. Raises Misfit for others than the kind's."""
     payload = PAYLOADS.get(kind, PackedPart)
+    if payload is Sharded:
+        raise Misfit(f"no file has a node of kind {kind!r}")
     if not attributes and payload in (Input, PackedPart):
         return None
     values = dict(attributes)
