@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiler_options import QUICK
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serial_graph import evaluate
@@ -26,7 +27,6 @@ from unity.search.session import Candidate, Search
 
 EIGHT = Machine.grid(1, 8, "a100")
 
-FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 EXACT, NARROW, SINGLE = {"rtol": 1e-8, "atol": 1e-11}, {"rtol": 2e-2, "atol": 1e-2}, {"rtol": 1e-3, "atol": 1e-6}
 LESS_EXACT: dict[
     str, dict[str, Any]
@@ -49,7 +49,7 @@ def test_forms_of_a_class_have_the_same_values_and_gradients(name: str) -> None:
 
     with jax.enable_x64(True):
         arguments = CLASSES[name].arrays()
-        first, *others = jax.jit(every).lower(*arguments).compile(FAST)(*arguments).values()
+        first, *others = jax.jit(every).lower(*arguments).compile(QUICK)(*arguments).values()
         assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(first))
         for other in others:
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **LESS_EXACT.get(name, EXACT)), other, first)

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from compiler_options import QUICK
 from pieces import differing, dual, join, mesh_of, normal, stack_spec, take
 from separate_equations import COLLECTIVES
 
@@ -209,8 +210,7 @@ class Application:
             return self.steps(partial(self.on_pieces, every), operands, cotangents)
 
         lowered = jax.jit(all_of_them).lower(operands, cotangents)
-        quick: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-        compiled = lowered.compile(compiler_options=quick)
+        compiled = lowered.compile(compiler_options=QUICK)
         expected, gradients = self.whole()
         for c, out, grads in zip(every, *compiled(operands, cotangents), strict=True):
             for k, (x, whole, t) in enumerate(zip(out, expected, c.results, strict=True)):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiler_options import EXACT
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -43,11 +44,14 @@ def global_function(fn: Callable[..., Any], *args: Any) -> Callable[..., Any]:
     return lambda *args: run(*args)[0]
 
 
+exactly_compiled = partial(jax.jit, compiler_options=EXACT)
+
+
 def assert_equal_with_gradients(fn: Callable[..., Any], *args: Any, argnums: tuple[int, ...] | None = None) -> None:
     numbers = tuple(range(len(args))) if argnums is None else argnums
     other = global_function(fn, *args)
-    expected, result = (jax.jit(jax.value_and_grad(lambda *a, f=f: _loss(f(*a)), numbers))(*args) for f in (fn, other))
-    np.testing.assert_allclose(jax.jit(fn)(*args), jax.jit(other)(*args), rtol=1e-4, atol=1e-5)
+    expected, result = (exactly_compiled(jax.value_and_grad(lambda *a, f=f: _loss(f(*a)), numbers))(*args) for f in (fn, other))
+    np.testing.assert_allclose(exactly_compiled(fn)(*args), exactly_compiled(other)(*args), rtol=1e-4, atol=1e-5)
     for x, y in zip(jax.tree.leaves(expected), jax.tree.leaves(result), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4 * float(np.abs(x).max() + 1e-3))
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiler_options import QUICK
 from jax.sharding import PartitionSpec as P
 from operator_cases import CASES
 from parallel_cases import Application, Combination, fits, is_key
@@ -105,11 +106,10 @@ class Narrow(Application):
         types = [[dual(c.results[i]) for i in self.differentiable] for c in every]
         given = [[self.parts(g, t, rng) for g, t in zip(self.cotangents, ts, strict=True)] for ts in types]
         whole = [self.cotangents] * len(data)
-        quick: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
         def compiled(fn: Any, *given: Any) -> Any:
             lowered = jax.jit(lambda d, g: self.steps(fn, d, g)).lower(*given)
-            return lowered.compile(compiler_options=quick)(*given)
+            return lowered.compile(compiler_options=QUICK)(*given)
 
         def function(xs: Any) -> list[Any]:
             return [jax.tree.leaves(self.fn(*x)) for x in xs]

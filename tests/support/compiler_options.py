@@ -1,0 +1,11 @@
+"""The options with which XLA compiles programs whose values tests compare."""
+
+from importlib.metadata import version
+from typing import Any
+
+# XLA fuses products with what is before them into YNNPACK kernels, some of which compute something else, in plain JAX too
+# (docs/numerics.md shows one). A compiler without this flag would refuse it.
+EXACT: dict[str, Any] = (
+    {"xla_cpu_experimental_ynn_fusion_type": ""} if version("jaxlib").startswith(("0.10.", "0.11.", "0.12.")) else {}
+)
+QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True, **EXACT}
