@@ -196,8 +196,10 @@ def test_attributes_say_all_of_a_payload_and_no_others_are_read(kind, data):
 
 
 def test_no_file_has_sharding_constraints():
-    with pytest.raises(PlanFileError, match="no file has a node of kind 'sharded'"):
+    with pytest.raises(PlanFileError, match=r"\$\.forward: expected .*NamedSharding, got str"):
         payload_of("sharded", {"forward": "x", "backward": "x"})
+    with pytest.raises(PlanFileError, match=r"\$\.forward: it is missing"):
+        payload_of("sharded", {})
 
 
 # --- keys and orders ---

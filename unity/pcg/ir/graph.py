@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from unity.pcg.ir.payloads import (
+    OPTIONAL,
     PAYLOADS,
     Branches,
     Input,
@@ -42,14 +43,13 @@ class Node:
             fused forms).
         tensors: the global shapes and dtypes of the results.
         body: the program that it computes, unless it has a graph `inside`.
-        payload: what else its kind has, such as the length of a scan.
+        payload: further data of its kind, such as the length of a scan.
         types: the parallel types of the results; empty in a serial graph.
         source: the user's line.
         scope: the model's own name for the place, "encoder/layer_3".
         outline: of the body, in a graph that was read from a file.
         policy: the policy of a remat, as `jax.checkpoint` takes it: a function, so not part of the graph's data.
-        again: the part of it that the backward pass recomputes. The result of a parallelization operator is either kept, or
-            changed again.
+        again: the part of it that the backward pass recomputes: of a parallelization operator, nothing or all.
     """
 
     kind: str
@@ -67,7 +67,7 @@ class Node:
 
     def __post_init__(self) -> None:
         expected = PAYLOADS.get(self.kind, PackedPart)
-        if not isinstance(self.payload, expected) and (self.payload is not None or expected not in (Input, PackedPart)):
+        if not isinstance(self.payload, expected) and (self.payload is not None or expected not in OPTIONAL):
             raise TypeError(f"a node of kind {self.kind!r} has a payload {expected.__name__}, not {self.payload!r}")
 
     @cached_property
@@ -101,7 +101,7 @@ class Node:
         return (isinstance(self.payload, Input) and self.payload.name) or ""
 
     def of(self, kind: type[P]) -> P:
-        """Return the payload, which is of a type."""
+        """Return the payload, which must be of this class."""
         assert isinstance(self.payload, kind), (self.kind, kind)
         return self.payload
 
@@ -176,10 +176,10 @@ def reserved_axes(node: Node) -> tuple[str, ...]:
 
 def carried_by(loop: Node) -> range:
     """Return the positions of a loop's carried operands. The first results are their final values."""
-    data = loop.payload
-    assert isinstance(data, LoopPayload), loop
-    first = data.consts + data.read
-    return range(first, first + data.carry)
+    payload = loop.payload
+    assert isinstance(payload, LoopPayload), loop
+    first = payload.consts + payload.read
+    return range(first, first + payload.carry)
 
 
 def recurrent(loop: Node) -> range:

@@ -1,7 +1,7 @@
-"""Payloads: what a node of a graph is besides its program, operands and types, by its kind.
+"""Payloads: the data of a node besides its program, operands and types, such as the length of a scan. Each kind has its own class.
 
-Files, texts and content hashes have a payload as *attributes*: a dictionary without absent fields, in which names or numbers
-are one text, such as "n0 n1".
+Files, texts and content hashes write a payload as *attributes*: a dictionary without fields that are None, in which a tuple of
+names or numbers is one text, such as "n0 n1".
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 from typing import Any, ClassVar, Literal, TypeAlias
 
+from jax.sharding import NamedSharding
 from msgspec import structs
 
 from unity.base.documents import Misfit, Natural, Positive, Record, typed
@@ -41,7 +42,7 @@ class ScheduleKind(StrEnum):
 
 
 class Payload(Record):
-    """The data of a node that its kind asks for."""
+    """The data of a node of some kind."""
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -64,7 +65,7 @@ class PackedPart(Payload):
 
 
 class Remat(Payload):
-    """A nested graph that the backward pass computes again, as `jax.checkpoint` does. The policy is a text."""
+    """A nested graph that the backward pass recomputes, as `jax.checkpoint` does. The policy is a text."""
 
     prevent_cse: bool
     policy: str | None = None
@@ -168,10 +169,10 @@ class Branches(Payload):
 
 
 class Sharded(Payload):
-    """A value with sharding constraints for itself and its cotangent (`unity.exec.sharding_constraints`), which no file has."""
+    """Sharding constraints of a value and of its cotangent (`unity.exec.sharding_constraints`), of a form that no file has."""
 
-    forward: Any
-    backward: Any
+    forward: NamedSharding
+    backward: NamedSharding
 
 
 LoopPayload: TypeAlias = Scan | Pipeline | PipelineTail
@@ -185,6 +186,7 @@ PAYLOADS: Mapping[str, type[Payload]] = {  # by kind; an operator has no payload
     "stages": Stages,
     "sharded": Sharded,
 }
+OPTIONAL = (Input, PackedPart)  # a node of their kinds may have no payload
 _SEVERAL = (Names, Names | None, Numbers, Numbers | None)
 
 
@@ -195,11 +197,9 @@ def _plain(value: Any) -> Any:
 
 
 def payload_of(kind: str, attributes: Mapping[str, Any]) -> Payload | None:
-    """Return the payload that a node of a kind has for some attributes. Raises Misfit for others than the kind's."""
+    """Return the payload of a node of a kind from its attributes. Raises Misfit if they are not those of the kind."""
     payload = PAYLOADS.get(kind, PackedPart)
-    if payload is Sharded:
-        raise Misfit(f"no file has a node of kind {kind!r}")
-    if not attributes and payload in (Input, PackedPart):
+    if not attributes and payload in OPTIONAL:
         return None
     values = dict(attributes)
     for field in structs.fields(payload):

@@ -42,19 +42,19 @@ class Group:
     results: tuple[int, ...]
 
 
-def _data(node: Node) -> Branches | Stages:
+def _payload(node: Node) -> Branches | Stages:
     assert isinstance(node.payload, (Branches, Stages)), node
     return node.payload
 
 
 def packed_of(node: Node) -> frozenset[int]:
     """Return the positions of the operands that have a slice for each group."""
-    return frozenset(_data(node).packed)
+    return frozenset(_payload(node).packed)
 
 
 def weight_of(node: Node) -> float:
     """Return the slowest group's share of the time of all branches together. Costs count this share of every branch."""
-    return _data(node).weight
+    return _payload(node).weight
 
 
 def groups_of(node: Node) -> tuple[Group, ...]:

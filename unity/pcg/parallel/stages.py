@@ -111,15 +111,15 @@ class Schedule:
         return (self.ticks - self.micro_batches) / self.ticks
 
 
-def _data(node: Node) -> Pipeline | PipelineTail:
+def _payload(node: Node) -> Pipeline | PipelineTail:
     assert isinstance(node.payload, (Pipeline, PipelineTail)), node
     return node.payload
 
 
 def schedule_of(node: Node) -> Schedule:
     """Return the schedule of a pipeline, or of the pipeline that a tail follows."""
-    data = _data(node)
-    return Schedule(data.stages, data.micro_batches, data.steps, data.schedule or GPIPE)
+    payload = _payload(node)
+    return Schedule(payload.stages, payload.micro_batches, payload.steps, payload.schedule or GPIPE)
 
 
 def runs_of(loop: Node, flow: Callable[[Value], bool]) -> int:
@@ -171,14 +171,14 @@ class OperandRanges:
 
 def ends_of(node: Node) -> OperandRanges:
     """Return the ranges of the operands of a pipeline, or of a tail."""
-    data = _data(node)
-    c, r, k = data.consts, data.read, data.arriving if isinstance(data, PipelineTail) else data.carry
+    payload = _payload(node)
+    c, r, k = payload.consts, payload.read, payload.arriving if isinstance(payload, PipelineTail) else payload.carry
     return OperandRanges(range(c), range(c, c + r), range(c + r, c + r + k), range(c + r + k, len(node.operands)))
 
 
 def samples_of(node: Node) -> dict[int, int]:
     """Return, for each operand that has samples, their dimension in a step. Outside of the pipeline it is one higher."""
-    return dict(zip(ends_of(node).sampled, _data(node).samples, strict=True))
+    return dict(zip(ends_of(node).sampled, _payload(node).samples, strict=True))
 
 
 def entering(node: Node) -> frozenset[int]:
