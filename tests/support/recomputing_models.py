@@ -8,20 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from small_models import Small, block, cross_entropy, f, gpt, i, layer
-
-
-def scanned(layers: int = 4, d: int = 16, vocabulary: int = 32, b: int = 16, s: int = 16) -> Small:
-    """A language model as a scan over its layers."""
-
-    def loss(p: Any, batch: Any) -> Any:
-        x = p["token"][batch["x"]] + p["position"]
-        x, _ = lax.scan(lambda x, one: (block(one, x), None), x, p["layers"])
-        return cross_entropy(x @ p["token"].T, batch["y"])
-
-    stacked = jax.tree.map(lambda t: f(layers, *t.shape), layer(d))
-    return Small(loss, {"token": f(vocabulary, d), "position": f(s, d), "layers": stacked}, {"x": i(b, s), "y": i(b, s)})
+from small_models import Small, f, gpt, gpt_scanned
 
 
 def dropped(layers: int = 4, b: int = 64, d: int = 16, wide: int = 64) -> Small:
@@ -68,7 +55,7 @@ def unlike(b: int = 64) -> Small:
 
 MODELS: dict[str, Callable[[], Small]] = {
     "written out": lambda: gpt(layers=4, d=16, vocabulary=32, b=16, s=16),
-    "scanned": scanned,
+    "scanned": lambda: gpt_scanned(layers=4, b=16, s=16),
     "dropped": dropped,
     "partly": partly,
     "unlike": unlike,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from small_models import MACHINE, MODELS, Small, arrays, block, cross_entropy, f, i, layer, random_point
+from small_models import MACHINE, MODELS, Small, arrays, f, gpt_scanned, random_point
 from test_halos import gradient_step
 
 from unity.exec.compiled.check import predicted_elements
@@ -35,18 +35,6 @@ def perceptron(layers: int = 3, b: int = 32, d: int = 16, wide: int = 64, batche
     return Small(loss, [{"up": f(d, wide), "bias": f(wide), "down": f(wide, d)}] * layers, f(b * batches, d))
 
 
-def gpt(layers: int = 2, d: int = 16, vocabulary: int = 32, b: int = 8, s: int = 8) -> Small:
-    """Layers as a scan that keeps what each of them leaves."""
-
-    def loss(p: Any, batch: Any) -> Any:
-        x = p["token"][batch["x"]] + p["position"]
-        x, _ = lax.scan(lambda x, one: (block(one, x), None), x, p["layers"])
-        return cross_entropy(x @ p["token"].T, batch["y"])
-
-    stacked = jax.tree.map(lambda t: f(layers, *t.shape), layer(d))
-    return Small(loss, {"token": f(vocabulary, d), "position": f(s, d), "layers": stacked}, {"x": i(b, s), "y": i(b, s)})
-
-
 def bent(layers: int = 3, b: int = 16, d: int = 8, wide: int = 32) -> Small:
     """What is bent is read twice: it may be computed again, but not by its reader."""
 
@@ -61,7 +49,7 @@ def bent(layers: int = 3, b: int = 16, d: int = 8, wide: int = 32) -> Small:
 
 
 CASES = {"perceptron": perceptron, **MODELS}
-LOOPS = {"scanned": gpt, "bent": bent}
+LOOPS = {"scanned": gpt_scanned, "bent": bent}
 OWN = {**CASES, **LOOPS}
 EVERY = dict(OWN)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import jax
@@ -93,10 +93,14 @@ def gpt(layers: int = 1, d: int = 32, vocabulary: int = 48, b: int = 8, s: int =
     return Small(loss, params, {"x": i(b, s), "y": i(b, s)})
 
 
-def gpt_scanned(layers: int = 2, d: int = 16, vocabulary: int = 32, b: int = 8, s: int = 8) -> Small:
+def gpt_scanned(
+    layers: int = 2, d: int = 16, vocabulary: int = 32, b: int = 8, s: int = 8, layer_fn: Callable[[Any, Any], Any] = block
+) -> Small:
+    """A language model as a scan over its layers, whose residuals are stacked."""
+
     def loss(p: Any, batch: Any) -> Any:
         x = p["token"][batch["x"]] + p["position"]
-        x, _ = lax.scan(lambda x, one: (jax.checkpoint(block)(one, x), None), x, p["layers"])
+        x, _ = lax.scan(lambda x, one: (layer_fn(one, x), None), x, p["layers"])
         return cross_entropy(x @ p["token"].T, batch["y"])
 
     stacked = jax.tree.map(lambda t: f(layers, *t.shape), layer(d))
@@ -136,7 +140,7 @@ def cnn(b: int = 8, n: int = 8) -> Small:
     return Small(loss, params, {"image": f(b, n, n, 4), "y": i(b)})
 
 
-MODELS = {"gpt": gpt, "gpt_scanned": gpt_scanned, "lstm": lstm, "cnn": cnn}
+MODELS = {"gpt": gpt, "gpt_scanned": partial(gpt_scanned, layer_fn=jax.checkpoint(block)), "lstm": lstm, "cnn": cnn}
 
 
 def made(model: Small, machine: Machine = MACHINE) -> tuple[Captured, Assembled]:
