@@ -245,6 +245,20 @@ def _many(word: str, period: int) -> bool:
     return sum(word[i] == word[i - period] for i in range(period, len(word))) >= period
 
 
+def test_repeated_layers_before_a_scan_may_be_recomputed_with_the_parts_beside_them() -> None:
+    """The last part of the program is left out: it has a scan, whose step is a layer itself."""
+
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        for w in p["layers"]:
+            x = x + jnp.tanh(x @ w) @ w.T
+        x, stack = jax.lax.scan(lambda x, w: (jnp.sin(x @ w), jnp.cos(x @ w)), x, p["steps"])
+        return jnp.mean(x**2) + jnp.mean(stack**2)
+
+    chain = LayeredProgram(capture(loss, {"layers": [f(16, 64)] * 4, "steps": f(6, 16, 16)}, f(64, 16)).body).chain
+    assert len(chain.repeated) == 4
+    assert chain.every == chain.repeated
+
+
 @pytest.mark.parametrize("spans", [((0, 99999),), ((3, 3),), ((5, 9), (2, 5)), ((5, 2),)])
 def test_spans_that_the_program_does_not_have_are_refused(spans: tuple[tuple[int, int], ...]) -> None:
     model = MODELS["unlike"]()

@@ -1,4 +1,4 @@
-"""The layers of a program, listed one after the other or not: consecutive equations between places that few bytes cross.
+"""The layers of a program: consecutive equations between places that few bytes cross, such as the repeated blocks of a model.
 
 A *place* is a number of equations before it, in the order of `equations_in_layers`. A value crosses a place if it is computed
 before and read after it. Where equations repeat, layers are the repeated parts; elsewhere they hold about as many bytes as those.
@@ -89,8 +89,8 @@ class Layers:
 
     Args:
         repeated: The repeated layers.
-        every: These and the parts beside them, of about as many bytes. The last part is left out, as the backward pass begins with
-            it, and so are parts with a scan, whose steps are layers themselves.
+        every: These and the parts beside them, of about as many bytes. Left out are the last part of a program, with which the
+            backward pass begins, and parts with a scan, whose steps are layers themselves.
     """
 
     repeated: tuple[Span, ...]
@@ -101,18 +101,18 @@ def layers(body: Body, equations: Sequence[int], places: Places) -> Layers:
     """Return the layers of a program."""
     end = len(equations)
 
-    def steady(span: Span) -> bool:
-        return not any(body.equations[i].name in SCANNED for i in equations[slice(*span)])
+    def without_scans(spans: Sequence[Span]) -> list[Span]:
+        return [span for span in spans if not any(body.equations[i].name in SCANNED for i in equations[slice(*span)])]
 
     start, period, times = repeated([body.equations[i].signature for i in equations])
     if not times:
-        return Layers((), tuple(filter(steady, places.divided((0, end), min(PIECES, end))[:-1])) if end else ())
+        return Layers((), tuple(without_scans(places.divided((0, end), min(PIECES, end))[:-1])) if end else ())
     first = min(range(start, start + period), key=lambda p: places.crossing[p])
     count = times if first == start else times - 1
     own = [(first + k * period, first + (k + 1) * period) for k in range(count)]
     size = places.nbytes((first, own[-1][1])) / count
     before, after = (places.near(span, size) for span in ((0, first), (own[-1][1], end)))
-    return Layers(tuple(own), (*filter(steady, before), *(*own, *filter(steady, after))[: -1 if after else None]))
+    return Layers(tuple(own), (*without_scans(before), *own, *without_scans(after[:-1])))
 
 
 def repeated(letters: Sequence[str]) -> tuple[int, int, int]:
