@@ -1,7 +1,7 @@
 """The choice of the layers that the backward pass recomputes: candidates, each priced by a search of its program.
 
 When the backward pass reaches a layer, the residuals of all layers before it are live. So of equal layers the first ones are
-recomputed: then few residuals are live beside what a recomputed layer holds for a moment.
+recomputed: few residuals are then live while the inner values of a recomputed layer are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unity.transforms.recomputing.layers import Places, Span, equations_in_layer
 from unity.transforms.recomputing.recomputing import Policy, Recomputing, Spans, recomputing, steps
 from unity.transforms.transformation import TransformationCandidate
 
-FRACTIONS = (0.25, 0.5, 0.75)  # of the layers, whose recomputation is tried first, beside that of all and of all but the last
+FRACTIONS = (0.25, 0.5, 0.75)  # of the layers: the numbers tried first, besides all of them and all but one
 NONE = (inf, inf)  # the worth of no strategy
 
 RecomputingCandidate: TypeAlias = TransformationCandidate[Recomputing]
@@ -42,9 +42,9 @@ def best(captured: Captured, wish: Wish) -> RecomputingChoice:
 
     The number of repeated layers is refined around the best of a few numbers. Checkpoints that save products are tried last.
     """
-    trials, layered = _Trials(captured, wish), LayeredProgram(captured.body)
+    programs, layered = _Programs(captured, wish), LayeredProgram(captured.body)
     count = layered.count
-    worth = {k: trials.worth(layered.first(k)) for k in {*(round(part * count) for part in FRACTIONS), max(0, count - 1), count}}
+    worth = {k: programs.worth(layered.first(k)) for k in {*(round(part * count) for part in FRACTIONS), max(0, count - 1), count}}
     while min(worth.values()) < NONE:
         at, tried = min(worth, key=lambda k: worth[k]), sorted(worth)
         place = tried.index(at)
@@ -52,22 +52,22 @@ def best(captured: Captured, wish: Wish) -> RecomputingChoice:
         between = {(low + high) // 2 for low, high in pairwise(around)} - worth.keys()
         if not between:
             break
-        worth |= {k: trials.worth(layered.first(k)) for k in between}
+        worth |= {k: programs.worth(layered.first(k)) for k in between}
     for spans in layered.others():
-        trials.worth(spans)
+        programs.worth(spans)
     for spans in (layered.first(count), layered.first(count // 2)):
-        trials.worth(spans, "products")
-    return RecomputingChoice(trials.chosen, trials.leanest)
+        programs.worth(spans, "products")
+    return RecomputingChoice(programs.chosen, programs.leanest)
 
 
 @dataclass(eq=False)
-class _Trials:
+class _Programs:
     """The programs that were searched.
 
     Attributes:
         chosen: the best that fits.
         leanest: the search with the least bound on memory.
-        known: the spans of all programs so far, and what is saved in them.
+        known: the spans of all programs so far, with the policy of their checkpoints.
     """
 
     captured: Captured
@@ -77,16 +77,16 @@ class _Trials:
     known: list[tuple[Spans, Policy]] = field(default_factory=list)
 
     def worth(self, spans: Spans, saved: Policy = "nothing") -> tuple[float, float]:
-        """Search the program that recomputes some spans, and return the worth of its best strategy; `NONE` if it is not the best.
+        """Search the program that recomputes some spans, and return the worth of its best strategy, or `NONE` if none fits.
 
-        A program whose bounds on time and memory exclude that it is better than the best so far is not searched.
+        It is not searched, and `NONE` returned, if that was done before or if it cannot be better than the best program so far.
         """
         if not spans or (spans, saved) in self.known:
             return NONE
         self.known.append((spans, saved))
         self.wish.say(f"recomputing {sum(map(len, spans.values()))} parts of the program")
-        trial = recomputing(self.captured, spans, saved, self.captured.bodies)
-        search = self.wish.search(trial.after)
+        transformation = recomputing(self.captured, spans, saved, self.captured.bodies)
+        search = self.wish.search(transformation.after)
         if self.leanest is None or search.least_memory.total < self.leanest.least_memory.total:
             self.leanest = search
         try:
@@ -97,7 +97,7 @@ class _Trials:
             return NONE
         worth = self.wish.worth(candidate)
         if self.chosen is None or worth < self.wish.worth(self.chosen.candidate):
-            self.chosen = RecomputingCandidate(trial, search, candidate)
+            self.chosen = RecomputingCandidate(transformation, search, candidate)
         return worth
 
     def is_hopeless(self, search: Search) -> bool:
@@ -162,5 +162,5 @@ def _of_steps(bodies: Iterable[Body], parts: int) -> dict[str, tuple[Span, ...]]
 
 
 def _new(body: Body, equations: Sequence[int], spans: Sequence[Span]) -> tuple[Span, ...]:
-    """Return the spans that are more than a checkpoint of the user's."""
+    """Return the spans that hold more than checkpoints of the user."""
     return tuple(span for span in spans if any(body.equations[i].name not in REMATERIALIZED for i in equations[slice(*span)]))

@@ -1,4 +1,4 @@
-"""The transformation that puts layers into a `jax.checkpoint`: the backward pass recomputes them from what crosses their border."""
+"""The transformation that puts layers into a `jax.checkpoint`: the backward pass recomputes them from their operands."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from unity.transforms.recomputing.layers import Span, equations_in_layers
 from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
 
 Policy = Literal["nothing", "products"]
-# What a checkpoint saves besides what crosses its border: products with weights, whose results are dearest to compute again.
+# The values inside of a checkpoint that it saves: none, or products with weights, whose recomputation costs the most time.
 POLICIES = {"nothing": None, "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
 Spans = Mapping[str, tuple[Span, ...]]  # the recomputed spans of a program, and of the steps of its scans, by content hash
 
 
 class RecomputingRecord(TransformationRecord, tag="recomputing"):
-    """A `Recomputing` in a document: the hash of the graph after it, the recomputed equations of each program, what is saved."""
+    """A `Recomputing` in a document: the hash of the graph after it, the recomputed spans of each program, and the policy."""
 
     graph: str
     spans: dict[str, tuple[tuple[Natural, Natural], ...]]
@@ -54,7 +54,7 @@ class Recomputing(Transformation):
 
     kind = "recomputation"
     title = "Recomputed"
-    effect = "The backward pass computes these layers again, from what crosses their borders"
+    effect = "The backward pass recomputes these layers from the values that cross their borders"
 
     spans: Spans
     saved: Policy = "nothing"
@@ -101,7 +101,7 @@ def steps(equations: Iterable[Equation]) -> list[Body]:
 
 
 def _checkpoint(body: Body, numbers: Sequence[int], constant: Mapping[int, int], saved: Policy) -> Equation:
-    """Return one equation that computes what some equations of a program do, and that the backward pass recomputes."""
+    """Return a checkpoint around some equations of a program, as one equation."""
     segment, last = part(body, numbers, constant, ()), body.equations[numbers[-1]]
     primitive, params = _template(saved)
     params = {**params, "jaxpr": segment.body}
