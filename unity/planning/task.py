@@ -1,7 +1,8 @@
 """One request to `unity.optimize`: the programs that are searched for it, and the choice of the plan among their strategies.
 
 The searches "unity" and "captured" start from the captured program. A rewritten program replaces it where that is better by the
-objective; then a pipeline, and branches on separate groups of devices, are tried on the better of the two.
+objective; then a pipeline, and branches on separate groups of devices, are tried on the better of the two. If nothing fits, all of
+this is done again with the captured program in which layers are recomputed.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class Task:
         a transformation that a solution so far may lack.
         """
         reached = UntilInterrupted(self.improvements(machine))
-        solutions = [solution for solution in reached if solution is not None]
+        solutions = list(reached)
         if not reached.interrupted:
             return solutions[-1]
         if not solutions or self.options.has_required:
@@ -173,19 +174,18 @@ class Task:
         family, candidate = solutions[-1]
         return replace(family, interrupted=True), candidate
 
-    def improvements(self, machine: Machine) -> Iterator[Solution | None]:
-        """Yield the best solution after each part of the search, or None where a part yields none. The last is the best.
+    def improvements(self, machine: Machine) -> Iterator[Solution]:
+        """Yield solutions as the search proceeds. The last is the best. Layers are recomputed only if nothing fits otherwise.
 
-        Only where nothing fits, layers are recomputed.
+        Raises InfeasibleError after the last if nothing fits, or if the plan must have a transformation that is infeasible.
         """
         pack = self.options.pack and not self.bound.every
         prices = Prices(machine, self.training, bodies=self.captured.bodies, restrict=self.bound, pack=pack)
         plain = PlanFamily(self.fn, self.captured, self.search(self.captured, prices), 0.0, bound=self.bound)
         best, refusal = None, None
         try:
-            for solution in self.improvements_of(plain, prices):
-                best = solution or best
-                yield solution
+            for best in self.improvements_of(plain, prices):
+                yield best
         except InfeasibleError as error:  # the plan must have a transformation
             refusal = error
         if best is None:
@@ -196,7 +196,8 @@ class Task:
     def recomputed(self, plain: PlanFamily, prices: Prices, refusal: InfeasibleError | None) -> PlanFamily:
         """Return the family of the best program with recomputed layers.
 
-        Raises InfeasibleError if none fits: `refusal`, if the plan must have a transformation that is infeasible otherwise.
+        Raises InfeasibleError if none fits: `refusal`, if the plan must have a transformation that is infeasible otherwise. Without
+        the option `recompute`, none is chosen, and the programs are searched only for how much memory they would need at least.
         """
         search, choice = plain.search, RecomputingChoice()
         possibly = not self.bound.every or possible(search)
@@ -205,10 +206,10 @@ class Task:
             choice = best_recomputing(plain.captured, wish if self.options.recompute else replace(wish, choose=lambda _: None))
         if choice.best is not None:
             return plain.then(choice.best.transformation, choice.best.search)
-        raise refusal or InfeasibleError(conflict(self.bound, search, self.limit) or self.refused(search, choice.leanest))
+        raise refusal or InfeasibleError(conflict(self.bound, search, self.limit) or self.shortfall_of(search, choice.leanest))
 
-    def refused(self, search: Search, recomputed: Search | None) -> str:
-        """Return the message for a program that does not fit.
+    def shortfall_of(self, search: Search, recomputed: Search | None) -> str:
+        """Return the error message for a program that does not fit.
 
         Args:
             search: the search of the program.
@@ -224,11 +225,12 @@ class Task:
             return out_of_reach(search.machine, search.least_memory, self.limit, way)
         return shortfall(search.machine, search.leanest, self.limit, way=way)
 
-    def improvements_of(self, plain: PlanFamily, prices: Prices) -> Iterator[Solution | None]:
-        """Yield the best solution of a program after each part of the search, as `improvements` does."""
+    def improvements_of(self, plain: PlanFamily, prices: Prices) -> Iterator[Solution]:
+        """Yield solutions of one program, plain or transformed, as the search proceeds. The last is the best."""
         captured, pack = plain.captured, prices.pack
         best, chosen, interrupted = self.solution_of(plain, prices), None, False
-        yield best
+        if best is not None:
+            yield best
         if best is not None or pack:  # a rewritten program may fit, with its weights joined, where the captured one does not
             weight = math.inf if best is None else self.weight(best[0].search)
             chosen, interrupted = self.rewriter.best(captured, replace(prices, weight=weight), self.say)
@@ -241,8 +243,11 @@ class Task:
         if interrupted:  # skip the parts that would follow
             raise KeyboardInterrupt
         pipelined = self.pipelined(plain, prices, best)
-        yield pipelined
-        yield self.pipelined_or_branched(plain, prices, best, pipelined) or best
+        if pipelined is not None:
+            yield pipelined
+        last = self.pipelined_or_branched(plain, prices, best, pipelined)
+        if last is not None:
+            yield last
 
     def solution_of(self, plain: PlanFamily, prices: Prices) -> Solution | None:
         """Return a program's best solution that fits.
