@@ -86,7 +86,7 @@ def optimize(
         constraints: constraints that the plan must obey: `unity.pin`, `forbid`, `only`, `require`, `without_rules`, besides every
             `unity.constrain` in the function. Only the searches "unity" and "captured" support them.
         shardings: "free" lets the plan decide every sharding; "keep" makes constraints of those that the function states for a
-            mesh of its own: `jax.sharding.reshard`, `out_sharding=`, `with_sharding_constraint`, and the placement of arguments.
+            mesh that it sets: `jax.sharding.reshard`, `out_sharding=`, `with_sharding_constraint`, and the placement of arguments.
         measure: whether to simulate plans that are predicted to be nearly as fast as the fastest, to run the best of them on the
             devices of this process, and to choose the fastest of those. Needs `objective="time"` and no `machine`.
         pipelines: whether scans over layers may become pipelines, where that is better; or (stages, micro-batches) for a pipeline

@@ -314,7 +314,7 @@ def test_branches_are_a_step(tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     for source in (of_plan(plan), of_file(tmp_path / "plan.json")):
         found = content(source)
-        assert [frame["title"] for frame in found["frames"]][-2:] == ["Apart", "Parallelized"]
+        assert [frame["title"] for frame in found["frames"]][-2:] == ["On groups of devices", "Parallelized"]
         assert "at the same time" in found["frames"][-2]["says"]
         assert "branches" in {found["shared"][box[4]] for box in found["pictures"][-1]["boxes"]}
 

@@ -36,7 +36,7 @@ def _kernels(body: Body) -> Iterator[tuple[PallasKernel, str]]:
 
 
 def _rules(e: Equation) -> tuple[Body, ...]:
-    """Return the programs of a call's derivative rule in reverse. A rule that cannot be traced, as no plan needed it, has none."""
+    """Return the programs of a call's reverse-mode derivative rule: none for one that cannot be traced, which no plan needs."""
     try:
         if e.origin is None or not is_reverse_only(e):
             return ()

@@ -40,7 +40,7 @@ class PlanDocument(Strategies, tag_field="unity", tag="plan", kw_only=True):
         arguments: the shapes and types of the function's arguments and constants.
         differentiated: the numbers of the arguments that gradients are computed of.
         shardings: whether the shardings that the function states are constraints.
-        limit: bytes on one device that the plan may need; None if there is no limit, as JSON has no infinity.
+        limit: bytes on one device that the plan may need; None for infinity, which JSON lacks.
         seconds: the time of the search.
         interrupted: whether Ctrl-C ended the search.
         exact: whether the points are all that the frontier has.

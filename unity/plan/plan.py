@@ -242,7 +242,7 @@ class Plan:
                 becomes the plan's mesh; the axes of others do not matter.
 
         Raises:
-            PlanError: these are no devices.
+            PlanError: `devices` is not a list of devices or a mesh.
         """
         if isinstance(devices, Mesh):
             return Plan(self.family, self.candidate, devices)

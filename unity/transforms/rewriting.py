@@ -102,7 +102,7 @@ class Rewriting(Transformation):
 
     kind = "rewriting"
     title = "Rewritten"
-    effect = "What all rules together lead to"
+    effect = "The program after all rules"
 
     ways: dict[str, tuple[NumberedRule, ...]]
     library: Library

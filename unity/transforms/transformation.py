@@ -1,6 +1,6 @@
 """Transformations of a captured program before it is parallelized: rewriting, checkpoints, pipelines, branches, joined weights.
 
-As a reduction in CVXPY, a transformation leads to another program (`after`), maps arguments to it and gradients back (`packing`),
+Like a reduction in CVXPY, a transformation leads to another program (`after`), maps arguments to it and gradients back (`packing`),
 and has a form as data (`record`), from which it is applied again. A plan has a tuple of them, in the order of application.
 """
 
@@ -45,7 +45,7 @@ class TransformationSource:
         return transformed(self.captured, self.earlier)
 
     def axes(self, what: str, names: Sequence[str]) -> tuple[Axis, ...]:
-        """Return the machine's axes of these names, for a part of the plan. Raises PlanError if it lacks one."""
+        """Return the machine's axes with some names, for the part of the plan `what`. Raises PlanError if it lacks one."""
         along = tuple(axis for axis in self.machine.axes if axis.name in names)
         if len(along) != len(names):
             known = " ".join(axis.name for axis in self.machine.axes)
@@ -58,12 +58,12 @@ class TransformationRecord(Record, tag_field="transformation"):
 
     def apply(self, source: TransformationSource) -> Transformation:
         """Apply the transformation. Raises PlanError if the program or the machine does not allow it."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract, which msgspec's metaclass does not enforce
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Transformation(ABC):
-    """A program before and after a transformation. As text, it is a line.
+    """A program before and after a transformation. `str` describes it in one line.
 
     Attributes:
         before: the program before it.
@@ -72,9 +72,9 @@ class Transformation(ABC):
         packing: how `plan.shard` packs arguments for it, and `plan.unshard` unpacks gradients.
     """
 
-    kind: ClassVar[str]  # in reports; also the kind of the nodes that it leads to, if it leads to new ones
-    title: ClassVar[str]  # of its step in a report
-    effect: ClassVar[str]  # of that step, as a sentence without its end
+    kind: ClassVar[str]  # its name in messages; the kind of its nodes, if it makes nodes of a new kind
+    title: ClassVar[str]  # the title of its step in a report
+    effect: ClassVar[str]  # the text of that step: a sentence without its full stop
 
     before: Captured
     after: Captured
@@ -88,7 +88,7 @@ class Transformation(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Derive the program after it again. Raises DerivationError if that is another."""
+        """Derive the program after it again. Raises DerivationError if the result differs."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self}>"
@@ -111,7 +111,7 @@ def transformed(captured: Captured, transformations: tuple[Transformation, ...])
 
 @dataclass(frozen=True, eq=False)
 class TransformationCandidate(Generic[T]):
-    """A transformation, the search of the program after it, and the best point of that."""
+    """A transformation, the search of the program after it, and the best point of that search."""
 
     transformation: T
     search: Search

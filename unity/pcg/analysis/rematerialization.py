@@ -33,7 +33,7 @@ COLLECTIVES = {
 
 
 def in_words(again: int) -> str:
-    """Return in words which part of an operator the backward pass recomputes, from the number that files have for it."""
+    """Describe which part of an operator the backward pass recomputes. `again` is its number in a file (`Recompute`)."""
     words = ("all of it is kept", "inner values are computed again in the backward pass", "it runs again in the backward pass")
     return words[again]
 
@@ -57,7 +57,7 @@ class Recomputation:
     variables: for variables of operators that are computed again, with their reductions.
     reads: for operands, and outputs of nested graphs, that are read.
     passed: for those that are read to recompute a result, and not for a gradient alone.
-    saved: for variables of operators that a policy saves, as the recomputation reads them, and for changes of type, as number 0.
+    saved: for variables of operators that a policy saves and the recomputation reads; a change of type has the variable 0.
     marked: the regions that are operators with marked operands.
     apart: by id(node), for marked changes of type, the other regions in which they run for a single operator, too.
     fenced: by id(node), for marked changes of type that run for a single operator in the forward pass: if JAX runs a remat in a
@@ -337,7 +337,7 @@ def _has_marked_operands(node: Node) -> bool:
 
 
 def _through_marked_changes(v: Value) -> list[Value]:
-    """Return an operand and the values that it was changed from, through the changes marked "again", to the one that is kept."""
+    """Return an operand, and the values before each of the marked changes of type that made it, up to the one that is kept."""
     values = [v]
     while v.node.kind in PARALLELIZATION and v.node.again:
         v = v.node.operands[0]

@@ -34,7 +34,7 @@ class TypedEquation:
 
 @dataclass(frozen=True)
 class TracedResiduals:
-    """The operands and results, by position, that are residuals, and the bytes of each other value that is one."""
+    """Residuals of an equation: operands and results, by position, and the bytes of each residual that is neither."""
 
     operands: tuple[int, ...]
     results: tuple[int, ...]
@@ -43,10 +43,10 @@ class TracedResiduals:
 
 @lru_cache(maxsize=16384)
 def traced_residuals(application: TypedEquation) -> TracedResiduals | None:
-    """Return the residuals that JAX keeps, or None if it cannot differentiate the equation, or does not have it.
+    """Return the residuals that JAX keeps, or None if it cannot differentiate or trace the equation.
 
-    JAX does not have an equation with a rewritten program (`Body`), such as a conditional that returns what is printed in it.
-    Values that do not depend on varying operands are no residuals: JAX moves them out of the scan.
+    It cannot trace an equation with a rewritten program (`Body`), such as a conditional whose printed values became results.
+    Values that do not depend on varying operands are not residuals: JAX moves them out of the scan.
     """
     if any(isinstance(program, Body) for program in programs(application.equation.params)):
         return None

@@ -57,7 +57,7 @@ _DIVERGENT = "it is in a branch that only some devices of a shard_map take, and 
 def raised(program: Any) -> Any:
     """Replace every `shard_map` of a program, or of the programs in a parameter, by a call of the global program that it computes.
 
-    Returns the same object if there is none.
+    Returns the same object if it has none.
     """
     return with_equations(program, _without_regions)
 

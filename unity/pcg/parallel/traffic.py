@@ -160,7 +160,7 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
     """Yield the collectives of a change of type, forward and backward."""
     graph, numbering = context.graph, context.numbering
     step, tensor = step_of(node, graph.axes), node.tensors[0]
-    (there, elements), (back, gathered), over = _movements(step, tensor, graph.axes)
+    (there, elements), (back, returned), over = _movements(step, tensor, graph.axes)
     if there:
         name = (FORWARD, there, _movement(step, step.axes), numbering.value(node.operands[0]))
         size, turns = (elements, forward(tensor.dtype, step.before, graph.axes).itemsize), turned(step, step.axes)
@@ -169,7 +169,7 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
     if back and over and context.flow(Value(node)):
         name = (BACKWARD, back, _movement(step, over), numbering.cotangent(Value(node)))
         merged = step.kind == "replicate" and context.outermost and of_argument(node)
-        size, turns = (gathered, backward(tensor.dtype, step.after, graph.axes).itemsize), turned(step, over)
+        size, turns = (returned, backward(tensor.dtype, step.after, graph.axes).itemsize), turned(step, over)
         yield Collective(back, over, *size, *context.once, BACKWARD, node, merged, name, turns)
 
 
@@ -180,11 +180,11 @@ def _movements(
     whole = tensor.nbytes // tensor.itemsize
     before, after = whole // copies(step.before, axes), whole // copies(step.after, axes)
     there, back = TRAFFIC[step.kind]
-    full, over, gathered = after if step.kind in ("combine", "combine_replicate") else before, step.axes, 1
-    if step.kind == "partition":
+    full, over, copied = after if step.kind in ("combine", "combine_replicate") else before, step.axes, 1
+    if step.kind == "partition":  # where the value was R, its cotangent is a partial sum, which is not gathered
         over = tuple(i for i in step.axes if step.before[i].kind == "U")
-        gathered = prod(axes[i].size for i in step.axes if step.before[i].kind == "R")
-    return (there, full), (back, full // gathered), over
+        copied = prod(axes[i].size for i in step.axes if step.before[i].kind == "R")
+    return (there, full), (back, full // copied), over
 
 
 def _movement(step: ReshardingStep, over: tuple[int, ...]) -> Hashable:
@@ -291,13 +291,13 @@ def _of_scatter(node: Node, variable: int, solutions: Placing, context: _Context
     runs = context.runs(node, context.whole.recomputation.computed(node, variable))
     active = variable in carrying_in(node, context.flow)
     for step in steps(*around, axes) if around is not None else ():
-        (there, elements), (back, gathered), over = _movements(step, tensor, axes)
+        (there, elements), (back, returned), over = _movements(step, tensor, axes)
         if there:
             size = elements, forward(tensor.dtype, step.before, axes).itemsize
             less = context.less(node)
             yield Collective(there, step.axes, *size, *runs, FORWARD, node, turned=turned(step, step.axes), hoisted=less)
         if back and over and active:
-            size = gathered, backward(tensor.dtype, step.after, axes).itemsize
+            size = returned, backward(tensor.dtype, step.after, axes).itemsize
             yield Collective(back, over, *size, *context.once, BACKWARD, node, turned=turned(step, over))
 
 

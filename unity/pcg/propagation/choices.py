@@ -410,9 +410,9 @@ def _with_inner_states(unmarked: list[Choice], solutions: Mapping[Choice, Soluti
     for c in unmarked:
         solution = solutions.get(c)
         whole = UNUSED if solution is None and UNUSED in c.states else REPLICATED
-        seen = {} if solution is None else {**solution.states, **solution.scattered}
-        split = frozenset(v for v, s in seen.items() if s.kind == "P")
+        states = {} if solution is None else {**solution.states, **solution.scattered}
+        split = frozenset(v for v, s in states.items() if s.kind == "P")
         around = ((whole, whole) if solution is None else solution.around_reduction(v) for v in changed)
-        scattered = tuple(Scattered(v, *states) for v, states in zip(changed, around, strict=True))
+        scattered = tuple(Scattered(v, *pair) for v, pair in zip(changed, around, strict=True))
         marked.append(replace(c, partitions=split, scattered=scattered) if split or scattered else c)
     return tuple(marked)

@@ -139,7 +139,7 @@ def solve_either(body: Body, known: Mapping[int, State]) -> Solution:
 
 @lru_cache(maxsize=8192)
 def scattering_solution(body: Body, operands: tuple[tuple[int, State], ...], dim: int) -> Solution | None:
-    """Return the solution that scatters sums inside along a dimension; None if there is none.
+    """Return the solution that scatters sums inside along a dimension, or None.
 
     What is to be scattered follows from the operands alone, so the solution is the same whatever results are wanted.
     """

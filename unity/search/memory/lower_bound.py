@@ -1,12 +1,13 @@
 """A lower bound on the memory of every strategy of a serial graph, without a search.
 
-A type divides a value into at most as many pieces as there are devices. So one sweep over the graph on a single device, in which
-every operator that may be recomputed is, bounds all strategies:
+A type divides a value into at most as many pieces as there are devices. So one sweep over the graph, on a single device that
+recomputes whatever may be recomputed, bounds all strategies:
 
     (arguments + optimizer slots + max(gradients, most bytes at one turn of the backward pass)) / devices
 
-At a turn, the residuals of the operators before it are live, and the cotangents of its own operands and results; in a remat or in
-the step of a loop, those of the graph inside, too. Other values may reuse the memory of later gradients, hence the maximum.
+At an operator's turn, the residuals of the operators before it are live, and so are the cotangents of its operands and results; in
+a remat or in the step of a loop, also those of the graph inside. Other values may reuse the memory of later gradients, hence the
+maximum.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class LeastMemory:
     Args:
         throughout: Arguments and optimizer slots, which are live throughout the step.
         gradients: The gradients of the weights.
-        turn: The residuals and cotangents at the operator's turn that holds most of them.
+        turn: The residuals and cotangents at one turn of the backward pass: the most of all turns.
     """
 
     throughout: float

@@ -34,7 +34,7 @@ class Setting:
 
     @cached_property
     def recomputed(self) -> Recomputation:
-        """The recomputation in remats, with the values that their policies save; of none if there is no policy."""
+        """The recomputation in remats, with the values that their policies save. Empty if no remat has a policy."""
         policies = self.training and any(node.policy is not None for node, _ in self.program.walk())
         return recomputation(self.program, self.flow) if policies else Recomputation()
 

@@ -229,8 +229,8 @@ class Branching(Transformation):
     """
 
     kind = BRANCHES
-    title = "Apart"
-    effect = "What does not need each other runs at the same time"
+    title = "On groups of devices"
+    effect = "Branches that do not depend on each other run at the same time"
 
     program: Forked
     shares: tuple[Share, ...]

@@ -149,7 +149,7 @@ class PipelineRecord(TransformationRecord):
 
     def pipelined(self, captured: Captured, along: Sequence[Axis]) -> Pipelining:
         """Make the pipeline in a program. Raises Mixed if the program does not allow it."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract, as `apply`
 
 
 class AlikeRecord(PipelineRecord, tag="equal steps"):
