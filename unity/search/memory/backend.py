@@ -8,18 +8,18 @@ XLA's CPU backend, according to its buffer assignments (`benchmarks/memory.py` c
   until they are used (`search.memory.eager_forward`): gathered weights, zeros that gradients are added to, and the values below. A
   cotangent that a product reads in two orders of dimensions is produced in both at once, unless something else reads it, such as a
   bias's gradient or a conversion.
-- *turns*: convolutions want channels last. Kernels and images that are arguments are transposed, in one way for the forward pass
+- *turns*: convolutions read channels last. Kernels and images that are arguments are transposed, in one way for the forward pass
   and in another for the backward pass; a tensor from other devices is transposed when it arrives. Other tensors are transposed by
   their producer, and are residuals in that order, beside the original if the backward pass of another operator reads that.
 - *indexes*: the gradient of a maximum over windows is expanded to a scatter with int32 indices, one for every dimension. Indices of
   each element of the operand, unless it is padded, and zeros to scatter into are live from the start; indices of each element of
   the result are live from the forward pass on.
-- *outermost*: collectives along a dimension want it outermost in memory, so other operands and results are copied.
+- *outermost*: collectives along a dimension need it outermost in memory, so other operands and results are copied.
 
 On every backend a product in groups of rows reads the rows, and their cotangents in two orders of dimensions, once for each group,
 with zeros in the rows of others.
 
-GPU compilers schedule such operators where their results are used, and fuse them; nothing is added for them.
+GPU compilers schedule operators where their results are used, and fuse them; nothing else is added for them.
 """
 
 from __future__ import annotations
