@@ -179,10 +179,10 @@ def _whole(captured: Captured) -> Program:
     return program(captured.body, captured.differentiated)
 
 
-def rewriting_of(captured: Captured, found: Improvement, library: Library, known: Bodies | None = None) -> Rewriting:
+def rewriting_of(captured: Captured, improvement: Improvement, library: Library, known: Bodies | None = None) -> Rewriting:
     """Return a result of the joint search as a rewriting. `known`: see `graph_of`."""
-    ways = {key: tuple(_way(w.occurrence.pattern, w.number) for w in chosen.path) for key, chosen in found.chosen.items()}
-    return Rewriting(captured, captured.of(found.body, known), ways, library)
+    ways = {key: tuple(_way(w.occurrence.pattern, w.number) for w in chosen.path) for key, chosen in improvement.chosen.items()}
+    return Rewriting(captured, captured.of(improvement.body, known), ways, library)
 
 
 def _way(pattern: Pattern, number: int) -> NumberedRule:
@@ -288,7 +288,7 @@ class Rewriter:
     def best(self, captured: Captured, prices: Prices, say: Callable[[str], None]) -> tuple[Rewriting | None, bool]:
         """Return the rewriting that makes a program cheapest and whose derivation replays, or None; and whether Ctrl-C was pressed.
 
-        After Ctrl-C it is the best of the rewritings found until then.
+        After Ctrl-C it is the best rewriting so far.
         """
         if not self.library.entries or self.budget.programs == 0:
             return None, False
@@ -297,9 +297,9 @@ class Rewriter:
         improved = list(reached)
         return self._replaying(captured, prices, improved[1:]), reached.interrupted
 
-    def _replaying(self, captured: Captured, prices: Prices, found: Sequence[Improvement]) -> Rewriting | None:
+    def _replaying(self, captured: Captured, prices: Prices, improved: Sequence[Improvement]) -> Rewriting | None:
         """Return the last of some improvements whose derivation replays."""
-        for better in reversed(found):
+        for better in reversed(improved):
             rewriting = rewriting_of(captured, better, self.library, prices.bodies)
             try:
                 rewriting.check()

@@ -29,7 +29,7 @@ from unity.search.cost.prediction import predict
 from unity.search.request import Wish
 from unity.search.session import Search
 from unity.transforms.branches.branching import Apart, Branching, Forked, Share, Spot, branched
-from unity.transforms.pipelining.choose import ladders, least
+from unity.transforms.pipelining.choose import ladders, least_seconds
 from unity.transforms.transformation import TransformationCandidate
 
 PROMISE = 0.02  # share of a step's time that regions, each alone, must gain before the whole program is searched with them
@@ -66,7 +66,7 @@ class _Choosing:
     machine: Machine
     training: Training
     wish: BranchesWish
-    found: list[BranchCandidate] = field(default_factory=list)
+    candidates: list[BranchCandidate] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     loads: dict[str, float] = field(default_factory=dict)  # seconds of a branch on one device, by its graph
     listed: Listed = field(default_factory=Listed)
@@ -82,7 +82,7 @@ class _Choosing:
         """Return the seconds of a branch on one device."""
         if graph.key not in self.loads:
             floating = frozenset(k for k, n in enumerate(graph.inputs) if n.tensors[0].floating)
-            self.loads[graph.key] = least(Search(graph, floating, self.alone, self.training))
+            self.loads[graph.key] = least_seconds(Search(graph, floating, self.alone, self.training))
         return self.loads[graph.key]
 
     def loads_of(self, spot: Spot) -> list[float]:
@@ -102,7 +102,7 @@ class _Choosing:
         if self.wish.exactly is not None or not allowed:
             return allowed
         captured = self.program.before
-        total = least(Search(captured.graph, captured.differentiated, self.alone, self.training))
+        total = least_seconds(Search(captured.graph, captured.differentiated, self.alone, self.training))
         return allowed if sum(sum(self.loads_of(spot)) for _, spot in allowed) >= WORTH * total else []
 
     def gain(self, number: int, axes: tuple[Axis, ...]) -> float:
@@ -113,7 +113,7 @@ class _Choosing:
         if key not in self.gained:
             pack = self.wish.pack and self.program.spots[number].program is self.program  # operands of scans are not packed
             after = self.search(branched(alone.program, axes, self.shares(alone.program, [alone.number], axes), pack).after)
-            self.gained[key] = alone.time - after.minimizer.at([0.0])[0].time if least(after) < alone.time else 0.0
+            self.gained[key] = alone.time - after.minimizer.at([0.0])[0].time if least_seconds(after) < alone.time else 0.0
         return self.program.spots[number].times * self.gained[key]
 
     def kind(self, number: int) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ class _Choosing:
             lost += max(0.0, spot.times * alone.time - work / self.machine.devices) if alone is not None else 0.0
         return lost >= PROMISE * self.wish.than[1].time
 
-    def made(self, numbers: Sequence[int], axes: tuple[Axis, ...]) -> Branching:
+    def branching(self, numbers: Sequence[int], axes: tuple[Axis, ...]) -> Branching:
         """Return the program with the branches of these regions assigned to groups along these axes."""
         return branched(self.program, axes, self.shares(self.program, numbers, axes), self.wish.pack, self.wish.whole)
 
@@ -162,7 +162,7 @@ class _Choosing:
             if self.wish.exactly in (None, count):
                 wide = self.wide(axes)
                 if wide:
-                    self.tried(self.made(wide, axes))
+                    self.consider(self.branching(wide, axes))
                 else:
                     lines = ", ".join(spot.program.where(spot.region) for _, spot in self.spots)
                     self.refused.append(f"the branches joined at {lines} are fewer than {count}")
@@ -182,34 +182,34 @@ class _Choosing:
         """Return the regions that have at least one branch for each group."""
         return [number for number, spot in self.spots if len(spot.region.branches) >= prod(axis.size for axis in axes)]
 
-    def tried(self, made: Branching) -> None:
+    def consider(self, branching: Branching) -> None:
         """Search a program, unless it cannot be better than the plan to beat."""
-        than, groups = self.wish.than, prod(axis.size for axis in made.along)
+        than, groups = self.wish.than, prod(axis.size for axis in branching.along)
         self.wish.say(f"branches on {groups} groups of devices")
         try:
-            search = self.wish.search(made.after)
+            search = self.wish.search(branching.after)
             if than is not None:  # the leanest plan, from which the rate follows, is hard to find with packed weights
                 search = replace(search, guessed=than[0].rate)
-            if than is not None and least(search) + summed(made, self.machine) >= than[1].time:
+            if than is not None and least_seconds(search) + least_summing(branching, self.machine) >= than[1].time:
                 return
             candidate = self.wish.choose(search)
         except (InfeasibleError, ConstraintError) as reason:  # a constraint may exclude the types that branches need
             self.refused.append(str(reason))
             return
         if candidate is not None:
-            self.found.append(BranchCandidate(made, search, candidate))
+            self.candidates.append(BranchCandidate(branching, search, candidate))
 
-    def corrected(self, found: BranchCandidate) -> BranchCandidate:
+    def corrected(self, original: BranchCandidate) -> BranchCandidate:
         """Search once more with the slowest group's actual share, which the split of branches determines."""
-        parts = parts_of(found, self.machine, self.training)
-        branching = found.transformation
+        parts = parts_of(original, self.machine, self.training)
+        branching = original.transformation
         if all(abs(parts[s.region] - s.weight) <= NEAR * s.weight for s in branching.shares):
-            return found
+            return original
         shares = [Share(s.region, s.groups, parts[s.region]) for s in branching.shares]
         again = branched(self.program, branching.along, shares, self.wish.pack, self.wish.whole)
-        search = replace(self.wish.search(again.after), guessed=found.search.guessed or found.search.rate)
+        search = replace(self.wish.search(again.after), guessed=original.search.guessed or original.search.rate)
         candidate = self.wish.choose(search)
-        return found if candidate is None else BranchCandidate(again, search, candidate)
+        return original if candidate is None else BranchCandidate(again, search, candidate)
 
 
 def best(program: Forked, machine: Machine, training: Training, wish: BranchesWish) -> tuple[BranchCandidate | None, list[str]]:
@@ -222,18 +222,18 @@ def best(program: Forked, machine: Machine, training: Training, wish: BranchesWi
     elif choosing.promising:
         gain, wide, axes = max(map(choosing.promised, rows), key=lambda promise: promise[0], default=(0.0, [], ()))
         if gain >= PROMISE * wish.than[1].time:
-            choosing.tried(choosing.made(wide, axes))
+            choosing.consider(choosing.branching(wide, axes))
     refused = list(dict.fromkeys(choosing.refused))
     if not choosing.program.spots:
         refused = ["the program has no branches: nothing in it joins several parts that have work of their own"]
-    chosen = min(choosing.found, key=lambda f: wish.worth(f.candidate), default=None)
+    chosen = min(choosing.candidates, key=lambda c: wish.worth(c.candidate), default=None)
     return chosen and choosing.corrected(chosen), refused
 
 
-def parts_of(found: BranchCandidate, machine: Machine, training: Training) -> dict[int, float]:
+def parts_of(chosen: BranchCandidate, machine: Machine, training: Training) -> dict[int, float]:
     """Return the slowest group's share of the time of all branches, for every region by number."""
-    after = found.transformation.after
-    graph = parallelize(after.graph, found.candidate.assignment)
+    after = chosen.transformation.after
+    graph = parallelize(after.graph, chosen.candidate.assignment)
     costs = predict(graph, machine, after.differentiated if training.backward else ())
     seconds: dict[int, float] = {}  # by id of a node inside: seconds of one group's
     for term in costs.operators:
@@ -248,14 +248,14 @@ def parts_of(found: BranchCandidate, machine: Machine, training: Training) -> di
     return parts
 
 
-def summed(made: Branching, machine: Machine) -> float:
+def least_summing(branching: Branching, machine: Machine) -> float:
     """Return a lower bound on the seconds of summing gradients over groups: those of weights that are not packed."""
-    nodes = [node for node in made.after.graph.nodes if node.kind == BRANCHES]
+    nodes = [node for node in branching.after.graph.nodes if node.kind == BRANCHES]
     read = {id(v.node): v for node in nodes for p, v in enumerate(node.operands) if p not in packed_of(node)}
-    weights = [made.after.graph.inputs[k] for k in made.after.differentiated]
+    weights = [branching.after.graph.inputs[k] for k in branching.after.differentiated]
     nbytes = sum(n.tensors[0].nbytes for n in weights if id(n) in read and n.tensors[0].floating)
-    others = machine.devices // prod(axis.size for axis in made.along)
-    return collective(machine, "all-reduce", made.along).beta * nbytes / others
+    others = machine.devices // prod(axis.size for axis in branching.along)
+    return collective(machine, "all-reduce", branching.along).beta * nbytes / others
 
 
 def dealt(number: int, loads: Sequence[float], groups: int) -> Share:

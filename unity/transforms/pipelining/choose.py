@@ -56,13 +56,13 @@ class _Choosing:
 
     program: PipelineSource
     wish: PipelineWish
-    found: list[PipelineCandidate] = field(default_factory=list)
+    candidates: list[PipelineCandidate] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     first: ScheduleKind = ONE_F_ONE_B  # the schedule that is tried first, if none is asked for
 
     def along(self, axes: tuple[Axis, ...]) -> float:
         """Try more and more micro-batches, as long as that helps. Return the least time, infinity without a candidate."""
-        before = len(self.found)
+        before = len(self.candidates)
         stages = prod(axis.size for axis in axes)
         rounds = [n for n in self.wish.rounds(stages) if not self.hopeless(Schedule(stages, stages * n, stages))]
         for count, number in self.program.within(stages) if rounds else ():
@@ -72,16 +72,16 @@ class _Choosing:
                     continue
                 self.wish.say(f"a pipeline of {stages} stages, {stages * n} micro-batches")
                 try:
-                    time = self.tried(self.made(count, number, axes, n))
+                    time = self.seconds_of(self.pipeline(count, number, axes, n))
                 except Mixed as reason:
                     self.refused.append(f"{stages} stages along {' '.join(a.name for a in axes)}: {reason}")
                     break
                 if last < time < inf or NEAR * self.best < time < inf or (time == inf and n > ROUNDS[0]):
                     break
                 last = time
-        return min((f.candidate.time for f in self.found[before:]), default=inf)
+        return min((c.candidate.time for c in self.candidates[before:]), default=inf)
 
-    def made(self, count: int, number: int, axes: tuple[Axis, ...], rounds: int) -> Pipelining:
+    def pipeline(self, count: int, number: int, axes: tuple[Axis, ...], rounds: int) -> Pipelining:
         """Make one pipeline. Raises Mixed if that is impossible."""
         if self.wish.schedule == TWO_BW:
             _check_loss(self.program.captured)
@@ -111,11 +111,11 @@ class _Choosing:
                 break
             last = time
 
-    def tried(self, made: Pipelining) -> float:
+    def seconds_of(self, pipelining: Pipelining) -> float:
         """Return the seconds of a pipeline's best point; infinity without one, or if it cannot beat the best so far."""
-        search = self.wish.search(made.after)
+        search = self.wish.search(pipelining.after)
         try:
-            if self.wish.than is not None and least(search) >= self.best:
+            if self.wish.than is not None and least_seconds(search) >= self.best:
                 return inf
             candidate = self.wish.choose(search)
         except InfeasibleError as reason:  # a pinned argument may exclude the types that stages need
@@ -123,19 +123,19 @@ class _Choosing:
             return inf
         if candidate is None:
             return inf
-        self.found.append(PipelineCandidate(made, search, candidate))
+        self.candidates.append(PipelineCandidate(pipelining, search, candidate))
         return candidate.time
 
     @property
     def chosen(self) -> PipelineCandidate:
         """The best candidate."""
-        return min(self.found, key=lambda f: self.wish.worth(f.candidate))
+        return min(self.candidates, key=lambda c: self.wish.worth(c.candidate))
 
     @property
     def best(self) -> float:
         """The least time so far, that of the plan to beat included."""
         there = [] if self.wish.than is None else [self.wish.than[1].time]
-        return min([f.candidate.time for f in self.found] + there, default=inf)
+        return min([c.candidate.time for c in self.candidates] + there, default=inf)
 
     def hopeless(self, schedule: Schedule) -> bool:
         """Whether a lower bound excludes a schedule: the layers' work, shared by stages, and the idle time."""
@@ -143,7 +143,7 @@ class _Choosing:
             return False
         search, candidate = self.wish.than
         longer = schedule.slots * schedule.stages / schedule.steps * schedule.ticks / schedule.micro_batches
-        return least(search) + repeated(search) * (longer - 1) >= candidate.time
+        return least_seconds(search) + repeated(search) * (longer - 1) >= candidate.time
 
 
 def _check_loss(captured: Captured) -> None:
@@ -174,18 +174,18 @@ def best(captured: Captured, machine: Machine, wish: PipelineWish) -> tuple[Pipe
     for ladder in ladders(machine):
         choosing.up(ladder)
     refused = choosing.refused or choosing.program.refused or ["the program has no scan over layers, and no equal layers"]
-    if choosing.found:
+    if choosing.candidates:
         choosing.other(machine)
-    return choosing.chosen if choosing.found else None, refused
+    return choosing.chosen if choosing.candidates else None, refused
 
 
-def least(search: Search) -> float:
+def least_seconds(search: Search) -> float:
     """Return a lower bound on the seconds of any strategy: all operators, each with its best choice."""
     return sum(float(c.time.min()) for c in search.assembled.problem.unary)
 
 
 def repeated(search: Search) -> float:
-    """Return the part of that bound due to operators in loops, or repeated ones, of which a pipeline could be made."""
+    """Return the part of `least_seconds` of operators in loops and of repeated operators, which could become a pipeline."""
     assembled = search.assembled
     sites, costs = assembled.opened.sites, assembled.problem.unary
     bodies = [site.node.body.key if site.node is not None and site.node.body is not None else "" for site in sites]

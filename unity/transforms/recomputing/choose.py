@@ -18,7 +18,7 @@ from unity.pcg.ir.program import Body
 from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, SCANNED
 from unity.search.request import Wish
 from unity.search.session import Search
-from unity.transforms.pipelining.choose import least
+from unity.transforms.pipelining.choose import least_seconds
 from unity.transforms.recomputing.layers import Places, Span, equations_in_layers, layers, together
 from unity.transforms.recomputing.recomputing import Policy, Recomputing, Spans, recomputing, steps
 from unity.transforms.transformation import TransformationCandidate
@@ -104,7 +104,7 @@ class _Programs:
         """Return whether the bounds on time and memory exclude that a program is better than the best so far."""
         if self.chosen is None:
             return False
-        bound = replace(self.chosen.candidate, time=least(search), memory=search.least_memory.total)
+        bound = replace(self.chosen.candidate, time=least_seconds(search), memory=search.least_memory.total)
         return self.wish.worth(bound) >= self.wish.worth(self.chosen.candidate)
 
 
