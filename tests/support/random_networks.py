@@ -1,4 +1,4 @@
-"""Random small networks of products, sums, functions of elements and normalizations, with a loss: forms in which values meet."""
+"""Random small networks of products, sums, elementwise functions and normalizations, with a loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOSSES: Sequence[Callable[[Any, Any], Any]] = (
     lambda x, y: jnp.mean(x**2) + 0.1 * jnp.mean(jnp.abs(y)),
     lambda x, y: jnp.mean(jax.nn.logsumexp(x, -1) - x[:, 0]),
 )
-# What a step computes of two values [rows, width] and its weights.
+# The function of each kind of step, of two values [rows, width] and its weights.
 STEPS: dict[str, Callable[..., Any]] = {
     "product": lambda fn, x, y, w: x @ w,
     "merge": lambda fn, x, y, v, w: fn(x @ v + y @ w),
@@ -36,7 +36,7 @@ STEPS: dict[str, Callable[..., Any]] = {
     "choice": lambda fn, x, y: jnp.where(x > 0, x, y),
     "pool": lambda fn, x, y, w: x * jax.nn.sigmoid(x.mean(0) @ w),
 }
-OFTEN = (3, 4, 2, 2, 1.5, 1, 1.5, 1, 0.5, 0.5)
+FREQUENCIES = (3, 4, 2, 2, 1.5, 1, 1.5, 1, 0.5, 0.5)
 
 
 @dataclass
@@ -54,7 +54,7 @@ class RandomNetwork:
         self.known = [rng.choice(self.widths) for _ in range(rng.randint(1, 2))]  # the widths of all values
         self.inputs = [(self.rows, width) for width in self.known]
         for _ in range(rng.randint(2, 6)):
-            self.draw(rng.choices(list(STEPS), OFTEN)[0])
+            self.draw(rng.choices(list(STEPS), FREQUENCIES)[0])
         self.loss = rng.choice(LOSSES)
 
     def draw(self, kind: str) -> None:

@@ -12,7 +12,7 @@ from small_models import Small, f, gpt, gpt_scanned
 
 
 def dropped(layers: int = 4, b: int = 64, d: int = 16, wide: int = 64) -> Small:
-    """Layers with random masks, each of a key of its own."""
+    """Layers with random masks, each drawn with another key."""
 
     def loss(params: Any, batch: Any) -> Any:
         x = batch["x"]
@@ -27,7 +27,7 @@ def dropped(layers: int = 4, b: int = 64, d: int = 16, wide: int = 64) -> Small:
 
 
 def partly(layers: int = 4, b: int = 64, d: int = 8, wide: int = 32) -> Small:
-    """Layers that have a checkpoint of their own around one half, under a policy."""
+    """Layers with a checkpoint around one half, under a policy."""
     policy = jax.checkpoint_policies.dots_saveable
 
     def loss(params: Any, x: Any) -> Any:
@@ -41,7 +41,7 @@ def partly(layers: int = 4, b: int = 64, d: int = 8, wide: int = 32) -> Small:
 
 
 def unlike(b: int = 64) -> Small:
-    """Layers of which no two are equal."""
+    """Layers that all differ."""
     widths = (8, 24, 16, 40, 8)
 
     def loss(params: Any, x: Any) -> Any:

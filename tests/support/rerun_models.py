@@ -1,4 +1,4 @@
-"""Models in which operators may be made again, and plans of theirs at random."""
+"""Models with operators that the backward pass may run again, and random plans of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from unity.search.solver.problem import Point
 
 
 def perceptron(layers: int = 3, b: int = 32, d: int = 16, wide: int = 64, batches: int = 1) -> Small:
-    """Layers that widen, bend and narrow; what is bent is read once."""
+    """Layers with an activation between two products, which only the second product reads."""
 
     def loss(params: Any, x: Any) -> Any:
         for p in params:
@@ -36,7 +36,7 @@ def perceptron(layers: int = 3, b: int = 32, d: int = 16, wide: int = 64, batche
 
 
 def bent(layers: int = 3, b: int = 16, d: int = 8, wide: int = 32) -> Small:
-    """What is bent is read twice: it may be computed again, but not by its reader."""
+    """Layers whose activation is read twice, so that it may be recomputed, but not together with its user."""
 
     def loss(params: Any, x: Any) -> Any:
         def step(x: Any, p: Any) -> Any:
@@ -55,7 +55,7 @@ EVERY = dict(OWN)
 
 
 def enter(models: Mapping[str, Callable[[], Small]]) -> None:
-    """Adds models that can be drawn by name; plans of theirs are remembered by it."""
+    """Add models that can be drawn by name, by which their plans are cached."""
     assert EVERY.keys().isdisjoint(models), EVERY.keys() & models.keys()
     EVERY.update(models)
 
@@ -75,7 +75,7 @@ def drawn(name: str, seed: int) -> tuple[Captured, Assembled, Point, PCG]:
 
 
 def right(name: str, seeds: Iterable[int]) -> None:
-    """Holds plans drawn with these seeds against the function: values, gradients, and what was predicted to be sent."""
+    """Compare plans drawn with these seeds with the function: values, gradients, and the elements that are sent."""
     with jax.enable_x64(True):
         model = EVERY[name]()
         params, batch = arrays(model.params), arrays(model.batch)

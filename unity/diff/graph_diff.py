@@ -300,7 +300,7 @@ def _new_fields(old: Node, changed: ChangedNode) -> dict[str, Any]:
 
 
 def attribute_fields(node: Node, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the payload and the recomputation of a node with another name or other attributes, if `values` has them."""
+    """Return a node's payload and recomputation, as fields, after its name and attributes are replaced by those in `values`."""
     name, attributes = values.get("name", name_of(node)), values.get("attributes", unnamed(node))
     return payload_and_again(node.kind, attributes if name is None else {**attributes, "name": name})
 

@@ -50,7 +50,7 @@ def all_steps(captured: Summary, planned: Summary, between: Sequence[ReportStep]
     first = ReportStep("As captured", text, captured.graph)
     middle = _steps_at_lines(captured, planned) if between is None else between
     devices = f"{planned.devices} devices" if planned.devices > 1 else "one device"
-    text = f"Operators and arguments have their places on {devices}; what changes who holds which part is an operator too."
+    text = f"Operators and arguments are placed on {devices}; every change of a value's sharding is an operator, too."
     return (first, *middle, ReportStep("Parallelized", text, planned.graph, planned.applications))
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from checkpointed_models import MODELS, chunked, saving
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recomputed_models import MODELS, chunked, saving
 from rerun_models import drawn, named, right
 from small_models import MACHINE, counted, f
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+import checkpointed_models  # noqa: F401 (its models are drawn, too)
 import jax
 import jax.numpy as jnp
 import pytest
-import recomputed_models  # noqa: F401 (its models are drawn, too)
 from hypothesis import given
 from hypothesis import strategies as st
 from pipelined_models import LAYERS, WIDTH, loss, planned

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from recomputed_models import MODELS, POLICIES, saving
+from checkpointed_models import MODELS, POLICIES, saving
 from rerun_models import named
 from small_models import counted, f
 

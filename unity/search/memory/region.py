@@ -100,8 +100,8 @@ class Region(Keeper):
     def highest(self) -> tuple[list[Held], Turn]:
         """Return the buffers that are live at the peak, and the turn at which that is.
 
-        Live are what operators before that turn keep, as those after it have run backward, and the operator's own working set;
-        but a scan's stacks are live from the start of the forward pass, which is swept too where the backend makes values ahead.
+        Live are the residuals of the operators before that turn, as those after it have run backward, and the operator's working
+        set. A scan's stacks are live from the start of the forward pass, which is swept too if the backend computes values ahead.
         """
         backward = self.backward_turns()
         highest, live = backward.highest(), list[Held]()

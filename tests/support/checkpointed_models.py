@@ -1,4 +1,4 @@
-"""Small models that the backward pass computes again, each in another way: by policies, in loops, in one another."""
+"""Small models with a `jax.checkpoint`: with policies, in loops, and nested."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POLICIES: dict[str, Any] = {
 
 
 def chunked(chunks: int = 2, n: int = 16, d: int = 8, vocabulary: int = 16) -> Small:
-    """Cross-entropy of one chunk of the samples after the other, so that no more logits are there."""
+    """Cross-entropy of one chunk of the samples after the other, so that only the logits of one chunk are live."""
 
     def loss(w: Any, batch: Any) -> Any:
         @jax.checkpoint
