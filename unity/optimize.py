@@ -99,9 +99,9 @@ def optimize(
         pack: whether weights may be packed: those of such branches into arrays on the branches' devices only, and those that the
             program joins into arrays that are joined once. `plan.shard` then returns weights of other shapes, in the same tree,
             and `plan.unshard` restores the function's own.
-        recompute: whether the backward pass may recompute layers from what crosses their borders, as `jax.checkpoint` around them
-            does, where nothing fits the memory limit without. Only the searches "unity" and "captured" do so. A `jax.checkpoint`
-            of the function's own always stays.
+        recompute: whether the backward pass may recompute layers from the values that cross their borders, as `jax.checkpoint`
+            around them does, if nothing fits the memory limit otherwise. Only the searches "unity" and "captured" do so. A
+            `jax.checkpoint` in the function always stays.
         reduce_in: a type narrower than float32, such as "bfloat16": partial sums and gradients of that type are rounded on every
             device and added in it, which sends fewer bytes. By default they are added in float32 and rounded once.
         progress: whether to show the current stage, on a terminal.
