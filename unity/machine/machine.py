@@ -107,6 +107,10 @@ class Machine:
         """
         return replace(self, mesh=tuple(shape.items()))
 
+    def has_mesh(self, shape: Mapping[str, int]) -> bool:
+        """Return whether plans for this machine use the axes of a mesh of this shape, as after `with_mesh(shape)`."""
+        return self.mesh == tuple(shape.items())
+
     def with_memory(self, nbytes: int) -> Machine:
         """Return this machine with `nbytes` bytes of memory on each device."""
         return replace(self, device=replace(self.device, memory=nbytes))

@@ -46,7 +46,7 @@ def mesh_for(plan: Plan, chosen: Sequence[Any] | Mesh | None = None) -> Mesh:
             )
         if shared(devices[: machine.devices]):
             check_alike(_shared_facts(plan))
-        if isinstance(chosen, Mesh) and tuple(chosen.shape.items()) == machine.mesh:
+        if isinstance(chosen, Mesh) and machine.has_mesh(chosen.shape):
             check_order(machine, devices)
             return chosen
         return _mesh(machine, devices)

@@ -219,7 +219,7 @@ class Plan:
     def abstract_mesh(self) -> AbstractMesh:
         """The mesh of `in_specs`, without devices."""
         devices = self._devices
-        if isinstance(devices, Mesh) and tuple(devices.shape.items()) == self.machine.mesh:
+        if isinstance(devices, Mesh) and self.machine.has_mesh(devices.shape):
             return devices.abstract_mesh
         return self._boundary.mesh
 
@@ -425,7 +425,7 @@ class Plan:
         avals = [jax.typeof(x) for x in leaves]
         shardings = tuple(sharding_of(a) if a.shape == shape else None for a, shape in zip(avals, shapes, strict=False))
         if (key := (weak, mesh, shardings)) not in self._types:
-            is_own = mesh is not None and tuple(mesh.shape.items()) == self.machine.mesh
+            is_own = mesh is not None and self.machine.has_mesh(mesh.shape)
             planned = self._boundary.specs[len(self.family.captured.paths) :] if is_own else ()
             self._types[key] = result_types(self.family.fn, original, weak, shardings, mesh, planned)
         if not self._types[key].same:
