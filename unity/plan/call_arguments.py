@@ -77,16 +77,20 @@ def _kind(tree: Any) -> str:
     return "an array" if jax.tree_util.all_leaves([tree]) else f"a {type(tree).__name__}"
 
 
-def refuse_others(problem: str, differing: Sequence[str]) -> None:
+def refuse_others(
+    problem: str, differing: Sequence[str], way_out: str = "Call unity.optimize again for these. (docs: plan#shapes)"
+) -> None:
     """Raise PlanError if any argument differs from the planned one. `differing` describes each that does."""
     if differing:
         more = [f"and {len(differing) - SHOWN} more"] if len(differing) > SHOWN else []
-        lines = "\n    ".join([*differing[:SHOWN], *more])
-        raise PlanError(f"{problem}:\n    {lines}\n    Call unity.optimize again for these. (docs: plan#shapes)")
+        lines = "\n    ".join([*differing[:SHOWN], *more, way_out])
+        raise PlanError(f"{problem}:\n    {lines}")
 
 
 def by_position(fn: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return all arguments of a call by position, as planned. Raises PlanError for keyword-only arguments."""
+    if not named:
+        return args
     name = getattr(fn, "__name__", "the function")
     try:
         bound = inspect.signature(fn).bind(*args, **named)

@@ -291,7 +291,7 @@ class Plan:
         With several processes, each passes whole arrays; `shard_local` takes each process's part. With `pack=True`, weights of
         branches, and weights that the program joins, are returned packed (`unshard` unpacks them).
         """
-        args = by_position(self.family.fn, args, named) if named else args
+        args = by_position(self.family.fn, args, named)
         args = jax.tree.unflatten(jax.tree.structure(args), self.packing.pack(jax.tree.leaves(args)))
         placed = self.placement.whole(args)
         return placed[0] if len(args) == 1 else placed
@@ -380,7 +380,7 @@ class Plan:
             named: those by name.
         """
         captured = self.family.captured
-        args = by_position(self.family.fn, args, named) if named else args
+        args = by_position(self.family.fn, args, named)
         leaves = self.placement_on(None).leaves(checked(self.__name__, captured, self.packing, args), depth=4)
         mesh = explicit_mesh((*leaves, *captured.consts))
         types = self._result_types(jax.tree.leaves(args), mesh)

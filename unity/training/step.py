@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import update_wrapper
 from math import prod
 from types import MethodType
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.core
@@ -21,7 +21,7 @@ from unity.exec.hosts.arrays import place
 from unity.optimize import optimize
 from unity.pcg.jaxprs.mesh_context import unset, without_mesh
 from unity.pcg.jaxprs.shardings import sharding_of
-from unity.plan.call_arguments import SHOWN, by_position
+from unity.plan.call_arguments import by_position, refuse_others
 from unity.plan.options import refuse_uncallable
 from unity.plan.placement import Placement
 from unity.plan.plan import Plan
@@ -162,7 +162,7 @@ class TrainingStep:
         return tuple(self._plans.values())
 
     def _call(self, args: tuple[Any, ...], named: dict[str, Any]) -> ArrayCall:
-        args = by_position(self.fn, args, named) if named else args
+        args = by_position(self.fn, args, named)
         return ArrayCall(self.fn, args, {}, numbers=True, kept=self._donated)
 
     def _compiled_for(self, call: ArrayCall) -> CompiledStep:
@@ -275,12 +275,12 @@ class TrainingStep:
         else:
             triples = zip(inputs.paths, self._structs, structs, strict=True)
             wrong = [f"{p}: planned for {_text(a)}, called with {_text(b)}" for p, a, b in triples if _text(a) != _text(b)]
-        if wrong:
-            self._refuse(
-                "is called with other arguments than it was planned for",
-                wrong,
-                "Keep shapes and types fixed (drop or pad the last batch), or make another unity.step for these.",
-            )
+        refuse_others(
+            f"{self.__name__} is called with other arguments than it was planned for",
+            wrong,
+            "Keep shapes and types fixed (drop or pad the last batch), or make another unity.step for these."
+            " (docs: training#errors)",
+        )
 
     def _placed(self, inputs: Structured, shardings: Sequence[NamedSharding]) -> list[Any]:
         """Return the arrays where the step needs them. As by `jax.jit`, it is an error if some are committed to other places."""
@@ -297,18 +297,12 @@ class TrainingStep:
                 wrong.append(k)
             elif sharding_of(jax.typeof(x)) is not None:  # of a mesh with explicit axes, which that of the step has not
                 arrays[k] = place(x, sharding)
-        if wrong:
-            self._refuse(
-                "is called with arrays that are placed otherwise than it needs them",
-                [f"{inputs.paths[k]}: {arrays[k].sharding}, not {shardings[k]}" for k in wrong],
-                f"Place them once: arguments = {self.__name__}.place(*arguments).",
-            )
+        refuse_others(
+            f"{self.__name__} is called with arrays that are placed otherwise than it needs them",
+            [f"{inputs.paths[k]}: {arrays[k].sharding}, not {shardings[k]}" for k in wrong],
+            f"Place them once: arguments = {self.__name__}.place(*arguments). (docs: training#errors)",
+        )
         return arrays
-
-    def _refuse(self, problem: str, wrong: Sequence[str], way_out: str) -> NoReturn:
-        more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
-        lines = "\n    ".join([*wrong[:SHOWN], *more, way_out])
-        raise PlanError(f"{self.__name__} {problem}:\n    {lines} (docs: training#errors)")
 
 
 def _slots(marked: MarkedCall, structs: Sequence[jax.ShapeDtypeStruct]) -> float:
