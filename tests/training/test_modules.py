@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import nnx
 
 import unity
@@ -115,3 +117,69 @@ def test_static_leaves_of_modules_are_returned() -> None:
         losses.append(values)
         assert model.layers[2].fn is jax.nn.relu
     np.testing.assert_allclose(*losses, rtol=2e-4)
+
+
+def switched(model: nnx.Module) -> None:
+    model.eval()
+
+
+def counted(model: nnx.Module) -> None:
+    model.steps = getattr(model, "steps", 0) + 1
+
+
+def extended(model: nnx.Module) -> None:
+    model.further = nnx.Variable(jnp.zeros(3))
+
+
+@pytest.mark.parametrize("change", [switched, counted, extended])
+@pytest.mark.parametrize("inside", [True, False])
+def test_changes_of_what_is_no_array_in_a_module_are_refused(change: Callable[[nnx.Module], None], inside: bool) -> None:
+    """`nnx.jit` would return them; a step must not drop them."""
+
+    @unity.loss
+    def loss(model: Net, x: jax.Array) -> jax.Array:
+        if inside:
+            change(model)
+        return jnp.mean(model(x) ** 2)
+
+    def step(model: Net, x: jax.Array) -> jax.Array:
+        value, _ = nnx.value_and_grad(loss)(model, x)
+        if not inside:
+            change(model)
+        return value
+
+    name = "loss" if inside else "step"
+    with pytest.raises(unity.PlanError, match=f"^{name} changes more of a module than its arrays") as caught:
+        unity.step(step, **OPTIONS)(Net(nnx.Rngs(0)), batch()[0])
+    assert caught.value.link == "training#errors"
+
+
+def test_variables_that_are_replaced_are_returned() -> None:
+    def step(model: Net, x: jax.Array) -> jax.Array:
+        value, _ = nnx.value_and_grad(unity.loss(lambda model, x: jnp.mean(model(x) ** 2)))(model, x)
+        model.first.bias = nnx.Param(model.first.bias[...] + 1)
+        return value
+
+    model = Net(nnx.Rngs(0))
+    planned = unity.step(step, **OPTIONS)
+    for _ in range(2):
+        planned(model, batch()[0])
+    np.testing.assert_array_equal(model.first.bias[...], np.full(32, 2.0, np.float32))
+
+
+def test_static_numbers_of_other_types_are_not_taken_for_each_other() -> None:
+    """`jax.jit` tells 2 from 2.0 among static arguments, whose results have other types."""
+
+    class Scaled(eqx.Module):
+        weight: jax.Array
+        factor: float
+
+    loss = unity.loss(lambda model, x: jnp.mean((x @ model.weight) ** 2))
+
+    def step(model: Scaled, x: jax.Array, counts: jax.Array) -> Any:
+        return eqx.filter_grad(loss)(model, x).weight, counts * model.factor
+
+    planned, counts = unity.step(step, **OPTIONS), jnp.arange(4)
+    assert planned(Scaled(jnp.ones((32, 32)), 2), batch()[0], counts)[1].dtype == jnp.int32
+    with pytest.raises(unity.PlanError, match="not an array among them differs"):
+        planned(Scaled(jnp.ones((32, 32)), 2.0), batch()[0], counts)

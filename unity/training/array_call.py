@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from unity.base.errors import PlanError
 from unity.pcg.jaxprs.weak_types import struct_of
 
 ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
@@ -89,8 +90,9 @@ class Structured:
 
     @property
     def key(self) -> Hashable:
-        """Everything but the arrays."""
-        return self.structure, self.graph, self.places, self.static.leaves
+        """Everything but the arrays. Static leaves of equal values and other types, such as 2 and 2.0, differ, as for `jax.jit`."""
+        leaves = self.static.leaves
+        return self.structure, self.graph, self.places, leaves, tuple(map(type, leaves))
 
     def tree(self, arrays: Sequence[Any]) -> Any:
         """Return the tree with other arrays. Its modules of Flax NNX are new."""
@@ -175,14 +177,23 @@ class ArrayCall:
         self.form = Form(Structured.of(()), ())
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
-        """Call the function with these arrays in its arguments."""
+        """Call the function with these arrays in its arguments.
+
+        Raises PlanError if it changes the static part of a module of Flax NNX.
+        """
         tree = self.inputs.tree(arrays)
         args, kwargs = tree if self._named else (tree, {})
         results = Structured.of(self.fn(*args, **kwargs), numbers=True)
         if self.inputs.graph is None:
             self.form = Form(results.static, ())
             return results.arrays
-        after = Structured.of(tree).arrays
+        modules = Structured.of(tree)
+        if modules.key != self.inputs.key:
+            raise PlanError(
+                f"{getattr(self.fn, '__name__', 'the function')} changes more of a module than its arrays, such as its mode, an"
+                " attribute or the number of its variables, which is not returned: do so outside of it. (docs: training#errors)"
+            )
+        after = modules.arrays
         pairs = enumerate(zip(self.inputs.tops, arrays, after, strict=True))
         changed = tuple(k for k, (top, x, y) in pairs if x is not y or top in self._kept)
         self.form = Form(results.static, changed)
