@@ -91,6 +91,18 @@ def test_donated_buffers_become_the_next_state() -> None:
     assert statistics.alias_size_in_bytes == sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
 
 
+def test_an_array_that_is_donated_twice_is_refused_until_it_is_placed() -> None:
+    """The devices with copies would otherwise wait for the one that refuses to donate a buffer twice."""
+    state, batch = initial()
+    expected = trained(jax.jit(train_step), state, batch)
+    state["average"] = state["params"]
+    step = unity.step(train_step, donate_argnums=0, **OPTIONS)
+    message = refused(step, state, batch)
+    assert "args[0]['params']['up'] is also args[0]['average']['up']" in message
+    placed, batch = step.place(state, batch)
+    assert_same(trained(step, placed, batch), expected)
+
+
 def test_moments_and_averages_lie_as_their_weights() -> None:
     state, batch = initial()
     shardings, placed = unity.step(train_step, **LEAN).shardings(state, batch)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.core
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
@@ -42,7 +43,10 @@ class Placement:
         return jax.tree.unflatten(self.tree, self.shardings)
 
     def whole(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Place the function's first arguments, each of which every process has as a whole."""
+        """Place the function's first arguments, each of which every process has as a whole.
+
+        An array that occurs twice is copied, so that either may be donated.
+        """
         planned = self.arguments
         if not 0 < len(args) <= len(planned):
             raise PlanError(
@@ -57,7 +61,11 @@ class Placement:
             f"shard is given other shapes than {self.name} was planned for",
             [f"{path}: planned for {list(old)}, given {list(new)}" for path, old, new in shapes if new != old],
         )
-        return tuple(jax.tree.map(place, arg, shardings) for arg, shardings in zip(args, planned, strict=False))
+        placed, seen = [], set[int]()
+        for x, sharding in zip(leaves, self.shardings, strict=False):
+            placed.append(place(jnp.copy(x) if id(x) in seen and isinstance(x, jax.Array) else x, sharding))
+            seen.add(id(x))
+        return jax.tree.unflatten(jax.tree.structure(args), placed)
 
     def part(self, part: Any, argument: int) -> Any:
         """Place the argument of the given number, of which every process has its part."""

@@ -104,7 +104,7 @@ class TrainingStep:
     """A training step on all devices. The first call plans it, as do `place`, `shardings` and `lower`."""
 
     def __init__(self, fn: Callable[..., Any], donated: tuple[int, ...], options: dict[str, Any]) -> None:
-        self.fn, self._donated, self._options = fn, donated, options
+        self.fn, self._donated, self._options = fn, frozenset(donated), options
         self._compiled: dict[Hashable, CompiledStep] = {}  # by the arguments' structure and types
         self._plans: dict[Hashable, Plan] = {}  # by the content of the loss
         self._inputs: Structured | None = None  # the arguments that the step was compiled for, without arrays
@@ -125,6 +125,7 @@ class TrainingStep:
         """
         call = self._call(args, named)
         compiled = self._compiled_for(call)
+        self._refuse_repeated(call.inputs)
         with unset():
             results = compiled.run(*self._placed(call.inputs, compiled.placement.shardings))
         return call.finish(results, compiled.form)
@@ -282,6 +283,23 @@ class TrainingStep:
             " (docs: training#errors)",
         )
 
+    def _refuse_repeated(self, inputs: Structured) -> None:
+        """Raise PlanError if an array occurs twice and is donated, as `jax.jit` does.
+
+        Otherwise only the device that has the array would fail, because the others have copies, and wait for it.
+        """
+        arrays = inputs.arrays
+        if not self._donated or len(set(map(id, arrays))) == len(arrays):
+            return
+        first: dict[int, int] = {}
+        pairs = [(first.setdefault(id(x), k), k) for k, x in enumerate(arrays) if _is_concrete(x)]
+        tops, paths = inputs.tops, inputs.paths
+        refuse_others(
+            f"{self.__name__} donates arrays that it is called with twice",
+            [f"{paths[k]} is also {paths[j]}" for j, k in pairs if j != k and self._donated & {tops[j], tops[k]}],
+            f"Copy them by jnp.copy, or place all: arguments = {self.__name__}.place(*arguments). (docs: training#errors)",
+        )
+
     def _placed(self, inputs: Structured, shardings: Sequence[NamedSharding]) -> list[Any]:
         """Return the arrays where the step needs them. As by `jax.jit`, it is an error if some are committed to other places."""
         arrays, wrong = list(inputs.arrays), []
@@ -315,6 +333,10 @@ def _slots(marked: MarkedCall, structs: Sequence[jax.ShapeDtypeStruct]) -> float
 
 def _nbytes(structs: Iterable[jax.ShapeDtypeStruct]) -> int:
     return sum(prod(s.shape) * s.dtype.itemsize for s in structs)
+
+
+def _is_concrete(x: Any) -> bool:
+    return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
 
 
 def _text(struct: jax.ShapeDtypeStruct) -> str:
