@@ -370,6 +370,16 @@ def test_other_weak_types_are_compiled_again_with_the_same_plan() -> None:
     assert len(step.plans) == 1
 
 
+def test_a_step_follows_the_settings_of_jax() -> None:
+    """As `jax.jit`, which traces again under another precision of products."""
+    state, batch = initial()
+    step = unity.step(train_step, **OPTIONS)
+    assert "HIGHEST" not in step.lower(state, batch).as_text()
+    with jax.default_matmul_precision("float32"):
+        assert "HIGHEST" in step.lower(state, batch).as_text()
+    assert "HIGHEST" not in step.lower(state, batch).as_text()
+
+
 def refused(step: Any, *args: Any) -> str:
     with pytest.raises(unity.PlanError) as caught:
         step(*args)

@@ -31,6 +31,7 @@ from unity.training.marked_loss import MarkedCall, PlannedTrace, Survey, traced_
 from unity.training.scalar_sums import with_single_reductions
 
 _NAMED = [name for name, p in inspect.signature(optimize).parameters.items() if p.kind == p.KEYWORD_ONLY]
+_SETTINGS = ("jax_default_matmul_precision", "jax_default_prng_impl", "jax_enable_x64", "jax_numpy_dtype_promotion")
 OPTIONS = frozenset(_NAMED) - {"argnums", "training", "pack"}
 
 
@@ -105,7 +106,7 @@ class TrainingStep:
 
     def __init__(self, fn: Callable[..., Any], donated: tuple[int, ...], options: dict[str, Any]) -> None:
         self.fn, self._donated, self._options = fn, frozenset(donated), options
-        self._compiled: dict[Hashable, CompiledStep] = {}  # by the arguments' structure and types
+        self._compiled: dict[Hashable, CompiledStep] = {}  # by the arguments' structure and types, and JAX's settings
         self._plans: dict[Hashable, Plan] = {}  # by the content of the loss
         self._inputs: Structured | None = None  # the arguments that the step was compiled for, without arrays
         self._structs: tuple[jax.ShapeDtypeStruct, ...] = ()  # and their types
@@ -167,8 +168,8 @@ class TrainingStep:
         return ArrayCall(self.fn, args, {}, numbers=True, kept=self._donated)
 
     def _compiled_for(self, call: ArrayCall) -> CompiledStep:
-        """Return the compiled step for a call. Other weak types are compiled again, for other shapes it is an error."""
-        key = call.inputs.key, call.inputs.types
+        """Return the compiled step for a call. Other weak types and settings are compiled again, other shapes are an error."""
+        key = call.inputs.key, call.inputs.types, tuple(getattr(jax.config, name) for name in _SETTINGS)
         try:
             is_compiled = key in self._compiled
         except TypeError as error:
