@@ -10,7 +10,6 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from unity.base.errors import OptionError
 from unity.base.gc_pause import uncollected
 from unity.base.processes import several
 from unity.constraints.bound import bound
@@ -23,10 +22,19 @@ from unity.pcg.capture.capture import capture
 from unity.pcg.ir.gradient_flow import losses
 from unity.pcg.jaxprs.effects import warn
 from unity.pcg.jaxprs.mesh_context import unset
-from unity.pcg.parallel.stages import TWO_BW
 from unity.plan import cache
 from unity.plan.effects import dropped_effects
-from unity.plan.options import obeyed, refuse, refuse_machine, refuse_mesh, refuse_shardings, refuse_type, refuse_uncallable
+from unity.plan.options import (
+    obeyed,
+    refuse,
+    refuse_budget,
+    refuse_machine,
+    refuse_measuring,
+    refuse_mesh,
+    refuse_shardings,
+    refuse_type,
+    refuse_uncallable,
+)
 from unity.plan.plan import Plan
 from unity.planning.task import Task, TransformationOptions
 from unity.search.cost.cost import Training
@@ -122,15 +130,9 @@ def optimize(
     refuse_mesh(mesh, objective)
     refuse_type(reduce_in)
     refuse_shardings(shardings, objective)
-    if measure and (machine is not None or objective != "time"):
-        raise OptionError("measure=True runs plans on the devices of this process: leave machine= out, and objective= at 'time'")
-    if measure and isinstance(pipelines, tuple) and TWO_BW in pipelines[2:]:
-        raise OptionError("measure=True runs steps that drain, and 2BW has none: leave one of them out (docs: pipelines#2bw)")
-    if machine is None and isinstance(budget, float) and several():
-        raise OptionError(
-            f"budget={budget} seconds would find something else in every process: give a number of programs (an int)"
-            " (docs: hosts#the-same-everywhere)"
-        )
+    if measure:
+        refuse_measuring(machine, objective, pipelines)
+    refuse_budget(budget, machine)
     allowed = rules if search in ("unity", "sequential") else ()
     programs = CANDIDATES if budget is None and search == "unity-rules" else budget
     excluded = [c for c in constraints if isinstance(c, WithoutRules)]

@@ -11,10 +11,11 @@ from jax.sharding import AbstractMesh, Mesh
 
 from unity.base.errors import OptionError
 from unity.base.formatting import size
+from unity.base.processes import several
 from unity.constraints.bound import Bound
 from unity.constraints.kinds import Across, Constraint, Pin, WithoutRules
 from unity.machine.machine import Machine
-from unity.pcg.parallel.stages import SCHEDULES
+from unity.pcg.parallel.stages import SCHEDULES, TWO_BW
 from unity.pcg.types.accumulation import NARROW
 from unity.search.memory.lower_bound import LeastMemory
 from unity.search.published import names
@@ -57,6 +58,23 @@ def refuse_machine(machine: Any, memory_limit: Any, optimizer_slots: Any) -> Non
         raise OptionError(
             f"optimizer_slots={optimizer_slots!r}: expected how many values the optimizer keeps for each weight, such as 2 for Adam"
             " (docs: optax)"
+        )
+
+
+def refuse_measuring(machine: Machine | None, objective: str, pipelines: Any) -> None:
+    """Raise OptionError unless plans with these options can be run here, and compared by their times."""
+    if machine is not None or objective != "time":
+        raise OptionError("measure=True runs plans on the devices of this process: leave machine= out, and objective= at 'time'")
+    if isinstance(pipelines, tuple) and TWO_BW in pipelines[2:]:
+        raise OptionError("measure=True runs steps that drain, and 2BW has none: leave one of them out (docs: pipelines#2bw)")
+
+
+def refuse_budget(budget: float | None, machine: Machine | None) -> None:
+    """Raise OptionError for a budget in seconds if several processes plan for their own devices."""
+    if machine is None and isinstance(budget, float) and several():
+        raise OptionError(
+            f"budget={budget} seconds would find something else in every process: give a number of programs (an int)"
+            " (docs: hosts#the-same-everywhere)"
         )
 
 
