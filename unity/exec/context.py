@@ -129,5 +129,10 @@ def on_mesh(sharding: NamedSharding, mesh: Mesh, axes: Sequence[Axis]) -> NamedS
     if names is None:
         return sharding
     position = {axis.name: k for k, axis in enumerate(axes)}
-    parts = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in sharding.spec]
-    return NamedSharding(mesh, PartitionSpec(*(sliced([position[a] for a in part], names) or None for part in parts)))
+    parts = ([position[name] for name in entry_axes(entry)] for entry in sharding.spec)
+    return NamedSharding(mesh, PartitionSpec(*(sliced(part, names) or None for part in parts)))
+
+
+def entry_axes(entry: Any) -> tuple[str, ...]:
+    """Return the names of the axes in an entry of a `PartitionSpec`."""
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())

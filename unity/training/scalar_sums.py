@@ -16,6 +16,8 @@ from jax import lax
 from jax.extend import core
 from jax.sharding import Mesh, PartitionSpec
 
+from unity.exec.context import entry_axes
+
 Specs = Mapping[Any, PartitionSpec]  # of variables
 
 
@@ -106,7 +108,7 @@ def _summed(eqn: core.JaxprEqn, tree: _Tree, specs: Specs, mesh: Mesh) -> core.J
 
 def _sum_of(parts: Sequence[PartitionSpec], scalars: int, mesh: Mesh) -> Callable[..., jax.Array]:
     """Return the sum of arrays that are sharded like `parts`, and of scalars. It is reduced once over the axes of all parts."""
-    used = [frozenset(name for entry in spec for name in _names(entry)) for spec in parts]
+    used = [frozenset(name for entry in spec for name in entry_axes(entry)) for spec in parts]
     axes = tuple(name for name in mesh.axis_names if any(name in names for names in used))
 
     def total(*values: jax.Array) -> jax.Array:
@@ -120,7 +122,3 @@ def _sum_of(parts: Sequence[PartitionSpec], scalars: int, mesh: Mesh) -> Callabl
         return jnp.where(jnp.all(jnp.stack(first)), part, 0) if first else part
 
     return jax.shard_map(total, mesh=mesh, in_specs=(*parts, *(PartitionSpec(),) * scalars), out_specs=PartitionSpec())
-
-
-def _names(entry: Any) -> tuple[str, ...]:
-    return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
