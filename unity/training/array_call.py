@@ -159,7 +159,7 @@ class ArrayCall:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         numbers: bool = False,
-        kept: Collection[int] = (),
+        donated: Collection[int] = (),
     ) -> None:
         """Take a call apart.
 
@@ -168,12 +168,13 @@ class ArrayCall:
             args: its arguments by position.
             kwargs: its arguments by name.
             numbers: whether Python numbers among them are arrays, as for `jax.jit`.
-            kept: the numbers of arguments all of whose modules' arrays are returned, changed or not.
+            donated: the numbers of the donated arguments. All arrays of their modules are returned, changed or not, because their
+                memory is lost.
         """
         self.fn, self._named = fn, bool(kwargs)
         self.arguments = (args, kwargs) if kwargs else args
         self.inputs = Structured.of(self.arguments, numbers)
-        self._kept = kept
+        self._donated = donated
         self.form = Form(Structured.of(()), ())
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
@@ -195,7 +196,7 @@ class ArrayCall:
             )
         after = modules.arrays
         pairs = enumerate(zip(self.inputs.tops, arrays, after, strict=True))
-        changed = tuple(k for k, (top, x, y) in pairs if x is not y or top in self._kept)
+        changed = tuple(k for k, (top, x, y) in pairs if x is not y or top in self._donated)
         self.form = Form(results.static, changed)
         return (*results.arrays, *(after[k] for k in changed))
 

@@ -180,8 +180,8 @@ class PlanArguments:
         for k, tree in enumerate(trees):
             flags = {perturbed[i] for i in jax.tree.leaves(tree)}
             mixed = len(flags) == 2
-            parts.append(_chosen(tree, perturbed, True) if mixed else tree)
-            rests += [_chosen(tree, perturbed, False)] if mixed else []
+            parts.append(_with(tree, perturbed, True) if mixed else tree)
+            rests += [_with(tree, perturbed, False)] if mixed else []
             differentiated += [k] if True in flags else []
         return cls((*parts, *rests), tuple(differentiated))
 
@@ -195,8 +195,9 @@ class PlanArguments:
         return [x for _, x in sorted(zip(numbers, values, strict=True), key=lambda pair: pair[0])]
 
 
-def _chosen(tree: Any, perturbed: Sequence[bool], wanted: bool) -> Any:
-    return jax.tree.map(lambda k: k if perturbed[k] == wanted else None, tree)
+def _with(tree: Any, perturbed: Sequence[bool], flag: bool) -> Any:
+    """Return a tree of operands' numbers, with None for those that do not have the flag."""
+    return jax.tree.map(lambda k: k if perturbed[k] == flag else None, tree)
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ class TrainingStep:
 
     def _call(self, args: tuple[Any, ...], named: dict[str, Any]) -> ArrayCall:
         args = by_position(self.fn, args, named)
-        return ArrayCall(self.fn, args, {}, numbers=True, kept=self._donated)
+        return ArrayCall(self.fn, args, {}, numbers=True, donated=self._donated)
 
     def _compiled_for(self, call: ArrayCall) -> CompiledStep:
         """Return the compiled step for a call. Other weak types and settings are compiled again, other shapes are an error."""
