@@ -293,11 +293,14 @@ class TrainingStep:
         if not self._donated or len(set(map(id, arrays))) == len(arrays):
             return
         first: dict[int, int] = {}
-        pairs = [(first.setdefault(id(x), k), k) for k, x in enumerate(arrays) if _is_concrete(x)]
+        places = ((first.setdefault(id(x), k), k) for k, x in enumerate(arrays) if _is_concrete(x))
+        pairs = [(j, k) for j, k in places if j != k]
+        if not pairs:  # Python numbers, or scalars of NumPy
+            return
         tops, paths = inputs.tops, inputs.paths
         refuse_others(
             f"{self.__name__} donates arrays that it is called with twice",
-            [f"{paths[k]} is also {paths[j]}" for j, k in pairs if j != k and self._donated & {tops[j], tops[k]}],
+            [f"{paths[k]} is also {paths[j]}" for j, k in pairs if self._donated & {tops[j], tops[k]}],
             f"Copy them by jnp.copy, or place all: arguments = {self.__name__}.place(*arguments). (docs: training#errors)",
         )
 
