@@ -17,6 +17,12 @@ from unity.pcg.capture.repetition import repeated, signature
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 
 
+def _identity(node: Node) -> tuple[int, ...]:
+    """Return the ids of the functions in a node's program, or in its nested graph (see `Body.identity`)."""
+    nested = () if node.inside is None else (inner for inner, _ in node.inside.walk())
+    return tuple(i for n in (node, *nested) if n.body is not None for i in n.body.identity)
+
+
 @dataclass(frozen=True, eq=False)
 class Unit:
     """An operator, the nodes that run again whenever it runs, and the operands of all of them."""
@@ -35,8 +41,7 @@ class Unit:
         number = {v: ("operand", k) for k, v in enumerate(self.operands)}
         parts: list[Hashable] = [(str(v.tensor), v.type) for v in self.operands]
         for k, node in enumerate((*self.rerun, self.node)):
-            identity = node.body.identity if node.body is not None else ()
-            parts.append((signature(node), identity, id(node.policy), *(number[v] for v in node.operands)))
+            parts.append((signature(node), _identity(node), id(node.policy), *(number[v] for v in node.operands)))
             number.update((v, ("made", k + v.index)) for v in node.results)
         return tuple(parts)
 

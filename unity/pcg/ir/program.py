@@ -24,7 +24,7 @@ from unity.base.errors import CaptureError
 from unity.pcg.jaxprs.batched_loops import predicates, with_one_predicate
 from unity.pcg.jaxprs.foreign_primitives import adopted
 from unity.pcg.jaxprs.function_primitives import HELD, name_of
-from unity.pcg.jaxprs.jaxprs import RULED, Program, floating, is_reference
+from unity.pcg.jaxprs.jaxprs import RULED, Program, each, floating, is_reference
 from unity.pcg.jaxprs.parameter_text import array_text, identities, text_of
 from unity.pcg.jaxprs.source_lines import Place, place_of
 from unity.pcg.jaxprs.weak_types import changes_weak_type_alone
@@ -149,8 +149,10 @@ class Equation:
 
     @cached_property
     def identity(self) -> tuple[int, ...]:
-        """The ids of functions among the parameters, of which the signature compares the code alone."""
-        return tuple(identities(self.params)) if self.name in WITH_FUNCTIONS else ()
+        """The ids of functions among the parameters and in nested programs, of which the signature compares the code alone."""
+        own = identities(self.params) if self.name in WITH_FUNCTIONS else ()
+        nested = filter(None, map(_content_of, each(self.params)))
+        return (*own, *(i for _, identity in nested for i in identity))
 
     def reading(self, operands: tuple[Atom, ...]) -> Equation:
         """Return the equation with other operands. It shares the text of the parameters, a twentieth of a search's time."""
@@ -230,19 +232,26 @@ def params_key(params: Mapping[str, Any]) -> str:
 
 
 def _program_key(value: Any) -> str | None:
+    content = _content_of(value)
+    return None if content is None else content[0]
+
+
+def _content_of(value: Any) -> tuple[str, tuple[int, ...]] | None:
+    """Return the key and the identity of a nested program; None for any other parameter."""
     if isinstance(value, Body):
-        return value.key
+        return value.key, value.identity
     if not isinstance(value, Program):
         return None
     if any(is_reference(v.aval) for v in value.invars):  # a kernel's, which is no body
-        return re.sub(r" at 0x[0-9a-f]+", "", str(value))
-    return _key_of_jaxpr(value)
+        return re.sub(r" at 0x[0-9a-f]+", "", str(value)), ()
+    return _content_of_jaxpr(value)
 
 
 @TABLE.clears
 @lru_cache(maxsize=16384)
-def _key_of_jaxpr(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> str:
-    return (close(jaxpr) if isinstance(jaxpr, core.ClosedJaxpr) else from_jaxpr(jaxpr)).key
+def _content_of_jaxpr(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> tuple[str, tuple[int, ...]]:
+    body = close(jaxpr) if isinstance(jaxpr, core.ClosedJaxpr) else from_jaxpr(jaxpr)
+    return body.key, body.identity
 
 
 def close(closed: core.ClosedJaxpr) -> Body:
