@@ -1,6 +1,7 @@
 """Programs inside of scans and remats are rewritten like the rest: what is found, what runs, what is checked and kept in files."""
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -163,3 +164,40 @@ def test_models_with_scans_compute_the_same(name):
         wanted = jax.jit(jax.value_and_grad(model.loss))(*given)
         for a, b in zip(jax.tree.leaves(jax.jit(jax.value_and_grad(found))(*given)), jax.tree.leaves(wanted), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+class Scale:
+    """An object whose content no text of a function shows."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def gradient(self, _, g):
+        return (g * self.factor,)
+
+
+def scaling(factor):
+    @jax.custom_vjp
+    def same(x):
+        return x
+
+    same.defvjp(lambda x: (x, None), Scale(factor).gradient)
+    return same
+
+
+@pytest.mark.parametrize(("factors", "searched"), [((1.0, 1.0), 1), ((1.0, 3.0), 0)])
+def test_equal_programs_are_rewritten_unless_their_derivatives_hide_what_differs(factors, searched):
+    own = {factor: scaling(factor) for factor in factors}
+
+    def run(x, same):
+        return jax.lax.scan(lambda c, _: (same(jnp.sin(c)), None), x, None, length=3)[0].sum()
+
+    def loss(x, y):
+        return run(x, own[factors[0]]) + run(y, own[factors[1]])
+
+    body = capture(loss, f(4, 4), f(4, 4)).body
+    assert len(program(body, {0, 1}).inside) == searched
+    (old,) = programs(body).values()
+    new = replace(old, equations=old.equations[:1], outputs=old.equations[0].results)
+    replaced = [e.params["jaxpr"] is new for e in with_inside(body, {old.key: new}).equations if e.name == "scan"]
+    assert replaced == [bool(searched)] * 2

@@ -21,14 +21,26 @@ def programs(body: Body) -> dict[str, Body]:
     return {program.key: program for program in nested if program is not None}
 
 
+def ambiguous(body: Body) -> frozenset[str]:
+    """Return the content hashes of nested programs that differ in what their functions hide (`Body.identity`)."""
+    identities: dict[str, set[tuple[int, ...]]] = {}
+    for program in filter(None, map(inside, body.equations)):
+        identities.setdefault(program.key, set()).add(program.identity)
+    return frozenset(key for key, different in identities.items() if len(different) > 1)
+
+
 def with_inside(body: Body, instead: Mapping[str, Body]) -> Body:
-    """Return a body with the programs of its scans and remats replaced.
+    """Return a body with the programs of its scans and remats replaced, except `ambiguous` ones.
 
     Args:
         body: the body.
         instead: the new programs by the content hashes of the old ones.
     """
-    return replace(body, equations=tuple(_with(e, instead) for e in body.equations)) if instead else body
+    if not instead:
+        return body
+    shared = ambiguous(body)
+    others = {key: program for key, program in instead.items() if key not in shared}
+    return replace(body, equations=tuple(_with(e, others) for e in body.equations))
 
 
 def _with(e: Equation, instead: Mapping[str, Body]) -> Equation:

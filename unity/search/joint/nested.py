@@ -1,6 +1,7 @@
 """Nested programs: a program and those inside its scans and remats, all cut into segments that are searched for rewritings.
 
-Segments and nested programs are identified by their contents, so a rewriting applies wherever the same content occurs.
+Segments and nested programs are identified by their contents, so a rewriting applies wherever the same content occurs. Nested
+programs of the same content whose functions hide different state are not searched.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.scan_operands import constants_and_carry
-from unity.pcg.propagation.scan_programs import SCANNED, inside, with_inside
+from unity.pcg.propagation.scan_programs import SCANNED, ambiguous, inside, with_inside
 from unity.search.joint.segments import Segment, flows, joined, segments
 from unity.substitutions.rewriting.forms import closed, opened
 
@@ -52,9 +53,10 @@ def program(body: Body, differentiated: Collection[int], times: int = 1) -> Prog
     whole = opened(body)
     flowing = flows(whole, differentiated)
     nested: dict[str, Program] = {}
+    unsearched = ambiguous(whole)
     for e in whole.equations:
         inner = inside(e)
-        if inner is None:
+        if inner is None or inner.key in unsearched:
             continue
         length = int(e.params["length"]) if e.name in SCANNED else 1
         runs = length + (nested[inner.key].times if inner.key in nested else 0)
