@@ -56,7 +56,7 @@ class Reduced:
 
 @dataclass(frozen=True)
 class Scattered:
-    """A variable of a body that some choice reduce-scatters where it is produced: its states there and for its users."""
+    """The states of a variable in a choice, where it is produced and for its users, if a choice of the body reduce-scatters it."""
 
     variable: int
     before: State
@@ -132,21 +132,20 @@ def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
     by_states = {c.states: c for c in (unused(body), replicated)}
     if not body.inputs or not replicable(body):
         by_states.pop(replicated.states, None)
-    solutions: list[Solution] = []
+    solution_of: dict[Choice, Solution] = {}
 
     def offer(solution: Solution) -> bool:
         """Add a solution's choice unless others dominate it. Return whether to try it with unused operands or results."""
-        solutions.append(solution)
         choice = choice_of(body, solution)
         if choice.states in by_states or (solution.changes and superfluous(body, choice, by_states.values())):
             return bool(solution.contributed)
         by_states[choice.states] = choice
+        solution_of[choice] = solution
         return True
 
     useful = [s for s in _solutions(body, seeds) if offer(s)]
     for solution in [other for s in useful for other in with_unused(body, s)]:
         offer(solution)
-    solution_of = {c: s for s in solutions if (c := by_states.get(s.operands + s.results)) is not None}
     return _with_inner_states(list(by_states.values()), solution_of)
 
 

@@ -28,7 +28,7 @@ TINY = 1 / 1024  # the bytes that do not count, as a fraction of the largest ten
 
 
 def superfluous(body: Body, choice: Choice, others: Collection[Choice]) -> bool:
-    """Return whether others dominate a choice that reduces, replicates or contributes values inside.
+    """Return whether others dominate a choice that reduces, scatters, replicates or contributes values inside.
 
     A choice that reduces values but has no partial operands is dominated only by one that partitions the same operands, and either
     has the same results or a partial result in place of a whole one.

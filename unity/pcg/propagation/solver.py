@@ -141,7 +141,7 @@ def solve_either(body: Body, known: Mapping[int, State]) -> Solution:
 def scattering_solution(body: Body, operands: tuple[tuple[int, State], ...], dim: int) -> Solution | None:
     """Return the solution that scatters sums inside along a dimension, or None.
 
-    What is to be scattered follows from the operands alone, so the solution is the same whatever results are wanted.
+    The operands alone decide which sums are scattered, so the solution is the same whatever results are wanted.
     """
     with suppress(Unmatched):
         return solve(body, dict(operands), scattering=dim)

@@ -71,7 +71,7 @@ def ragged_pieces(operands: list[jax.Array], layout: Layout) -> list:
 def _own_groups(x: jax.Array, y: jax.Array, sizes: jax.Array, layout: Layout, ragged: Ragged, grouped: PlacedTensor) -> list:
     """Multiply the rows of the groups that this device has, moved before all others, which count as beyond all groups."""
     group = (jnp.arange(x.shape[ragged.x_rows])[:, None] >= jnp.cumsum(sizes)[None, :]).sum(1, dtype=jnp.int32)
-    own = grouped.find(group, ragged.groups)[0] & (group < sizes.shape[0])  # rows beyond all groups are of none
+    own = grouped.find(group, ragged.groups)[0] & (group < sizes.shape[0])  # rows beyond all groups belong to none
     order = jnp.argsort(~own, stable=True)
     own_sizes = (group[:, None] == grouped.coordinates(ragged.groups)[None, :]).sum(0, dtype=sizes.dtype)
     x = _moved(x, order, ragged.x_rows)
