@@ -5,22 +5,19 @@
 Each model is planned for one H200. With `--plans FOLDER` plans are saved there and read where they are, so that searching
 (`--search`) may be done apart from running. Then the function's step and the rewritten one's, each with all gradients, are
 compiled: for the GPU that JAX has, where both are run in turns as well; else for an H200 that need not be there, which takes
-`jax[cuda13]`. Flops, bytes accessed and kernels are XLA's own. A gain is *real* where the rewritten step takes less time or,
-where it is not run, accesses fewer bytes. A model that is not rewritten is one program, and is not compiled.
+`jax[cuda13]`. Flops and bytes accessed are XLA's own. Kernels are counted in the entry computation of the compiled program: those
+of a loop's body are not. A gain is *real* where the rewritten step takes less time or, where it is not run, accesses fewer bytes.
+A model that is not rewritten is one program, and is not compiled. Means are of the models on record, and of as many as they say.
 """
 
 from __future__ import annotations
 
-import os
-
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
-
 import argparse
 import datetime
 import json
+import os
 import re
 import tempfile
-import time
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
@@ -94,13 +91,13 @@ CASES: dict[str, Callable[[], Model]] = {
 }
 
 
-def plan_of(model: Model, path: Path) -> tuple[unity.Plan, float]:
-    """Return a model's plan, from its file where there is one, and the seconds of its search."""
-    args, started = (model.params, model.batch), time.perf_counter()
+def plan_of(model: Model, path: Path) -> unity.Plan:
+    """Return a model's plan, from its file where there is one."""
+    args = model.params, model.batch
     if not path.exists():
         machine = unity.Machine.grid(1, 1, "h200")
         unity.optimize(model.loss, *args, machine=machine, budget=BUDGET, progress=False).save(path)
-    return unity.load(path, model.loss, *args), time.perf_counter() - started
+    return unity.load(path, model.loss, *args)
 
 
 def compiled(step: Callable[..., Any], args: Any) -> Any:
@@ -129,15 +126,16 @@ def applied(plan: unity.Plan) -> str:
     return ", ".join(f"{times} × {rule}" for rule, times in plan.rewriting.applied) if plan.rewriting else ""
 
 
-def case(name: str, plan: unity.Plan, seconds: float) -> dict[str, Any]:
+def case(name: str, plan: unity.Plan) -> dict[str, Any]:
     """Return one model's figures; ratios are the function's over the rewritten program's, so above 1 is a gain."""
     model = CASES[name]()
     row: dict[str, Any] = {
         "case": name,
         "predicted": 1.0,
-        "search s": seconds,
+        "search s": plan.search_seconds,
         "applied": applied(plan),
         "date": datetime.date.today().isoformat(),
+        "device": jax.devices()[0].device_kind,
     }
     if not applied(plan):
         return row
@@ -158,9 +156,10 @@ def case(name: str, plan: unity.Plan, seconds: float) -> dict[str, Any]:
     return row
 
 
-def geometric_mean(rows: list[dict[str, Any]], column: str) -> float:
-    """Return the geometric mean of a ratio over all models; of those that are not rewritten it is 1."""
-    return prod(row.get(column, 1.0) for row in rows) ** (1 / len(rows))
+def mean(rows: list[dict[str, Any]], column: str) -> dict[str, float]:
+    """Return the geometric mean of a ratio, and the number of models: those that have it, and those not rewritten, whose is 1."""
+    ratios = [row.get(column, 1.0) for row in rows if column in row or not row["applied"]]
+    return {"ratio": prod(ratios) ** (1 / max(1, len(ratios))), "models": len(ratios)}
 
 
 def main() -> None:
@@ -178,14 +177,13 @@ def main() -> None:
         folder = options.plans or Path(cache)
         folder.mkdir(parents=True, exist_ok=True)
         for name in names:
-            plan, seconds = plan_of(CASES[name](), folder / f"{name}.json")
-            print(f"{name}: {plan.time * 1e3:.3g} ms, {seconds:.0f} s, {applied(plan)}", flush=True)
+            plan = plan_of(CASES[name](), folder / f"{name}.json")
+            print(f"{name}: {plan.time * 1e3:.3g} ms, {plan.search_seconds:.0f} s, {applied(plan)}", flush=True)
             if options.search:
                 continue
-            rows[name] = case(name, plan, seconds)
-            kept = [rows[known] for known in CASES if known in rows]
-            means = {column: geometric_mean(kept, column) for column in ("predicted", "bytes", "ran")}
-            record("algebra", kept, means=means, device=jax.devices()[0].device_kind)
+            rows[name] = case(name, plan)
+            recorded = [rows[known] for known in CASES if known in rows]
+            record("algebra", recorded, means={column: mean(recorded, column) for column in ("predicted", "bytes", "ran")})
             print({k: v for k, v in rows[name].items() if k != "applied"}, flush=True)
     if not options.search:
         show("the function over the rewritten program", [{k: v for k, v in row.items() if k != "applied"} for row in rows.values()])
