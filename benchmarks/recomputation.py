@@ -1,8 +1,8 @@
-"""Recomputed layers against checkpoints by hand, at memory limits of which the models do not fit without.
+"""Recomputed layers against checkpoints by hand, at several memory limits.
 
-`python -m benchmarks.recomputation`. Models without a `jax.checkpoint` on a DGX H100, at its memory and at parts of what the
-fastest plan needs, whatever that is. By hand is a checkpoint around every layer, around every second one, and around groups of
-about the root of their number, each with the same exact search of shardings; the layers are those that unity detects. "kept"
+`python -m benchmarks.recomputation`. The models have no `jax.checkpoint`, on a DGX H100. The limits are a device's memory, and
+`PARTS` of the memory of the fastest plan. By hand is a checkpoint around every layer, around every second one, and around groups
+of about the root of their number, each with the same exact search of shardings; the layers are those that unity detects. "kept"
 recomputes none. Seconds of a step are predicted; those of the choice are of the processor, and count everything after capture.
 """
 
@@ -61,7 +61,7 @@ class Case:
         return {"kept": self.search(self.captured)} | {name: self.search(made.after) for name, made in programs.items()}
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """One row for each limit."""
+        """Return one row for each limit."""
         by_hand, rows = self.by_hand(), []
         most = by_hand["kept"].fastest.memory
         for limit in sorted({MACHINE.device.memory, *(part * most for part in PARTS)}):

@@ -30,7 +30,7 @@ CASES = {f"GPT of {layers}, {name}": (layers, name) for layers in (1, 2) for nam
 
 
 def planned(layers: int, name: str, whole: bool) -> dict[str, Any]:
-    """The plan of a step's loss, or of its whole program."""
+    """Return the figures of the plan of a step's loss, or of its whole program."""
     model = gpt(layers=layers, hidden=512, heads=8, vocab=8192, seq=256, batch=64)
     optimizer, machine = OPTIMIZERS[name], unity.Machine.grid(1, 8, "a100")
 
@@ -59,7 +59,7 @@ def moved_by(step: Any, arguments: tuple[Any, ...]) -> int:
 
 
 def measured(case: str, whole: bool) -> dict[str, Any]:
-    """One search, in a process and with a cache of its own. Raises EOFError if the process fails."""
+    """Search once, in a separate process with an empty cache. Raises EOFError if the process fails."""
     context = multiprocessing.get_context("spawn")
     results, end = context.Pipe(duplex=False)
     process = context.Process(target=_into, args=(end, *CASES[case], whole), daemon=True)
