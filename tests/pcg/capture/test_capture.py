@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from capture_cases import TABLE, TRAPS, X
+from hidden_state import doubled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -111,25 +112,6 @@ def test_custom_rules_that_differ_make_different_graphs():
     assert len(keys) == 2
 
 
-class Scale:
-    """An object whose content no text of a function shows."""
-
-    def __init__(self, factor):
-        self.factor = factor
-
-    def gradient(self, _, g):
-        return (g * self.factor,)
-
-
-def hiding_its_scale(factor):
-    @jax.custom_vjp
-    def identity(x):
-        return x * 2
-
-    identity.defvjp(lambda x: (x * 2, None), Scale(factor).gradient)
-    return identity
-
-
 def in_a_scan(f, x):
     return lax.scan(lambda c, _: (f(c), None), x, None, length=3)[0]
 
@@ -144,7 +126,7 @@ def in_a_remat(f, x):
 
 @pytest.mark.parametrize("around", [lambda f, x: f(x), in_a_scan, in_a_branch, in_a_remat])
 def test_derivative_rules_that_hide_their_state_are_told_apart_wherever_they_are(around):
-    fs = hiding_its_scale(1.0), hiding_its_scale(3.0)
+    fs = doubled(1.0), doubled(3.0)
 
     def loss(x):
         return sum(around(f, x).sum() for f in fs)
@@ -155,7 +137,7 @@ def test_derivative_rules_that_hide_their_state_are_told_apart_wherever_they_are
 
 
 def test_equal_programs_around_one_function_are_computed_once():
-    f = hiding_its_scale(3.0)
+    f = doubled(3.0)
     kinds = [[n.kind for n in capture(lambda x, r=r: sum(in_a_scan(f, x).sum() for _ in range(r)), X).graph.nodes] for r in (1, 2)]
     assert [k.count("scan") for k in kinds] == [1, 1]
 

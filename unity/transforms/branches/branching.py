@@ -18,7 +18,7 @@ from unity.pcg.ir.graph import BRANCHES, PCG, Node, Value
 from unity.pcg.ir.payloads import Branches, Input
 from unity.pcg.ir.program import Body
 from unity.pcg.parallel.branches import confined
-from unity.pcg.propagation.scan_programs import SCANNED
+from unity.pcg.propagation.scan_programs import SCANNED, ambiguous
 from unity.pcg.propagation.solver import nested_body
 from unity.pcg.types.axis import Axis
 from unity.transforms.branches.packing import packed
@@ -143,11 +143,12 @@ class Forked:
 
     @cached_property
     def repeated(self) -> tuple[ScanBody, ...]:
-        """The bodies of the program's scans, equal ones once. Pipelines are left out, as are scans inside of branches."""
+        """The bodies of the program's scans, equal ones once, but no pipelines, scans in branches or ambiguous ones."""
         bodies: dict[str, ScanBody] = {}
+        unclear = ambiguous(self.body)
         in_branches = {k for region in self.regions for branch in region.branches for k in branch.members}
         for k, e in enumerate(self.body.equations):
-            if e.name in SCANNED and k not in in_branches and not within(e.scope, WALK):
+            if e.name in SCANNED and k not in in_branches and not within(e.scope, WALK) and nested_body(e).key not in unclear:
                 body = used(nested_body(e))
                 graph = graph_of(body, [f"operand {k}" for k in range(len(body.inputs))], self.captured.bodies)
                 weights = [k for k, n in enumerate(graph.inputs) if n.tensors[0].floating and self.captured.differentiated]
