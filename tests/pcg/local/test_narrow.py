@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiler_options import QUICK
+from compiler_options import QUICK_FUSED
 from jax.sharding import PartitionSpec as P
 from operator_cases import CASES
 from parallel_cases import Application, Combination, fits, is_key
@@ -109,7 +109,7 @@ class Narrow(Application):
 
         def compiled(fn: Any, *given: Any) -> Any:
             lowered = jax.jit(lambda d, g: self.steps(fn, d, g)).lower(*given)
-            return lowered.compile(compiler_options=QUICK)(*given)
+            return lowered.compile(compiler_options=QUICK_FUSED)(*given)
 
         def function(xs: Any) -> list[Any]:
             return [jax.tree.leaves(self.fn(*x)) for x in xs]
