@@ -43,8 +43,10 @@ def asked(description: str | None, cases: Iterable[str], recorded: str = "not re
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("cases", nargs="*", help=f"some of the cases, {recorded}")
-    chosen = parser.parse_args().cases
-    return [name for name in cases if not chosen or name in chosen], not chosen
+    every, chosen = list(cases), parser.parse_args().cases
+    if unknown := [name for name in chosen if name not in every]:
+        parser.error(f"there are no cases {', '.join(map(repr, unknown))}, only {', '.join(map(repr, every))}")
+    return [name for name in every if not chosen or name in chosen], not chosen
 
 
 def show(title: str, rows: list[dict[str, Any]]) -> None:
