@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -40,10 +41,21 @@ settings.load_profile("unity")
 gc.set_threshold(20_000, 20, 10)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _unchanged_precision() -> Iterator[None]:
+    """No module of tests leaves 64-bit types enabled, which would change the programs of all tests after it."""
+    import jax  # the process that hands out tests does not need it
+
+    yield
+    wide = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+    jax.config.update("jax_enable_x64", False)
+    assert not wide, "these tests changed jax_enable_x64, as exported files do when they are run: enable it by precision.in_64_bits"
+
+
 @pytest.fixture
 def as_users_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks compile kernels as XLA does where nobody says otherwise."""
-    from unity.exec import planned_step  # the process that hands out tests does not need JAX
+    from unity.exec import planned_step
 
     options = planned_step.compiler_options
     monkeypatch.setattr(planned_step, "compiler_options", lambda *platform: {**options(*platform), **AS_USERS})

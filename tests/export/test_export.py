@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 from layered_model import towers, towers_arguments
 from operator_cases import CASES
+from precision import in_64_bits
 from small_models import MODELS, Small, arrays, f, gpt, i, random_point
 
 import unity
@@ -44,17 +44,6 @@ from unity.search.cost.cost import Training
 from unity.search.session import Candidate, Search
 
 PAIR, FOUR = Machine.grid(1, 2, "a100"), Machine.grid(2, 2, "a100")
-
-
-@contextmanager
-def in_64_bits() -> Iterator[None]:
-    """Enable 64-bit types, as the models need, and restore the setting that an exported file changes."""
-    before = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        with jax.enable_x64(True):
-            yield
-    finally:
-        jax.config.update("jax_enable_x64", before)
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from precision import in_64_bits
 from small_models import arrays, f
-from test_export import assert_agrees, assert_well_written, in_64_bits
+from test_export import assert_agrees, assert_well_written
 from test_programs import planned
 
 

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental.ode import odeint
+from precision import in_64_bits
 from small_models import Small, arrays, f
-from test_export import PAIR, assert_agrees, assert_well_written, in_64_bits, planned
+from test_export import PAIR, assert_agrees, assert_well_written, planned
 from test_held import rooted
 
 from unity.export import ExportError, write

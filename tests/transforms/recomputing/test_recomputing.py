@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from precision import in_64_bits
 from recomputing_models import MODELS
 from small_models import Small, arrays, block, cross_entropy, f, gpt
 
@@ -44,7 +45,7 @@ PARTS = (0.95, 0.8)  # of the memory of the leanest plan that recomputes no laye
 
 @pytest.fixture(autouse=True, scope="module")
 def in_float64() -> Iterator[None]:
-    with jax.enable_x64(True):
+    with in_64_bits():
         yield
 
 
