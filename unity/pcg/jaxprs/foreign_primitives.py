@@ -128,6 +128,11 @@ def first_order(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
     return with_equations(program, _as_body)
 
 
+def ruled_calls(program: core.ClosedJaxpr) -> tuple[core.JaxprEqn, ...]:
+    """Return the calls with derivative rules in a program, in nested programs too: those that `first_order` replaces."""
+    return tuple(e for eqn in program.eqns for e in (eqn, *equations(eqn)) if e.primitive.name in RULED)
+
+
 def _as_body(eqn: core.JaxprEqn) -> core.JaxprEqn:
     program = own_program(eqn)
     if eqn.primitive.name in RULED:

@@ -21,6 +21,7 @@ from unity.pcg.local import replicated_calls
 from unity.pcg.local import varying_loops as loops
 from unity.pcg.local.collectives import apply, contribute
 from unity.pcg.local.halo_exchange import exchanged
+from unity.pcg.local.second_derivatives import once
 from unity.pcg.local.widening import applied, rounded, sent, widens
 from unity.pcg.operators.layout import Layout, PlacedTensor
 from unity.pcg.operators.table import TABLE
@@ -275,6 +276,7 @@ def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[
     @call.defjvp
     def derivative(primals: Any, tangents: Any) -> Any:
         chosen = [t for t, f in zip(tangents, rule.floating, strict=True) if f]
+        primals = once(primals, rule.calls, equation.source)
         out = run_body(rule.body, (*primals, *chosen), types + tangent_types, results + results, axes)
         out = varied(out, layout.results * 2)
         return out[: len(results)], out[len(results) :]
@@ -317,11 +319,12 @@ def _custom_vjp(equation: Equation, operands: list, layout: Layout, axes: tuple[
         return varied(run_body(body, primals, types, results, axes), layout.results)
 
     def run_forward(*primals: Any) -> Any:
-        out = BodyInterpreter(rule.forward, forward_placing, axes).run(primals)
+        out = BodyInterpreter(rule.forward, forward_placing, axes).run(once(primals, rule.calls, equation.source))
         return varied(out[:n], layout.results), out[n:]
 
     def run_backward(residuals: Any, cotangents: Any) -> Any:
-        gradients = iter(BodyInterpreter(rule.backward, backward_placing, axes).run((*residuals, *cotangents)))
+        values = once((*residuals, *cotangents), rule.calls, equation.source)
+        gradients = iter(BodyInterpreter(rule.backward, backward_placing, axes).run(values))
         flagged = zip(rule.floating, layout.operands, strict=True)
         return tuple(vary(as_held(next(gradients), p), names) if f else None for f, p in flagged)
 

@@ -20,7 +20,7 @@ from unity.base.errors import CaptureError
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Body, Equation, close
 from unity.pcg.jaxprs.effects import pruned, warn
-from unity.pcg.jaxprs.foreign_primitives import first_order, outside, with_foreign
+from unity.pcg.jaxprs.foreign_primitives import first_order, outside, ruled_calls, with_foreign
 from unity.pcg.jaxprs.jaxprs import callable_of, chosen_of, equations, floating, merged
 from unity.pcg.jaxprs.pullbacks import EquationPullback
 from unity.pcg.jaxprs.weak_types import struct_of
@@ -46,11 +46,13 @@ class JvpRule:
         body: (primals, tangents of the `floating` ones) → (results, their tangents).
         floating: for each primal whether it has a tangent.
         foreign: whether the rule has foreign primitives, or passes tangents to kernels.
+        calls: the calls with rules of their own in it, which `body` has without their rules.
     """
 
     body: Body
     floating: Flags
     foreign: bool
+    calls: tuple[core.JaxprEqn, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +63,13 @@ class VjpRule:
         forward: primals → (results, residuals).
         backward: (residuals, cotangents) → cotangents of the `floating` primals.
         floating: for each primal whether it has a cotangent.
+        calls: the calls with rules of their own in both, which the programs have without their rules.
     """
 
     forward: Body
     backward: Body
     floating: Flags
+    calls: tuple[core.JaxprEqn, ...] = ()
 
 
 def as_function(equation: Equation) -> Callable[..., list]:
@@ -170,7 +174,7 @@ def jvp_body(equation: Equation, differentiated: Flags | None = None) -> JvpRule
 
     program = _traced(equation, rule, structs, chosen_of(floating, structs))
     foreign = with_foreign(program) or _differentiates_kernels(program.jaxpr, program.jaxpr.invars[len(structs) :])
-    return JvpRule(used(close(first_order(program))), floating, foreign)
+    return JvpRule(used(close(first_order(program))), floating, foreign, ruled_calls(program))
 
 
 def _differentiates_kernels(program: core.Jaxpr, tangents: Sequence[core.Var]) -> bool:
@@ -188,7 +192,9 @@ def _differentiates_kernels(program: core.Jaxpr, tangents: Sequence[core.Var]) -
 def vjp_bodies(equation: Equation) -> VjpRule:
     """Return the forward and backward programs of a `custom_vjp`, differentiated by every operand that can be."""
     pulled = pull(equation, differentiable_operands(equation))
-    return VjpRule(pulled.forward, backward_body(pulled, (True,) * len(pulled.results)), pulled.floating)
+    everything = (True,) * len(pulled.results)
+    calls = pulled.calls + backward_calls(pulled, everything)
+    return VjpRule(pulled.forward, backward_body(pulled, everything), pulled.floating, calls)
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,12 +206,14 @@ class Pull:
         floating: for each operand whether the call is differentiated by it.
         forward: primals → (results, residuals).
         pullback: the backward part.
+        calls: the calls with rules of their own in the forward part, which `forward` has without their rules.
     """
 
     equation: Equation
     floating: Flags
     forward: Body
     pullback: EquationPullback
+    calls: tuple[core.JaxprEqn, ...]
 
     @property
     def results(self) -> list[ShapedArray]:
@@ -221,13 +229,22 @@ def backward_body(pulled: Pull, nonzero: Flags) -> Body:
         pulled: the differentiated call.
         nonzero: for each result whether it has a cotangent; the cotangents of the others are zero.
     """
+    return close(first_order(_backward(pulled, nonzero)))
 
+
+def backward_calls(pulled: Pull, nonzero: Flags) -> tuple[core.JaxprEqn, ...]:
+    """Return the calls with rules of their own in the backward part, which `backward_body` has without their rules."""
+    return ruled_calls(_backward(pulled, nonzero))
+
+
+@lru_cache(maxsize=1024)
+def _backward(pulled: Pull, nonzero: Flags) -> core.ClosedJaxpr:
     def run(residuals: Any, cotangents: Any) -> Any:
         return pulled.pullback.backward(nonzero, residuals, cotangents)
 
     types = pulled.pullback.residuals, chosen_of(nonzero, pulled.results)
     structs = ([jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals] for avals in types)
-    return close(first_order(_traced(pulled.equation, run, *structs)))
+    return _traced(pulled.equation, run, *structs)
 
 
 @lru_cache(maxsize=1024)
@@ -235,4 +252,4 @@ def pull(equation: Equation, floating: Flags) -> Pull:
     """Differentiate a call by its `floating` operands."""
     pullback = EquationPullback(as_function(equation), floating)
     program = _traced(equation, pullback.forward, *_abstract_operands(equation))
-    return Pull(equation, floating, close(first_order(program)), pullback)
+    return Pull(equation, floating, close(first_order(program)), pullback, ruled_calls(program))

@@ -1,0 +1,91 @@
+"""Second derivatives of calls with derivative rules: those of the function, or a refusal."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from precision import in_64_bits
+
+import unity
+from unity.base.errors import PlanError
+
+SLOW = unity.Device("slow", {"float32": 1e6, "float64": 1e6}, 2**30, 1e7, 1.0, 0.0)
+TWO = unity.Machine.grid(1, 2, SLOW, intra="nvlink3", inter="ib-hdr")
+X = np.random.default_rng(0).normal(size=(4, 6))
+
+
+@pytest.fixture(autouse=True)
+def _in_64_bits() -> Iterator[None]:
+    with in_64_bits():
+        yield
+
+
+def scaled(by: float) -> Callable[[Any], Any]:
+    """Return tanh with a rule, which calls it again, that is its derivative times a factor."""
+    call = jax.custom_vjp(jnp.tanh)
+    call.defvjp(lambda x: (call(x), x), lambda x, g: (by * g * (1 - jnp.tanh(x) ** 2),))
+    return call
+
+
+def rounded() -> Callable[[Any], Any]:
+    """Return a straight-through estimator, whose rule calls it again."""
+    call = jax.custom_jvp(lambda x: jnp.round(x))
+    call.defjvp(lambda primals, tangents: (call(*primals), *tangents))
+    return call
+
+
+def attention() -> Callable[[Any], Any]:
+    """Return a function whose rule calls one of JAX's own with a rule."""
+
+    def plain(x: Any) -> Any:
+        return jax.nn.softmax(x * x, -1) * x
+
+    call = jax.custom_vjp(plain)
+    call.defvjp(lambda x: jax.vjp(plain, x), lambda pull, g: pull(g))
+    return call
+
+
+def curvature(f: Callable[[Any], Any], x: Any) -> Any:
+    """Return the product of a Hessian and a vector."""
+    return jax.jit(jax.grad(lambda x: jnp.vdot(jax.grad(f)(x), jnp.arange(24.0).reshape(4, 6))))(x)
+
+
+def planned(call: Callable[[Any], Any]) -> tuple[Callable[[Any], Any], unity.Plan]:
+    def loss(x: Any) -> Any:
+        return jnp.sum(call(x) ** 2 * x)
+
+    return loss, unity.optimize(loss, X, machine=TWO, search="captured", progress=False)
+
+
+@pytest.mark.parametrize("divided", [True, False])
+@pytest.mark.parametrize("call", [scaled(1.0), attention()], ids=["calls itself", "calls another"])
+def test_rules_that_call_derivatives_are_differentiated_again(call: Callable, divided: bool) -> None:
+    loss, plan = planned(call if divided else lambda x: jnp.sort(call(x).ravel()[::-1]).reshape(x.shape))
+    wanted, found = (curvature(f, x) for f, x in ((loss, X), (plan, plan.shard(X))))
+    np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("call", [scaled(3.0), rounded()], ids=["vjp", "jvp"])
+def test_rules_that_call_other_rules_are_differentiated_once(call: Callable) -> None:
+    loss, plan = planned(call)
+    x = plan.shard(X)
+    assert x.sharding.shard_shape(x.shape) != x.shape
+    np.testing.assert_allclose(jax.grad(plan)(x), jax.grad(loss)(X), rtol=1e-10)
+    with pytest.raises(PlanError, match=r"test_second_derivatives.py:\d+.*a second derivative"):
+        curvature(plan, x)
+
+
+def test_a_rule_is_held_against_a_function_without_derivative() -> None:
+    """A fixed point by a loop, which has no reverse-mode derivative but by its rule."""
+
+    def plain(x: Any) -> Any:
+        return jax.lax.while_loop(lambda y: jnp.any(jnp.abs(y - jnp.cos(y) - x) > 1e-13), lambda y: jnp.cos(y) + x, x)
+
+    call = jax.custom_vjp(plain)
+    call.defvjp(lambda x: (lambda y: (y, y))(call(x)), lambda y, g: (g / (1 + jnp.sin(y)),))
+    _, plan = planned(lambda x: call(x / 8))
+    with pytest.raises(PlanError, match="a second derivative"):
+        curvature(plan, plan.shard(X))
