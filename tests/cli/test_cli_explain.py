@@ -53,6 +53,18 @@ def test_json_has_the_decisions_and_costs(saved: tuple[Path, unity.Plan], capsys
         assert row["count"] <= operators[row["kind"]]
 
 
+def test_a_file_tells_what_is_not_divided_by_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    machine, path = unity.Machine.grid(1, 8, "a100"), tmp_path / "odd.json"
+    options = {"machine": machine, "search": "captured", "progress": False}
+    unity.optimize(cli_models.loss, *cli_models.arguments(1023), **options).save(path)
+    assert main(["explain", str(path)]) == 0
+    assert "args[0]['a']: no axis divides dimension 1 of size 1023" in capsys.readouterr().out
+    assert main(["explain", str(path), "--json"]) == 0
+    row, _ = (w for w in json.loads(capsys.readouterr().out)["warnings"] if w["topic"] == "dimension")  # of a and of b
+    assert row["line"].startswith("cli_models.py:")
+    assert row["line"].endswith(" (loss)")
+
+
 def test_explaining_with_the_model_says_more(saved: tuple[Path, unity.Plan], capsys: pytest.CaptureFixture) -> None:
     path, plan = saved
     assert main(["explain", str(path), "cli_models:small"]) == 0

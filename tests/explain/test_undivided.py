@@ -17,12 +17,12 @@ from jax.extend.core import Primitive
 import unity
 from unity.base.formatting import short
 from unity.cli import main
-from unity.explain.undivided import WORTH_SAYING, undivided
 from unity.machine.machine import Machine
 from unity.pcg.parallel.parallelize import on_one_device
 from unity.pcg.parallel.serial_view import twins
 from unity.plan.plan import Plan
 from unity.plan.summary import differentiated_in
+from unity.plan.undivided import WORTH_SAYING, undivided
 from unity.search.cost.prediction import predict
 
 EIGHT = Machine.grid(1, 8, "a100")

@@ -7,11 +7,11 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from unity.base.formatting import duration, pattern, size
-from unity.explain.undivided import headline, undivided
 from unity.machine.machine import Machine
 from unity.pcg.ir.graph import Node
 from unity.pcg.types.parallel_type import Type
 from unity.plan.summary import differentiated_in
+from unity.plan.undivided import headline, undivided
 from unity.search.cost.prediction import Prediction, predict
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +16,13 @@ from rich.text import Text
 from unity.base.formatting import duration, pattern, short, size
 from unity.explain.brief import axes_in_words, storage_in_words
 from unity.explain.kernels import inferred_kernels
-from unity.explain.undivided import Undivided, headline, undivided
 from unity.machine.machine import Machine
-from unity.pcg.capture.capture import unparallelized
 from unity.pcg.ir.user_lines import line_behind
-from unity.pcg.propagation.halos import undivided_windows
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import copies, show
 from unity.plan.summary import differentiated_in
+from unity.plan.undivided import Undivided, headline, undivided
+from unity.plan.warnings import undividable
 from unity.search.cost.prediction import CollectiveTerm, OperatorTerm, Prediction, predict
 from unity.search.cost.profile_lookup import ROOFLINE
 from unity.search.memory.backend import backend_of
@@ -180,26 +178,8 @@ def _collectives(prediction: Prediction, machine: Machine) -> Table:
 
 
 def blocked(plan: Plan) -> list[str]:
-    """Return lines about primitives and dimensions that cannot be split, with reasons.
-
-    These are unknown primitives, dimensions along which some windows slide, and arguments' dimensions that no axis divides.
-    """
-    lines = [f"{node.kind} runs whole on every device: {why} ({short(node.source)})" for node, why in unparallelized(plan.serial)]
-    windows = Counter((node.kind, dim, why, short(node.source)) for node, dim, why in undivided_windows(plan.serial))
-    lines += [f"{n} × {kind} stays whole along dimension {dim}: {why} ({line})" for (kind, dim, why, line), n in windows.items()]
-    smallest = min((a.size for a in plan.pcg.axes), default=1)
-    total = prod(a.size for a in plan.pcg.axes)
-    listed = set()
-    for node in plan.original.inputs:
-        for dim, n in enumerate(node.tensors[0].shape):
-            if n >= 16 and n % smallest and (n, dim) not in listed:
-                listed.add((n, dim))
-                nearest = -(-n // total) * total
-                lines.append(
-                    f"{node.name}: no axis divides dimension {dim} of size {n}; the nearest size that all"
-                    f" {total} devices divide is {nearest}"
-                )
-    return lines
+    """Return lines about operators and dimensions that cannot be divided, with reasons."""
+    return list(map(str, undividable(plan)))
 
 
 def frontier_table(candidates: Sequence[Candidate], chosen: Candidate, exact: bool) -> Table:

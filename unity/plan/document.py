@@ -20,7 +20,7 @@ from unity.transforms.pipelining import AlikeRecord, UnlikeRecord
 from unity.transforms.recomputing import RecomputingRecord
 from unity.transforms.rewriting import RewritingRecord
 
-SCHEMA = 10
+SCHEMA = 11
 
 AnyTransformation = RecomputingRecord | RewritingRecord | AlikeRecord | UnlikeRecord | BranchingRecord | JoiningRecord
 

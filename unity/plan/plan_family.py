@@ -55,6 +55,11 @@ class PlanFamily:
         """The function as captured, after all transformations."""
         return transformed(self.original, self.transformations)
 
+    @property
+    def differentiated(self) -> frozenset[int]:
+        """The numbers of the arguments that a step computes gradients of."""
+        return self.captured.differentiated if self.search.training.backward else frozenset()
+
     def transformation(self, kind: type[T]) -> T | None:
         """Return the transformation of a type, or None."""
         return next((t for t in self.transformations if isinstance(t, kind)), None)

@@ -20,9 +20,10 @@ from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.graph_json import to_json as graph_json
 from unity.pcg.ir.user_lines import line_behind
 from unity.pcg.parallel.parallelize import on_one_device
+from unity.plan.warnings import PlanWarning, warnings_of
 from unity.search.cost.prediction import Prediction, predict
 from unity.search.memory.backend import backend_of
-from unity.search.memory.memory import predict_memory
+from unity.search.memory.memory import MemoryPrediction, predict_memory
 from unity.substitutions.language.text import print_side
 from unity.transforms.rewriting import Rewriting
 
@@ -53,6 +54,15 @@ class Talk(Record):
     seconds: float
 
 
+class LiveBytes(Record):
+    """Bytes on one device that are live at the peak: the user's line and the kind of the producer, and why they are live."""
+
+    line: str
+    kind: str
+    why: str
+    nbytes: float
+
+
 class RuleUse(Record):
     """Equal applications of a rule: its name and statement, their count, and the user's lines and mesh axes of them."""
 
@@ -76,6 +86,8 @@ class SummaryRecord(Record, tag_field="unity", tag="summary"):
     talk: tuple[Talk, ...]
     rules: tuple[RuleUse, ...]
     applications: tuple[RuleUse, ...]
+    live: tuple[LiveBytes, ...]
+    warnings: tuple[PlanWarning, ...]
     graph: FoldedDocument
 
 
@@ -97,6 +109,8 @@ class Summary:
     talk: tuple[Talk, ...]
     rules: tuple[RuleUse, ...] = ()
     applications: tuple[RuleUse, ...] = ()
+    live: tuple[LiveBytes, ...] = ()
+    warnings: tuple[PlanWarning, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return data for other tools: the graph with every type, arguments by name, costs in seconds and bytes."""
@@ -117,10 +131,13 @@ def read_summary(record: SummaryRecord) -> Summary:
 
 def summary_of(plan: Plan) -> Summary:
     """Return the summary of a plan."""
-    prediction = predict(plan.pcg, plan.machine, differentiated_in(plan))
+    differentiated = differentiated_in(plan)
+    prediction = predict(plan.pcg, plan.machine, differentiated)
+    memory = predict_memory(plan.pcg, differentiated, plan.family.search.training, backend_of(plan.machine))
     figures = plan.__name__, plan.machine.name, plan.machine.devices, plan.time, plan.memory
     applied = (*_transformations(plan), *_applications(plan))
-    return Summary(*figures, plan.pcg, *_costs(prediction, plan.pcg), _rules(plan), applied)
+    costs = _costs(prediction, plan.pcg)
+    return Summary(*figures, plan.pcg, *costs, _rules(plan), applied, _live(memory), warnings_of(plan, prediction))
 
 
 def captured_summary_of(plan: Plan) -> Summary:
@@ -128,8 +145,9 @@ def captured_summary_of(plan: Plan) -> Summary:
     machine, differentiated = plan.machine.alone, differentiated_in(plan)
     graph = on_one_device(plan.original)
     prediction = predict(graph, machine, differentiated)
-    memory = predict_memory(graph, differentiated, plan.family.search.training, backend_of(machine)).total
-    return Summary(plan.__name__, machine.name, 1, prediction.time, memory, plan.original, *_costs(prediction, graph))
+    memory = predict_memory(graph, differentiated, plan.family.search.training, backend_of(machine))
+    figures = plan.__name__, machine.name, 1, prediction.time, memory.total
+    return Summary(*figures, plan.original, *_costs(prediction, graph), live=_live(memory))
 
 
 def step_seconds(summary: Summary) -> tuple[float, float]:
@@ -147,7 +165,7 @@ def seconds_by_line(rows: Iterable[Work | Talk]) -> dict[str, float]:
 
 def differentiated_in(plan: Plan) -> Collection[int]:
     """Return the numbers of the arguments that a plan's step computes gradients of."""
-    return plan.family.captured.differentiated if plan.family.search.training.backward else ()
+    return plan.family.differentiated
 
 
 def _costs(prediction: Prediction, graph: PCG) -> tuple[tuple[Work, ...], tuple[Talk, ...]]:
@@ -165,6 +183,15 @@ def _costs(prediction: Prediction, graph: PCG) -> tuple[tuple[Work, ...], tuple[
         old = talk.get(key, Talk(*key[:4], 0, c.nbytes, 0.0))
         talk[key] = replace(old, count=old.count + c.count, seconds=old.seconds + t.seconds)
     return tuple(work.values()), tuple(talk.values())
+
+
+def _live(memory: MemoryPrediction) -> tuple[LiveBytes, ...]:
+    """Return the live buffers of a prediction, those of one line, producer and reason merged, the largest first."""
+    rows: dict[tuple[str, str, str], float] = {}
+    for h in memory.held:
+        key = line_behind(h.node), h.node.kind, h.why
+        rows[key] = rows.get(key, 0.0) + h.nbytes
+    return tuple(LiveBytes(*key, nbytes) for key, nbytes in sorted(rows.items(), key=lambda row: -row[1]) if nbytes)
 
 
 def _rules(plan: Plan) -> tuple[RuleUse, ...]:

@@ -18,13 +18,13 @@ from unity.cli.output import print_json, stage
 from unity.diff.document import UNMARKED, Document, DocumentRow, DocumentTable, cut
 from unity.diff.formats.text import show
 from unity.explain.tables import blocked
-from unity.explain.undivided import undivided
 from unity.explain.why import answers
 from unity.pcg.ir.user_lines import line_behind
 from unity.pcg.types.parallel_type import copies
 from unity.pcg.types.parallel_type import show as in_types
 from unity.plan.plan import Plan
 from unity.plan.summary import RuleUse, Summary, differentiated_in, summary_of
+from unity.plan.undivided import undivided
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import predict_memory
 
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
 def data(summary: Summary) -> dict[str, Any]:
     """Return a plan's decisions and costs as data for other tools. The graph is left out: `unity show --json` prints it."""
     figures = {k: v for k, v in vars(summary).items() if isinstance(v, str | int | float)}
-    rows = {k: plain(getattr(summary, k)) for k in ("work", "talk", "rules", "applications")}
+    rows = {k: plain(getattr(summary, k)) for k in ("work", "talk", "rules", "applications", "warnings")}
     arguments = [{"name": n, "tensor": t, "stored": s, "nbytes": b} for (n, t, s), b in _stored_arguments(summary)]
     return {**figures, "arguments": arguments, **rows}
 
@@ -102,6 +102,7 @@ def document(summary: Summary) -> Document:
         _arguments(summary),
         _operators(summary),
         _collectives(summary),
+        _warnings(summary),
     )
     return Document(title, tuple(t for t in tables if t.rows))
 
@@ -141,6 +142,10 @@ def _collectives(summary: Summary) -> DocumentTable:
     rows = [(f"{t.count} ×", t.kind, t.over, size(t.nbytes), duration(t.seconds), t.why, t.line) for t in slowest_first]
     columns = ("", "collective", "over", "bytes", "time", "why", "line")
     return _table("what communicates", columns, rows, "kinds of collectives")
+
+
+def _warnings(summary: Summary) -> DocumentTable:
+    return _table("warnings", ("line", "warning"), [(w.line, w.text) for w in summary.warnings], "warnings")
 
 
 def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]], what: str) -> DocumentTable:

@@ -26,10 +26,10 @@ from unity.cli.arguments import (
 from unity.cli.errors import CommandError
 from unity.cli.model import Model, add_model, model_of
 from unity.cli.output import print_json, stage
-from unity.explain.undivided import headline, undivided
 from unity.optimize import optimize
 from unity.plan.options import OBJECTIVES, SEARCHES
 from unity.plan.plan import Plan
+from unity.plan.undivided import headline, undivided
 
 HELP = "find the best plan for a model, and save it"
 # Options of `unity.optimize` that the command line has, by the names there.

@@ -24,7 +24,7 @@ from unity.pcg.ir.dead_code import deduplicated, extract, used
 from unity.pcg.ir.graph import CONSTRAIN, PCG, Node, Value
 from unity.pcg.ir.payloads import Input, Remat, Scan
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
-from unity.pcg.jaxprs.effects import warn
+from unity.pcg.jaxprs.effects import Notice, warn
 from unity.pcg.jaxprs.jaxprs import NESTING
 from unity.pcg.jaxprs.mapped_regions import raised
 from unity.pcg.jaxprs.mesh_context import without_mesh
@@ -67,6 +67,7 @@ class Captured:
     marking: returns the marks that keep the shardings that the function states; None if they are not kept.
     result_shardings: the sharding of each result in its type.
     observations: its side effects, whose values the program returns after the function's own results.
+    notices: the warnings about side effects that are dropped, or run without their order.
     """
 
     body: Body
@@ -80,6 +81,7 @@ class Captured:
     marking: Marking | None = None
     result_shardings: tuple[NamedSharding, ...] = ()
     observations: tuple[Observation, ...] = ()
+    notices: tuple[Notice, ...] = ()
 
     def of(self, body: Body, known: Bodies | None = None) -> Captured:
         """Return this function with another program that computes the same. `known`: as for `graph_of`."""
@@ -141,6 +143,7 @@ def capture(
         marking,
         stated,
         observed.observations,
+        observed.notices,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unity.base.formatting import pattern, short
-from unity.pcg.ir.graph import Node
+from unity.pcg.ir.graph import PCG, Node
 
 
 def line_behind(node: Node) -> str:
@@ -11,6 +11,16 @@ def line_behind(node: Node) -> str:
     while not node.source and node.operands:
         node = node.operands[0].node
     return short(node.source) or pattern(node.name)
+
+
+def source_of_use(node: Node, graph: PCG) -> str:
+    """Return the source of a node of a graph; of an argument or a change of its type, which have none, that of its first use."""
+    uses = [node]
+    for use in uses:  # grows: the uses of a change of type are uses of its operand
+        if use.source:
+            return use.source
+        uses += [user for user, _ in graph.users[id(use)]]
+    return ""
 
 
 def spoken(node: Node) -> tuple[str, ...]:

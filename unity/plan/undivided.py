@@ -14,7 +14,6 @@ from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.propagation.choices import choices
 from unity.pcg.propagation.halos import undivided_windows
 from unity.pcg.types.axis import Axis
-from unity.plan.summary import differentiated_in
 from unity.search.cost.prediction import Prediction, predict
 from unity.search.space.configurations import fits
 
@@ -44,7 +43,7 @@ class Undivided:
 
 def undivided(plan: Plan, prediction: Prediction | None = None) -> tuple[Undivided, ...]:
     """Return the operators that every device of a plan runs whole, the most expensive first; none if their share is small."""
-    prediction = prediction or predict(plan.pcg, plan.machine, differentiated_in(plan))
+    prediction = prediction or predict(plan.pcg, plan.machine, plan.family.differentiated)
     total = prediction.computing
     if plan.machine.devices == 1 or not total:
         return ()

@@ -1,0 +1,97 @@
+"""Warnings about a plan, by the user's line: effects that it drops, and operators and dimensions that it does not divide."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from math import prod
+from typing import TYPE_CHECKING, Literal
+
+from unity.base.documents import Record
+from unity.base.formatting import pattern, short
+from unity.pcg.capture.capture import unparallelized
+from unity.pcg.ir.graph import PCG
+from unity.pcg.ir.user_lines import source_of_use
+from unity.pcg.propagation.halos import undivided_windows
+from unity.plan.effects import dropped_effects
+from unity.plan.undivided import undivided
+from unity.search.cost.prediction import Prediction
+
+if TYPE_CHECKING:
+    from unity.plan.plan import Plan
+
+LARGE = 16  # indices of a dimension that is worth dividing
+WORTH_WARNING = 0.01  # share of the predicted computation that an operator takes
+
+Topic = Literal["dropped", "unknown", "windows", "dimension", "whole"]
+
+
+class PlanWarning(Record):
+    """A part of the user's program that a plan drops or does not divide.
+
+    Attributes:
+        topic: "dropped" (an effect that does not run), "unknown" (an operator that cannot be divided), "windows" (a dimension along
+            which windows cannot be divided), "dimension" (an argument's dimension that no axis divides) or "whole" (an operator
+            that could be divided, but runs whole on every device).
+        line: the user's line.
+        subject: the effect, operator or argument. Warnings of one topic about one subject at one line are the same.
+        text: the warning.
+    """
+
+    topic: Topic
+    line: str
+    subject: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.line})" if self.line else self.text
+
+
+def warnings_of(plan: Plan, prediction: Prediction | None = None) -> tuple[PlanWarning, ...]:
+    """Return the warnings about a plan."""
+    refused = tuple(undividable(plan))
+    known = {(w.line, w.subject) for w in refused}
+    return (*_dropped(plan), *refused, *(w for w in _whole(plan, prediction) if (w.line, w.subject) not in known))
+
+
+def undividable(plan: Plan) -> Iterator[PlanWarning]:
+    """Yield the operators and dimensions that no plan of the program divides, with the reason.
+
+    These are unknown primitives, dimensions along which some windows slide, and arguments' dimensions that no axis divides.
+    """
+    for node, why in unparallelized(plan.serial):
+        yield PlanWarning("unknown", short(node.source), node.kind, f"{node.kind} runs whole on every device: {why}")
+    windows = Counter((node.kind, dim, why, short(node.source)) for node, dim, why in undivided_windows(plan.serial))
+    for (kind, dim, why, line), n in windows.items():
+        text = f"{n} × {kind} stays whole along dimension {dim}: {why}"
+        yield PlanWarning("windows", line, f"dimension {dim} of {kind}", text)
+    smallest, total = min((a.size for a in plan.pcg.axes), default=1), prod(a.size for a in plan.pcg.axes)
+    yield from _indivisible(plan.original, smallest, total)
+
+
+def _indivisible(graph: PCG, smallest: int, total: int) -> Iterator[PlanWarning]:
+    """Yield the arguments' dimensions that no axis divides, the first argument of each size."""
+    listed = set()
+    for node in graph.inputs:
+        for dim, n in enumerate(node.tensors[0].shape):
+            if n >= LARGE and n % smallest and (n, dim) not in listed:
+                listed.add((n, dim))
+                text = (
+                    f"{node.name}: no axis divides dimension {dim} of size {n}; the nearest size that all"
+                    f" {total} devices divide is {-(-n // total) * total}"
+                )
+                line = short(source_of_use(node, graph))
+                yield PlanWarning("dimension", line, f"dimension {dim} of {pattern(node.name)}", text)
+
+
+def _dropped(plan: Plan) -> Iterator[PlanWarning]:
+    captured = plan.family.original
+    for notice in dict.fromkeys((*captured.notices, *dropped_effects(captured, plan.pcg))):
+        yield PlanWarning("dropped", short(notice.line), notice.text.partition(" is ")[0], notice.text)
+
+
+def _whole(plan: Plan, prediction: Prediction | None) -> Iterator[PlanWarning]:
+    for row in undivided(plan, prediction):
+        if row.part >= WORTH_WARNING:
+            text = f"{row.kind} runs whole on every device, {row.part:.0%} of the computing: {row.reason}"
+            yield PlanWarning("whole", row.line, row.kind, text)
