@@ -53,6 +53,14 @@ def nbytes(text: str) -> float:
     return float(quantity[1]) * UNITS[quantity[2]]
 
 
+def growth(text: str) -> float:
+    """Return the growth that a text names in percent, such as 5% or 0.5%, as a part."""
+    percent = re.fullmatch(r"(\d+(?:\.\d+)?)%", text)
+    if percent is None:
+        raise argparse.ArgumentTypeError(f"expected a growth in percent that is not negative, such as 5% or 0.5%, got {text}")
+    return float(percent[1]) / 100
+
+
 def budget(text: str) -> int | float:
     """Return a search budget: a number of programs (500), or seconds (30s)."""
     amount = re.fullmatch(r"(\d+)|(\d+(?:\.\d*)?)s", text)

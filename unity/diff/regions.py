@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -29,7 +29,7 @@ class CostChange:
     @property
     def same(self) -> bool:
         """Whether both are equal, up to rounding."""
-        return abs(self.before - self.after) <= 1e-9 * max(self.before, self.after)
+        return abs(self.before - self.after) <= 1e-9 * max(abs(self.before), abs(self.after))
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,15 @@ def step_costs(before: Summary, after: Summary) -> dict[str, CostChange]:
     }
 
 
-def regions(edits: Iterable[Edit], before: Summary, after: Summary) -> tuple[RegionDiff, ...]:
-    """Return the lines that have edits or other costs, in the order of the second program."""
+def regions(edits: Iterable[Edit], before: Summary, after: Summary, line_after: Callable[[str], str]) -> tuple[RegionDiff, ...]:
+    """Return the lines that have edits or other costs, in the order of the second program.
+
+    Args:
+        edits: the differences of the graphs.
+        before: the first program, its lines named as in the second, but for those of its graph.
+        after: the second program.
+        line_after: the line of the second program for a line of the first.
+    """
     edits_by_line: dict[str, Counter[Edit]] = {}
     for edit in edits:
         edits_by_line.setdefault(edit.line, Counter())[edit] += 1
@@ -74,7 +81,7 @@ def regions(edits: Iterable[Edit], before: Summary, after: Summary) -> tuple[Reg
     communicating = seconds_by_line(before.talk), seconds_by_line(after.talk)
     for line in (*computing[0], *computing[1], *communicating[0], *communicating[1]):
         edits_by_line.setdefault(line, Counter())
-    order = {line: k for k, line in enumerate(_lines_in_order(before, after))}
+    order = {line: k for k, line in enumerate(_lines_in_order(before, after, line_after))}
     new_rules = [use for use in after.rules if use not in before.rules]
     every = (
         RegionDiff(
@@ -114,9 +121,10 @@ def _cost_change(seconds: tuple[dict[str, float], dict[str, float]], line: str) 
     return CostChange(seconds[0].get(line, 0.0), seconds[1].get(line, 0.0))
 
 
-def _lines_in_order(before: Summary, after: Summary) -> dict[str, None]:
+def _lines_in_order(before: Summary, after: Summary, line_after: Callable[[str], str]) -> dict[str, None]:
     """Return the lines in the order of the second program, then those of the first alone."""
-    return dict.fromkeys(line_of(node) for side in (after, before) for node, _ in side.graph.walk())
+    lines = [[line_of(node) for node, _ in side.graph.walk()] for side in (after, before)]
+    return dict.fromkeys((*lines[0], *map(line_after, lines[1])))
 
 
 def collectives(before: Summary, after: Summary) -> tuple[Collectives, ...]:

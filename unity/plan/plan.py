@@ -480,8 +480,8 @@ class Plan:
         if other is not None and not isinstance(other, Plan):
             raise PlanError(f"other={other!r}: expected another Plan, got {type(other).__name__}; unity.load reads a file's.")
         if other is None:
-            return PlanDiff(captured_summary_of(self), summary_of(self))
-        return PlanDiff(summary_of(self), summary_of(other))
+            return PlanDiff(captured_summary_of(self), summary_of(self), same_source=True)
+        return PlanDiff(summary_of(self), summary_of(other), same_source=self.family.fn is other.family.fn)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as data for other tools: the parallel graph, the rules behind it, costs by line.

@@ -7,13 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from unity.base.errors import PlanError
+from unity.cli.arguments import growth
+from unity.cli.errors import CommandError
 from unity.cli.files import read, write
 from unity.diff import FORMATS, PlanDiff
 from unity.diff.plan_diff import FORMAT_OF_SUFFIX
+from unity.diff.verdict import FORMATS as VERDICT_FORMATS
+from unity.diff.verdict import Verdict
 from unity.plan.summary import Summary
 
 HELP = "say what is different between two saved plans, or two graphs"
 SAME, DIFFERENT, WRONG = 0, 1, 2  # exit statuses, as those of `diff`
+ACCEPTED, REFUSED = 0, 1  # with limits
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -21,32 +26,52 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=run, wrong=WRONG)
     command.description = (
         "Says what is different between two saved plans or graphs; of one plan, between the program as captured and as planned. "
-        "The exit status is 0 if nothing is different, 1 if something is, 2 if something is wrong."
+        "The exit status is 0 if nothing is different, 1 if something is, 2 if something is wrong. With limits, the change from "
+        "plan A to plan B is judged, and its causes are named by line: the exit status is 0 if it is admitted, 1 if it is not."
     )
     command.epilog = (
         "examples:\n"
         "  unity diff plan.json                              # a plan against the program that it was made for\n"
         "  unity diff fast.json lean.json                    # two plans\n"
-        "  unity diff fast.json lean.json -o diff.html"
+        "  unity diff fast.json lean.json -o diff.html\n"
+        "  unity diff base.json change.json --slower 5% --larger 5% --format markdown"
     )
     command.add_argument("before", type=Path, metavar="A", help="a plan (plan.save) or a graph (JSON)")
     command.add_argument("after", type=Path, metavar="B", nargs="?", help="another; without it, A is compared with its program")
     command.add_argument("--format", choices=FORMATS, help="default: what the name after -o says, or text")
     command.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
     command.add_argument("-o", "--output", type=Path, metavar="FILE", help="write a file instead of printing")
+    group = command.add_argument_group("limits, for a change of a model")
+    group.add_argument("--slower", type=growth, metavar="PERCENT", help="how much more time B may take than A: 5%%")
+    group.add_argument("--larger", type=growth, metavar="PERCENT", help="how much more memory B may take than A: 5%%")
+    group.add_argument("--strict", action="store_true", help="admit no warnings about B that A has not")
     command.add_argument("-q", "--quiet", action="store_true", help="print nothing: the exit status tells")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare two plans or graphs, and return whether they differ as the exit status."""
-    diff = PlanDiff(*_sides(options.before, options.after))
+    """Compare two plans or graphs. Return whether they differ, or whether the second is refused, as the exit status."""
     form = options.format or (FORMAT_OF_SUFFIX.get(options.output.suffix) if options.output else None) or "text"
+    is_judged = options.slower is not None or options.larger is not None or options.strict
+    if is_judged and options.after is None:
+        raise CommandError("--slower, --larger and --strict judge a change from one plan to another: name both")
+    if is_judged and form not in VERDICT_FORMATS:
+        raise CommandError(f"--format {form} shows graphs: with limits, choose one of {', '.join(VERDICT_FORMATS)}")
+    diff = PlanDiff(*_sides(options.before, options.after), same_source=options.after is None)
+    if not is_judged:
+        _put(diff, form, options)
+        return DIFFERENT if diff else SAME
+    verdict = diff.verdict(slower=options.slower, larger=options.larger, strict=options.strict)
+    _put(verdict, form, options)
+    return ACCEPTED if verdict.accepted else REFUSED
+
+
+def _put(result: PlanDiff | Verdict, form: str, options: argparse.Namespace) -> None:
+    """Print a result, in colour on a terminal, or write it to a file."""
     if form == "text" and options.output is None:
         if not options.quiet:
-            diff.show()
+            result.show()
     elif options.output is not None or not options.quiet:
-        write(diff.formatted(form), options.output)
-    return DIFFERENT if diff else SAME
+        write(result.formatted(form), options.output)
 
 
 def _sides(before: Path, after: Path | None) -> tuple[Summary, Summary]:

@@ -1,0 +1,199 @@
+"""A verdict on a change: how much slower and larger it is, at which lines, and whether limits admit that."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+
+import unity
+from unity.base.formatting import duration, size
+from unity.diff import PlanDiff
+from unity.diff.verdict import FORMATS
+from unity.plan.summary import Summary, differentiated_in, summary_of
+from unity.plan.warnings import warnings_of
+from unity.search.cost.prediction import predict
+from unity.search.memory.backend import backend_of
+from unity.search.memory.memory import predict_memory
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+EIGHT = unity.Machine.grid(1, 8, "a100")
+MODEL = """\
+def embed(table, ids):
+    return table[ids]
+
+def loss(params, ids):
+    h = embed(params["embedding"], ids)
+    h = jnp.tanh(h @ params["up"]) @ params["down"]
+    return (h @ params["embedding"].T).mean()
+"""
+COMMENTED = "# what it does\n\n" + MODEL.replace("    h = jnp", "    # a layer\n    h = jnp")
+DEEPER = COMMENTED.replace("    return (h", "    h = jnp.sin(h @ h.mT @ h)\n    return (h")
+unknown = Primitive("mystery")
+unknown.def_abstract_eval(lambda x: ShapedArray(x.shape, x.dtype))
+
+
+def f(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def arguments(vocabulary: int = 4096) -> tuple[Any, ...]:
+    return {"embedding": f(vocabulary, 256), "up": f(256, 1024), "down": f(1024, 256)}, f(64, 32, dtype="int32")
+
+
+@cache
+def planned(text: str = MODEL, vocabulary: int = 4096, search: str = "captured") -> unity.Plan:
+    names: dict[str, Any] = {"jnp": jnp, "jax": jax, "unknown": unknown}
+    exec(compile(text, "/models/model.py", "exec"), names)
+    return unity.optimize(names["loss"], *arguments(vocabulary), machine=EIGHT, search=search, budget=0, progress=False)
+
+
+def line_of(code: str, text: str = MODEL) -> str:
+    """The line of a model with some code, as it is shown to users."""
+    lines = text.split("\n")
+    number = next(k for k, line in enumerate(lines, 1) if code in line)
+    function = next(re.findall(r"def (\w+)", line)[0] for line in reversed(lines[:number]) if line.startswith("def "))
+    return f"model.py:{number} ({function})"
+
+
+CHANGES = [
+    (planned, lambda: planned(DEEPER)),
+    (lambda: planned(DEEPER), planned),
+    (planned, lambda: planned(vocabulary=4095)),
+    (lambda: planned(search="data-parallel"), lambda: planned(search="fsdp")),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), CHANGES, ids=["more", "less", "indivisible", "sharded"])
+def test_the_causes_add_up_to_the_change(before: Any, after: Any) -> None:
+    one, other = before(), after()
+    verdict = one.diff(other).verdict()
+    steps = [predict(p.pcg, EIGHT, differentiated_in(p)).time for p in (one, other)]
+    assert sum(c.amount for c in verdict.time_causes) == pytest.approx(steps[1] - steps[0], rel=1e-6)
+    assert verdict.time.growth == pytest.approx(other.time / one.time - 1)
+    training = one.family.search.training
+    peaks = [predict_memory(p.pcg, differentiated_in(p), training, backend_of(EIGHT)).total for p in (one, other)]
+    assert sum(c.amount for c in verdict.memory_causes) == pytest.approx(peaks[1] - peaks[0], rel=1e-6)
+    assert verdict.memory.growth == pytest.approx(other.memory / one.memory - 1)
+    assert verdict.time_causes
+
+
+def test_limits_refuse_what_is_more_than_they_say() -> None:
+    diff = planned().diff(planned(DEEPER))
+    slower, larger = (getattr(planned(DEEPER), name) / getattr(planned(), name) - 1 for name in ("time", "memory"))
+    assert slower > 0.01
+    assert larger > 0.01
+    assert diff.verdict().accepted
+    assert diff.verdict(slower=slower * 1.001, larger=larger * 1.001).accepted
+    assert not diff.verdict(slower=slower * 0.999).accepted
+    assert not diff.verdict(larger=larger * 0.999).accepted
+    assert planned(DEEPER).diff(planned()).verdict(slower=0, larger=0).accepted
+    assert planned().diff(planned()).verdict(slower=0, larger=0, strict=True).accepted
+
+
+def test_moved_lines_are_no_change() -> None:
+    diff = planned().diff(planned(COMMENTED))
+    assert not diff
+    assert not diff.verdict().time_causes
+    assert not diff.verdict().memory_causes
+    assert diff.verdict().sentence == "this change makes a step as fast as before and as large as before"
+
+
+def test_a_new_statement_is_the_cause_at_its_own_line() -> None:
+    verdict = planned().diff(planned(DEEPER)).verdict(slower=0.01)
+    new = line_of("h.mT", DEEPER)
+    assert verdict.time_causes[0].line == new
+    assert "now computes" in verdict.time_causes[0].text
+    assert f"slower: {new} now computes" in verdict.sentence
+    assert {c.line for c in verdict.time_causes if "now computes" in c.text} == {new}
+    assert planned(DEEPER).diff(planned()).verdict().sentence.count(":") == 0
+
+
+def test_weights_that_are_gathered_now_are_named_where_they_are_used() -> None:
+    one, other = planned(search="data-parallel"), planned(search="fsdp")
+    verdict = one.diff(other).verdict()
+    uses = {"embedding": "embed(params", "up": "jnp.tanh", "down": "jnp.tanh"}
+    for name, code in uses.items():
+        leaf = arguments()[0][name]
+        line = line_of("table[ids]") if name == "embedding" else line_of(code)
+        gathered = f"now gathers args[0]['{name}'] (all-gather of {size(4 * leaf.size)} over all 8 devices)"
+        scattered = f"now adds up and scatters the gradient of args[0]['{name}'] (reduce-scatter of {size(4 * leaf.size)}"
+        summed = f"no longer adds up the gradient of args[0]['{name}'] (all-reduce of {size(4 * leaf.size)})"
+        if name != "embedding":  # read twice, by the lookup and the logits
+            assert any(c.line == line and c.text == gathered for c in verdict.time_causes), name
+            assert any(c.line == line and c.text.startswith(scattered) for c in verdict.time_causes), name
+            assert any(c.line == line and c.text == summed and c.amount < 0 for c in verdict.time_causes), name
+        else:
+            assert any(c.line == line and c.text.startswith("now gathers args[0]['embedding']") for c in verdict.time_causes)
+    assert "now gathers" in verdict.sentence
+
+
+def test_every_format_says_the_same_figures() -> None:
+    verdict = planned().diff(planned(DEEPER)).verdict(slower=0.01, larger=5.0)
+    data = json.loads(verdict.formatted("json"))
+    assert data == verdict.to_json()
+    assert (data["accepted"], data["time"]["exceeded"], data["memory"]["exceeded"]) == (False, True, False)
+    assert (data["time"]["before"], data["time"]["after"]) == (planned().time, planned(DEEPER).time)
+    assert data["time"]["limit"] == 0.01
+    for form in FORMATS:
+        if form != "json":
+            shown = verdict.formatted(form)
+            for figure in (duration(planned().time), duration(planned(DEEPER).time), size(planned(DEEPER).memory), "exceeded"):
+                assert figure in shown
+    markdown = verdict.formatted("markdown")
+    assert markdown.startswith(f"# loss on {EIGHT.name}: this change makes a step ")
+    assert "## refused" in markdown
+
+
+def test_graphs_have_no_costs_to_judge() -> None:
+    graph = Summary("graph", "", 0, 0.0, 0.0, planned().original, (), ())
+    with pytest.raises(unity.PlanError, match="graphs have no costs"):
+        PlanDiff(graph, summary_of(planned())).verdict(slower=0.05)
+
+
+# --- warnings ---
+
+MYSTERIOUS = COMMENTED.replace("    # a layer", "    h = unknown.bind(jax.lax.stop_gradient(h))")
+SORTED = COMMENTED.replace("    # a layer", "    h = jnp.sort(h.reshape(-1)).reshape(h.shape)")
+PRINTED = COMMENTED.replace("    # a layer", '    jax.debug.print("{}", h)')
+
+
+@pytest.mark.parametrize(
+    ("text", "vocabulary", "topic", "code", "says"),
+    [
+        (MYSTERIOUS, 4096, "unknown", "unknown.bind", "no entry for mystery in the operator table"),
+        (SORTED, 4096, "whole", "jnp.sort", "none of its dimensions can be divided"),
+        (PRINTED, 4096, "dropped", "jax.debug.print", "jax.debug.print is dropped from the plan"),
+        (MODEL, 4095, "dimension", "table[ids]", "no axis divides dimension 0 of size 4095; the nearest size"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*dropped from the plan")
+def test_a_new_warning_is_at_its_line_and_refused_if_strict(text: str, vocabulary: int, topic: str, code: str, says: str) -> None:
+    plan = planned(text, vocabulary)
+    found = [w for w in warnings_of(plan) if w.topic == topic]
+    assert any(w.line == line_of(code, text) and says in w.text for w in found)
+    verdict = planned().diff(plan).verdict(strict=True)
+    assert not verdict.accepted
+    assert set(found) <= set(verdict.new_warnings)
+    assert planned().diff(plan).verdict().accepted
+    assert says in str(verdict)
+
+
+@pytest.mark.filterwarnings("ignore:.*dropped from the plan")
+def test_a_warning_that_moved_is_not_new() -> None:
+    for text in (MYSTERIOUS, SORTED, PRINTED):
+        moved = "# moved\n\n\n" + text
+        assert warnings_of(planned(text))
+        assert not planned(text).diff(planned(moved)).verdict(strict=True).new_warnings
+
+
+def test_a_model_that_is_divided_has_no_warnings() -> None:
+    assert warnings_of(planned()) == ()

@@ -1,0 +1,306 @@
+"""A verdict on a change: how much slower and larger it makes a step, which lines cause that, and whether limits admit it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from math import inf, prod
+from typing import TYPE_CHECKING, Any
+
+from unity.base.documents import plain
+from unity.base.errors import PlanError
+from unity.base.formatting import duration, pattern, short, size
+from unity.diff.document import UNMARKED, Document, DocumentRow, DocumentTable, cut
+from unity.diff.edits import ADDED, REMOVED, Edit, root
+from unity.diff.formats import html, markdown, text
+from unity.diff.lines import SAME_LINES, Renumbering
+from unity.diff.regions import CostChange, RegionDiff
+from unity.diff.skeleton import is_parallelization
+from unity.pcg.ir.graph import PCG
+from unity.pcg.ir.user_lines import line_behind, source_of_use
+from unity.pcg.parallel.traffic import BACKWARD
+from unity.plan.summary import Summary
+from unity.plan.warnings import PlanWarning
+
+if TYPE_CHECKING:
+    from unity.diff.plan_diff import PlanDiff
+
+SCHEMA = 1
+FORMATS = ("text", "markdown", "json", "html")
+MAX_EDITS = 2  # differences of one line that are named
+MAX_CAUSES = 10  # causes in a text; data have all
+WORTH_NAMING = 0.01  # of the largest cause
+VERBS = {
+    "all-gather": "gathers",
+    "all-reduce": "adds up",
+    "reduce-scatter": "adds up and scatters",
+    "all-to-all": "exchanges",
+    "collective-permute": "passes on",
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The growth that is admitted.
+
+    Attributes:
+        slower: of the time of a step, as a part of the time before (0.05 is 5 %); None admits any.
+        larger: of the memory on each device, likewise.
+        strict: whether new warnings are refused.
+    """
+
+    slower: float | None = None
+    larger: float | None = None
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class LimitedFigure:
+    """The time of a step or the memory on each device, before and after, and the growth that is admitted."""
+
+    cost: CostChange
+    limit: float | None
+
+    @property
+    def growth(self) -> float:
+        """The growth as a part of the figure before, negative where it became less."""
+        before, after = self.cost.before, self.cost.after
+        return 0.0 if self.cost.same else after / before - 1 if before else inf
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the growth is more than admitted."""
+        return self.limit is not None and self.growth > self.limit
+
+    def to_json(self) -> dict[str, Any]:
+        """Return data for other tools."""
+        return {**asdict(self.cost), "growth": self.growth, "limit": self.limit, "exceeded": self.exceeded}
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A line of the user's, what became different there, and by how many seconds or bytes."""
+
+    line: str
+    text: str
+    amount: float
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """A verdict on the difference of two plans."""
+
+    diff: PlanDiff
+    limits: Limits
+
+    def __post_init__(self) -> None:
+        if not (self.diff.before.machine and self.diff.after.machine):
+            raise PlanError("graphs have no costs to compare: expected two plans that plan.save wrote (docs: ci)")
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the change is within its limits."""
+        return not (self.time.exceeded or self.memory.exceeded or (self.limits.strict and self.new_warnings))
+
+    @property
+    def time(self) -> LimitedFigure:
+        """Seconds of a step."""
+        return LimitedFigure(CostChange(self.diff.before.time, self.diff.after.time), self.limits.slower)
+
+    @property
+    def memory(self) -> LimitedFigure:
+        """Bytes on each device."""
+        return LimitedFigure(CostChange(self.diff.before.memory, self.diff.after.memory), self.limits.larger)
+
+    @cached_property
+    def time_causes(self) -> tuple[Cause, ...]:
+        """The lines at which a step takes more or less time, the largest change first, in seconds."""
+        return _sorted((*_computing(self.diff.regions), *_communicating(self.diff)))
+
+    @cached_property
+    def memory_causes(self) -> tuple[Cause, ...]:
+        """The lines that more or less memory is live for at the peak, the largest change first, in bytes."""
+        return _sorted(_live(self.diff.renumbered, self.diff.after))
+
+    @cached_property
+    def new_warnings(self) -> tuple[PlanWarning, ...]:
+        """The warnings about the second plan that the first has not."""
+        known = set(map(_key, self.diff.renumbered.warnings))
+        return tuple(w for w in self.diff.after.warnings if _key(w) not in known)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence, with the lines that do most of it."""
+        growth, more = self.time.growth, self.memory.cost.after - self.memory.cost.before
+        time = _in_words(growth, f"{abs(growth):.1%}", ("slower", "faster", "as fast as before"), self.time_causes)
+        memory = _in_words(self.memory.growth, size(abs(more)), ("larger", "smaller", "as large as before"), self.memory_causes)
+        return f"this change makes a step {time}{';' if ':' in time else ''} and {memory}"
+
+    @cached_property
+    def document(self) -> Document:
+        """The verdict as a title and tables."""
+        before, after = self.diff.before, self.diff.after
+        on = after.machine if before.machine == after.machine else f"{after.machine}, before on {before.machine}"
+        tables = (self._figures(), *self._causes(), self._warnings())
+        return Document(f"{after.name} on {on}: {self.sentence}", tuple(t for t in tables if t.rows))
+
+    def _figures(self) -> DocumentTable:
+        rows = _figure_row("one step", self.time, duration), _figure_row("memory on each device", self.memory, size)
+        columns = ("predicted", "before", "after", "growth", "limit", "")
+        return DocumentTable("accepted" if self.accepted else "refused", columns, rows)
+
+    def _causes(self) -> Iterator[DocumentTable]:
+        for title, causes, form in (("time", self.time_causes, duration), ("memory", self.memory_causes, size)):
+            shown = [c for c in causes if abs(c.amount) > WORTH_NAMING * abs(causes[0].amount)]
+            rows = [DocumentRow(UNMARKED, (_signed(c.amount, form), c.line or "(no line)", c.text)) for c in shown]
+            yield DocumentTable(title, ("", "line", "what is different"), cut(rows, "lines", MAX_CAUSES))
+
+    def _warnings(self) -> DocumentTable:
+        rows = [DocumentRow(UNMARKED, (w.line or "(no line)", w.text)) for w in self.new_warnings]
+        known = len(self.diff.after.warnings) - len(rows)
+        more = f" (and {known} as before)" if known else ""
+        return DocumentTable(f"new warnings{more}", ("line", "warning"), cut(rows, "warnings"))
+
+    def __str__(self) -> str:
+        return text.plain(self.document)
+
+    __repr__ = __str__
+
+    def show(self, file: Any = None) -> None:
+        """Print the verdict."""
+        text.show(self.document, file)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdict as data for other tools, with all causes."""
+        sides = {"before": self.diff.before, "after": self.diff.after}
+        new = set(map(_key, self.new_warnings))
+        return {
+            "unity": "verdict",
+            "schema": SCHEMA,
+            "accepted": self.accepted,
+            "sentence": self.sentence,
+            **{k: {"name": s.name, "machine": s.machine, "devices": s.devices} for k, s in sides.items()},
+            "time": self.time.to_json(),
+            "memory": self.memory.to_json(),
+            "time_causes": [asdict(c) for c in self.time_causes],
+            "memory_causes": [asdict(c) for c in self.memory_causes],
+            "warnings": [{**plain(w), "new": _key(w) in new} for w in self.diff.after.warnings],
+        }
+
+    def formatted(self, form: str) -> str:
+        """Return the verdict in one of `FORMATS`, as the text of a file."""
+        writers = {"text": text.plain, "markdown": markdown.markdown, "html": html.html}
+        written = writers[form](self.document) if form in writers else json.dumps(self.to_json(), indent=1)
+        return written if written.endswith("\n") else written + "\n"
+
+
+def _key(w: PlanWarning) -> tuple[str, str, str]:
+    return w.topic, w.line, w.subject
+
+
+def _in_words(growth: float, amount: str, words: tuple[str, str, str], causes: Sequence[Cause]) -> str:
+    """Return a growth in words (for more, less, the same), and the main cause if it is positive."""
+    if growth <= 0:
+        return f"{amount} {words[1]}" if growth else words[2]
+    main = next((f": {c.line} {c.text}" for c in causes if c.amount > 0), "")
+    return f"{amount} {words[0]}{main}"
+
+
+def _signed(amount: float, form: Callable[[float], str]) -> str:
+    return f"{'+' if amount > 0 else '−'}{form(abs(amount))}"
+
+
+def _figure_row(what: str, figure: LimitedFigure, form: Callable[[float], str]) -> DocumentRow:
+    limit = "" if figure.limit is None else f"{figure.limit:.1%}"
+    cells = what, form(figure.cost.before), form(figure.cost.after), f"{figure.growth:+.1%}", limit
+    return DocumentRow(UNMARKED, (*cells, "exceeded" if figure.exceeded else ""))
+
+
+def _sorted(causes: Iterable[Cause]) -> tuple[Cause, ...]:
+    return tuple(sorted(causes, key=lambda c: -abs(c.amount)))
+
+
+def _computing(regions: Iterable[RegionDiff]) -> Iterator[Cause]:
+    """Yield the lines that compute more or less."""
+    for region in regions:
+        if not region.computing.same:
+            words = dict.fromkeys(map(_edit_in_words, (e for e, _ in region.edits if e.topic != "change")))
+            more = f"; and {len(words) - MAX_EDITS} more" if len(words) > MAX_EDITS else ""
+            what = "; ".join(list(words)[:MAX_EDITS]) + more
+            yield Cause(region.line, what or "computes another part", region.computing.after - region.computing.before)
+
+
+def _edit_in_words(edit: Edit) -> str:
+    verbs = {ADDED: "now computes", REMOVED: "no longer computes"}
+    return f"{verbs[edit.mark]} {edit.kind}" if edit.mark in verbs else f"{edit.kind}: {edit.what}"
+
+
+@dataclass(frozen=True)
+class _Traffic:
+    """Equal collectives of one line in a step: their seconds and bytes, and the devices that they run over."""
+
+    seconds: float = 0.0
+    nbytes: float = 0.0
+    over: str = ""
+
+
+_Place = tuple[str, str, str]  # the user's line, XLA's name of a collective, and what it moves
+
+
+def _communicating(diff: PlanDiff) -> Iterator[Cause]:
+    """Yield the lines that communicate more or less, by the kind of collective and what it moves."""
+    before, after = _traffic(diff.before, diff.line), _traffic(diff.after, SAME_LINES)
+    for place in dict.fromkeys((*after, *before)):
+        old, new = before.get(place, _Traffic()), after.get(place, _Traffic())
+        if not CostChange(old.seconds, new.seconds).same:
+            line, kind, what = place
+            yield Cause(line, _traffic_in_words(kind, what, old, new), new.seconds - old.seconds)
+
+
+def _traffic_in_words(kind: str, what: str, old: _Traffic, new: _Traffic) -> str:
+    verb = VERBS.get(kind, f"runs a {kind} of")
+    if not new.seconds:
+        return f"no longer {verb} {what} ({kind} of {size(old.nbytes)})"
+    if not old.seconds:
+        return f"now {verb} {what} ({kind} of {size(new.nbytes)} over {new.over})"
+    return f"{verb} {what} otherwise ({kind} of {size(new.nbytes)} over {new.over}, was {size(old.nbytes)} over {old.over})"
+
+
+def _traffic(summary: Summary, line_after: Renumbering) -> Mapping[_Place, _Traffic]:
+    """Return the collectives of a step. Those of an argument are at the line that uses it."""
+    moved = _moved_values(summary.graph)
+    sizes = {axis.name: axis.size for axis in summary.graph.axes}
+    places: dict[_Place, _Traffic] = {}
+    for t in summary.talk:
+        direction, _, kind = t.why.partition(" of ")
+        line, value = moved.get((t.line, kind), (t.line, kind))
+        what = f"the gradient of {line_after(value)}" if direction == BACKWARD else line_after(value)
+        place = line_after(line), t.kind, what
+        count = prod(sizes.get(name, 1) for name in t.over.split("·"))
+        over = f"all {count} devices" if count == summary.devices else f"{t.over} ({count} of {summary.devices} devices)"
+        known = places.get(place, _Traffic())
+        places[place] = _Traffic(known.seconds + t.seconds, known.nbytes + t.count * t.nbytes, over)
+    return places
+
+
+def _moved_values(whole: PCG) -> Mapping[tuple[str, str], tuple[str, str]]:
+    """Return, for the line and the kind of every change of type, the line of the user's that needs it and the name of its value."""
+    values: dict[tuple[str, str], tuple[str, str]] = {}
+    for graph in whole.graphs():
+        for node in filter(is_parallelization, graph.nodes):
+            origin = root(node.operands[0]).node
+            name = pattern(origin.name) if origin.kind == "input" and origin.name else f"the result of {origin.kind}"
+            values.setdefault((line_behind(node), node.kind), (short(source_of_use(node, graph)), name))
+    return values
+
+
+def _live(before: Summary, after: Summary) -> Iterator[Cause]:
+    """Yield the lines that more or less memory is live for, by the reason."""
+    sides = [{(b.line, b.kind, b.why): b.nbytes for b in side.live} for side in (before, after)]
+    for line, kind, why in dict.fromkeys((*sides[1], *sides[0])):
+        nbytes = CostChange(*(side.get((line, kind, why), 0.0) for side in sides))
+        if not nbytes.same:
+            what = why if kind == "input" else f"{kind}: {why}"
+            yield Cause(line, what, nbytes.after - nbytes.before)
