@@ -49,6 +49,24 @@ def test_other_collectives_give_exit_status_1(folder: Path, capsys: pytest.Captu
     assert main(["check", str(folder / "plan.json"), "cli_models:small", "--tolerance", "2"]) == 0
 
 
+def test_xlas_partitioner_deviates_at_lines(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    fn, args, _ = cli_models.small()
+    machine = unity.Machine.grid(1, 8, "a100")
+    unity.optimize(fn, *args, machine=machine, search="fsdp", progress=False).save(tmp_path / "plan.json")
+    command = ["check", str(tmp_path / "plan.json"), "cli_models:small"]
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["deviations"] == []
+    assert main([*command, "--partitioned", "--json"]) == 1  # on CPUs it sums what the plan scatters
+    deviations = json.loads(capsys.readouterr().out)["deviations"]
+    code = fn.__code__
+    line = f"{Path(code.co_filename).name}:{code.co_firstlineno + 1}"  # of both products
+    elements = sum(w.size for w in args[0].values())
+    found = {d["kind"]: (d["line"], d["predicted"], d["compiled"]) for d in deviations}
+    assert found == {"reduce-scatter": (line, elements, 0), "all-reduce": (line, 1, elements + 1)}
+    assert main([*command, "--partitioned"]) == 1
+    assert line in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("name", "model", "named"),
     [

@@ -1,5 +1,7 @@
 """`plan.constrained()`: the planned program for XLA's partitioner, which the plan's sharding constraints guide."""
 
+import inspect
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -81,6 +83,37 @@ def test_xla_sends_what_a_plan_of_sharded_weights_does():
     assert theirs.total.predicted == own.total.predicted
     gathered = {line.kind: line.compiled for line in theirs.lines}
     assert gathered["all-gather"] == next(line.compiled for line in own.lines if line.kind == "all-gather")
+
+
+def lookup(w, x, tokens):
+    h = jnp.tanh(w["embedding"][tokens] + x)
+    h = h @ w["up"]
+    return (h @ w["down"]).mean()
+
+
+def line_of(fn: Any, code: str) -> str:
+    lines, first = inspect.getsourcelines(fn)
+    return f"{Path(__file__).name}:{first + next(k for k, line in enumerate(lines) if code in line)}"
+
+
+@pytest.mark.parametrize("search", ["fsdp", "data-parallel"])
+def test_deviations_are_at_the_lines_that_use_the_weights(search):
+    weights = {"embedding": array(256, 32), "up": array(32, 128), "down": array(128, 32)}
+    args = weights, array(64, 32), np.arange(64)
+    plan = unity.optimize(lookup, *args, machine=EIGHT, search=search, progress=False)
+    own, theirs = plan.check(), plan.check(partitioned=True)
+    assert own.deviations == ()
+    for check in (own, theirs):  # every element is at some line
+        for kind in check.lines:
+            at = [p for p in check.places if p.kind == kind.kind]
+            assert (kind.predicted, kind.compiled) == (sum(p.predicted for p in at), sum(p.compiled for p in at))
+    lines = {
+        line_of(lookup, code): weights[name].size for name, code in (("embedding", "tokens]"), ("up", '"up"'), ("down", '"down"'))
+    }
+    assert all(p.line in lines for p in theirs.deviations)
+    if search == "fsdp":  # XLA sums on every device what the plan scatters
+        assert {p.line: p.predicted for p in theirs.deviations if p.kind == "reduce-scatter"} == lines
+        assert all(line in str(theirs) for line in lines)
 
 
 def test_what_is_recomputed_is_recomputed():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +16,11 @@ from unity.exec.context import own
 from unity.exec.pipelines.gpipe import pipelined, summed
 from unity.exec.pipelines.half_ticks import PipelinePair
 from unity.exec.pipelines.one_forward_one_backward import alternated
-from unity.exec.sharding_constraints import SHARDED, constrain, constrained, sharding_of
+from unity.exec.sharding_constraints import SHARDED, constrain, constrained, own_sharding
 from unity.pcg.analysis.rematerialization import runs_again
 from unity.pcg.ir.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value
 from unity.pcg.ir.payloads import Remat, Scan, Sharded
+from unity.pcg.ir.user_lines import label, source_of_use
 from unity.pcg.local import varying_loops as loops
 from unity.pcg.local.collectives import apply
 from unity.pcg.local.interpreter import run_body
@@ -31,9 +30,6 @@ from unity.pcg.types.accumulation import held
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import UNUSED, Type
 from unity.pcg.types.varying_axes import vary
-
-# Separates operator and line in a scope's name. An "@" would end the name in compiled programs, and hide nested scopes.
-AT = " at "
 
 
 def mesh_of(axes: Sequence[Axis], devices: Sequence[Any]) -> Mesh:
@@ -83,13 +79,12 @@ def program(graph: PCG, mesh: Mesh) -> Callable[..., tuple]:
 def partitioned_program(graph: PCG, mesh: Mesh) -> Callable[..., tuple]:
     """Return the function of a parallel graph on whole arrays, for XLA's partitioner (`unity.exec.sharding_constraints`)."""
     whole = constrained(graph, mesh)
-    into = [sharding_of(Value(n), graph.axes, mesh) for n in graph.inputs]
-    out = [sharding_of(v, graph.axes, mesh) for v in graph.outputs]
+    into, out = ([own_sharding(v, graph, mesh) for v in values] for values in (map(Value, graph.inputs), graph.outputs))
 
     def call(*leaves: Any) -> tuple:
         with own(mesh):
-            results = run_graph(whole, [constrain(x, s, s) for x, s in zip(leaves, into, strict=True)])
-            return tuple(constrain(x, s, s) for x, s in zip(results, out, strict=True))
+            results = run_graph(whole, [constrain(x, s) for x, s in zip(leaves, into, strict=True)])
+            return tuple(constrain(x, s) for x, s in zip(results, out, strict=True))
 
     return call
 
@@ -118,13 +113,6 @@ class Begun:
     operands: tuple[Any, ...]
 
 
-def label(node: Node) -> str:
-    """Return an operator's name in traces and profiles: its kind and the user's line, "softmax at model.py:42"."""
-    file, _, line = node.source.partition(" (")[0].rpartition(":")
-    where = f"{os.path.basename(file)}:{line}" if file else ""
-    return re.sub(r"[^\w\-. +]", "", node.kind) + AT + re.sub(r"[^\w\-. +:]", "", where)
-
-
 def run_graph(graph: PCG, pieces: Sequence[Any]) -> list:
     """Run a parallel graph on one device's pieces, inside of `shard_map`."""
     env: dict[Value, Any] = {}
@@ -132,7 +120,7 @@ def run_graph(graph: PCG, pieces: Sequence[Any]) -> list:
         env[Value(node)] = x
     for node in graph.nodes[len(graph.inputs) :]:
         operands = [env[v] for v in node.operands]
-        with jax.named_scope(label(node)):
+        with jax.named_scope(label(node, source_of_use(node, graph))):
             results = _begun(node, operands, graph) or _run_node(node, operands, graph.axes)
         env.update((Value(node, k), x) for k, x in enumerate(results))
     return [settle(v, env[v], graph.axes) for v in graph.outputs]
@@ -217,8 +205,7 @@ def _compute(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
     if node.kind == "scan":
         results = _scan(node, operands, axes)
     elif node.kind == SHARDED:
-        sharded = node.of(Sharded)
-        results = [constrain(operands[0], sharded.forward, sharded.backward)]
+        results = [constrain(operands[0], node.of(Sharded))]
     elif node.kind == PIPELINE:
         results = pipelined(node, operands, _inside(node))
     elif node.kind == TAIL:

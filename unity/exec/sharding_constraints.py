@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from unity.base.errors import PlanError
 from unity.pcg.ir.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value
 from unity.pcg.ir.payloads import Recompute, Sharded
+from unity.pcg.ir.user_lines import label, source_of_use
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, Type
 
@@ -40,7 +41,7 @@ def constrained(graph: PCG, mesh: Mesh) -> PCG:
             (v,) = node.operands
             origins[Value(node)] = origin = origins.get(v, v)
             is_last = any(user.kind not in PARALLELIZATION for user, _ in graph.users[id(node)]) or Value(node) in graph.outputs
-            copies[Value(node)] = _changed(node, origin, copies[origin], graph.axes, mesh) if is_last else copies[origin]
+            copies[Value(node)] = _changed(node, origin, copies[origin], graph, mesh) if is_last else copies[origin]
             continue
         if node.kind in PER_DEVICE:
             raise PlanError(
@@ -52,7 +53,7 @@ def constrained(graph: PCG, mesh: Mesh) -> PCG:
         copy = replace(node, operands=operands, inside=inside, types=((),) * len(node.tensors))
         for v, own in zip(node.results, copy.results, strict=True):
             is_origin = node.kind != "input" and inside is None and _divides_more(node, v)
-            copies[v] = _sharded(own, v.type, v.type, graph.axes, mesh) if is_origin else own
+            copies[v] = _sharded(own, own_sharding(v, graph, mesh)) if is_origin else own
     return PCG(tuple(copies[Value(n)].node for n in graph.inputs), tuple(copies[v] for v in graph.outputs))
 
 
@@ -71,19 +72,33 @@ def sharding_of(v: Value, axes: Sequence[Axis], mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, open_spec(v.type, axes, v.tensor.ndim))
 
 
-def constrain(x: Any, forward: NamedSharding, backward: NamedSharding) -> Any:
+def own_sharding(v: Value, graph: PCG, mesh: Mesh) -> Sharded:
+    """Return the constraint of a value and of its cotangent to the value's type, named after the line that computes or uses it."""
+    sharding = sharding_of(v, graph.axes, mesh)
+    return Sharded(sharding, sharding, label(v.node, source_of_use(v.node, graph)))
+
+
+def constrain(x: Any, sharded: Sharded) -> Any:
     """Return a value with a sharding, whose cotangent has another."""
-    return _constrained(x, forward, backward) if jnp.issubdtype(x.dtype, jnp.inexact) else lax.with_sharding_constraint(x, forward)
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return _constrained(x, sharded)
+    return _placed(x, sharded.forward, sharded)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _constrained(x: Any, forward: NamedSharding, backward: NamedSharding) -> Any:
-    return lax.with_sharding_constraint(x, forward)
+def _placed(x: Any, sharding: NamedSharding, sharded: Sharded) -> Any:
+    """Return a value with a sharding. JAX leaves out the names around a derivative rule, so that the name is inside."""
+    with jax.named_scope(sharded.name):
+        return lax.with_sharding_constraint(x, sharding)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _constrained(x: Any, sharded: Sharded) -> Any:
+    return _placed(x, sharded.forward, sharded)
 
 
 _constrained.defvjp(
-    lambda x, forward, backward: (lax.with_sharding_constraint(x, forward), None),
-    lambda forward, backward, _, cotangent: (lax.with_sharding_constraint(cotangent, backward),),
+    lambda x, sharded: (_placed(x, sharded.forward, sharded), None),
+    lambda sharded, _, cotangent: (_placed(cotangent, sharded.backward, sharded),),
 )
 
 
@@ -92,19 +107,18 @@ def _divides_more(node: Node, v: Value) -> bool:
     return any(s.kind == "P" and all(o.type[k].kind != "P" for o in node.operands) for k, s in enumerate(v.type))
 
 
-def _changed(node: Node, origin: Value, copy: Value, axes: Sequence[Axis], mesh: Mesh) -> Value:
+def _changed(node: Node, origin: Value, copy: Value, graph: PCG, mesh: Mesh) -> Value:
     """Return the value after all changes of type up to `node`, with a constraint if its sharding changed or a sum was reduced."""
     before, after = origin.type, node.types[0]
-    rank = node.tensors[0].ndim
+    axes, rank = graph.axes, node.tensors[0].ndim
     is_reduced = PARTIAL in before
     if PARTIAL in after or (open_spec(before, axes, rank) == open_spec(after, axes, rank) and not is_reduced):
         return copy
-    return _sharded(copy, before, after, axes, mesh, node.again)
-
-
-def _sharded(v: Value, before: Type, after: Type, axes: Sequence[Axis], mesh: Mesh, again: Recompute = Recompute.NOTHING) -> Value:
-    """Return a value constrained to a type, with its cotangent constrained to the type before."""
-    rank = v.tensor.ndim
     forward, backward = (NamedSharding(mesh, open_spec(t, axes, rank)) for t in (after, before))
+    return _sharded(copy, Sharded(forward, backward, label(node, source_of_use(node, graph))), node.again)
+
+
+def _sharded(v: Value, constraint: Sharded, again: Recompute = Recompute.NOTHING) -> Value:
+    """Return a value with a constraint."""
     place = {"types": ((),), "source": v.node.source, "scope": v.node.scope}
-    return Value(Node(SHARDED, (v,), (v.tensor,), payload=Sharded(forward, backward), again=again, **place))
+    return Value(Node(SHARDED, (v,), (v.tensor,), payload=constraint, again=again, **place))

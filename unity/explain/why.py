@@ -16,11 +16,10 @@ from rich.text import Text
 from unity.base.errors import PlanError
 from unity.base.formatting import duration, pattern, short, size
 from unity.constraints.paths import matching, nearest, spellings
-from unity.exec.lowering import label
 from unity.explain.alternatives import Alternative, NodeTypes, alternatives
 from unity.explain.brief import axes_in_words
 from unity.pcg.ir.graph import PARALLELIZATION, Node, Value
-from unity.pcg.ir.user_lines import spoken
+from unity.pcg.ir.user_lines import label, spoken
 from unity.pcg.parallel.serial_view import twins
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import local_shape, show

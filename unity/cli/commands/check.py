@@ -21,14 +21,17 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=run, wrong=WRONG)
     command.description = (
         "Replays how a saved plan was derived, compiles one step of it, and compares the program's collectives with the plan's, "
-        "kind by kind, and its memory. Nothing is allocated, but there must be as many devices as the plan is for; --devices "
-        "gives a CPU as many. The exit status is 0 if the collectives agree, 1 if they do not, 2 if something is wrong."
+        "kind by kind, and its memory; where the collectives are others, by line. Nothing is allocated, but there must be as many "
+        "devices as the plan is for; --devices gives a CPU as many. The exit status is 0 if the collectives agree, 1 if they do "
+        "not, 2 if something is wrong."
     )
     command.epilog = (
-        "examples:\n  unity check plan.json mymodel:example --devices 8\n  unity check plan.json mymodel:example --forward --json"
+        "examples:\n  unity check plan.json mymodel:example --devices 8\n  unity check plan.json mymodel:example --forward --json\n"
+        "  unity check plan.json mymodel:example --devices 8 --partitioned"
     )
     add_plan(command)
     command.add_argument("--forward", action="store_true", help="compile the forward pass alone")
+    command.add_argument("--partitioned", action="store_true", help="compile it for XLA's partitioner, which chooses collectives")
     command.add_argument(
         "--tolerance", type=float, default=0.02, metavar="X", help="part of all elements that may differ (default 0.02)"
     )
@@ -44,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         plan = model.plan(options.path)
         steps = plan.check_derivation()
         say("compiling one step")
-        check = plan.check(gradient=False if options.forward else None)
+        check = plan.check(gradient=False if options.forward else None, partitioned=options.partitioned)
     agrees = check.agrees(options.tolerance)
     if options.json:
         print_json(data(plan, check, len(steps), agrees))
@@ -64,6 +67,7 @@ def data(plan: Plan, check: Check, steps: int, agrees: bool) -> dict[str, Any]:
     """Return the comparison as data for other tools: elements of collectives, and bytes of memory, on one device."""
     lines: dict[str, tuple[ComparedLine, ...]] = {
         "collectives": (*check.lines, check.total),
+        "deviations": check.deviations,
         "memory": check.memory_lines,
     }
     rows = {what: [asdict(line) for line in of] for what, of in lines.items()}

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from unity.exec.compiled.agreement import Disagreement, argument_labels, disagreements
-from unity.exec.compiled.hlo import Memory, collectives, memory
+from unity.exec.compiled.hlo import CompiledCollective, Memory, collectives, memory
 from unity.exec.pipelines.guarded import part_taken
 from unity.exec.planned_step import PlannedStep
 from unity.pcg.ir.graph import PCG
-from unity.pcg.parallel.traffic import FORWARD, traffic
+from unity.pcg.ir.user_lines import labelled_place, place, source_of_use
+from unity.pcg.parallel.traffic import FORWARD, Collective, traffic
 from unity.search.memory.timeline import MemoryTimeline, memory_timeline
 
 
@@ -32,17 +33,26 @@ class ComparedLine:
 
 
 @dataclass(frozen=True)
+class ComparedPlace(ComparedLine):
+    """The collectives of one kind at one line of the user's, "model.py:42", or at none ("")."""
+
+    line: str
+
+
+@dataclass(frozen=True)
 class Check:
     """A plan against its compiled program.
 
     Attributes:
         lines: every kind of collective, in elements, because CPU backends widen bfloat16 collectives.
+        places: the same by the user's line, which the names in the compiled program tell.
         memory: bytes of the compiled program.
         timeline: the predicted memory of the step.
         disagreements: collectives that not all of their devices surely reach, so that the program may hang.
     """
 
     lines: tuple[ComparedLine, ...]
+    places: tuple[ComparedPlace, ...]
     memory: Memory
     timeline: MemoryTimeline
     disagreements: tuple[Disagreement, ...] = ()
@@ -51,6 +61,15 @@ class Check:
     def total(self) -> ComparedLine:
         """All kinds of collectives together."""
         return ComparedLine("all", sum(line.predicted for line in self.lines), sum(line.compiled for line in self.lines))
+
+    @property
+    def deviations(self) -> tuple[ComparedPlace, ...]:
+        """The lines at which the program communicates otherwise than planned, the largest difference first.
+
+        A compiler may move a collective to another line, and count it there: `agrees` looks at the kinds alone.
+        """
+        differing = (p for p in self.places if p.predicted != p.compiled)
+        return tuple(sorted(differing, key=lambda p: -abs(p.compiled - p.predicted)))
 
     def agrees(self, tolerance: float = 0.02) -> bool:
         """Whether every kind, and the total, agree within `tolerance` of the total, and all devices reach every collective."""
@@ -63,6 +82,9 @@ class Check:
         rows = [f"{'collective':20} {'predicted':>14} {'compiled':>14}  (elements on one device)"]
         lines = (*self.lines, self.total)
         rows += [f"{line.kind:20} {line.predicted:14,} {line.compiled:14,}  {line.difference:+.1%}" for line in lines]
+        if not self.agrees():
+            rows.append("communicates otherwise than planned, by line:")
+            rows += [f"{p.kind:20} {p.predicted:14,} {p.compiled:14,}  {p.line or '(no line)'}" for p in self.deviations]
         rows.append(f"{'memory':20} {'predicted':>14} {'compiled':>14}  (bytes on one device, without the optimizer's)")
         lines = self.memory_lines
         rows += [f"{line.kind:20} {line.predicted:14,} {line.compiled:14,}  {line.difference:+.1%}" for line in lines]
@@ -89,14 +111,33 @@ def predicted_elements(graph: PCG, differentiated: Any, direction: str | None = 
     Equal collectives of one value count once, as XLA runs them, except those that the backward pass repeats for a single reader.
     """
     elements: Counter[str] = Counter()
+    for c, amount in _predicted(graph, differentiated, direction):
+        elements[c.kind] += amount
+    return elements
+
+
+def _predicted(graph: PCG, differentiated: Any, direction: str | None) -> Iterator[tuple[Collective, int]]:
+    """Yield every collective with its elements in one step; of equal ones of one value, the first has them all."""
     shared: Counter[Hashable] = Counter()
     for c in traffic(graph, differentiated):
         if direction in (None, c.direction):
             common = c.count - c.alone
-            elements[c.kind] += c.elements * (c.alone + max(0, common - shared[c.name]))
+            yield c, c.elements * (c.alone + max(0, common - shared[c.name]))
             if c.name is not None:
                 shared[c.name] = max(shared[c.name], common)
-    return elements
+
+
+def _compared_places(step: PlannedStep, communicated: Iterable[tuple[CompiledCollective, Fraction]]) -> tuple[ComparedPlace, ...]:
+    """Compare a step's collectives with those of its compiled program, given with their elements, by kind and line."""
+    sources = {id(node): place(source_of_use(node, graph)) for graph in step.graph.graphs() for node in graph.nodes}
+    predicted, compiled = Counter[tuple[str, str]](), dict[tuple[str, str], Fraction]()
+    for c, amount in _predicted(step.graph, step.differentiated, None if step.training.backward else FORWARD):
+        predicted[c.kind, sources[id(c.node)]] += amount
+    for c, amount in communicated:
+        key = c.kind, labelled_place(c.op_name)
+        compiled[key] = compiled.get(key, Fraction(0)) + amount
+    keys = sorted({*predicted, *compiled})
+    return tuple(ComparedPlace(kind, predicted[kind, line], round(compiled.get((kind, line), 0)), line) for kind, line in keys)
 
 
 def compare(step: PlannedStep, compiled: Any = None) -> Check:
@@ -104,10 +145,12 @@ def compare(step: PlannedStep, compiled: Any = None) -> Check:
     compiled = compiled or step.compile()
     text = compiled.as_text()
     elements: dict[str, Fraction] = {}
-    for c in collectives(text):
-        elements[c.kind] = elements.get(c.kind, Fraction(0)) + c.elements * c.count * part_taken(c.op_name)
+    communicated = [(c, c.elements * c.count * part_taken(c.op_name)) for c in collectives(text)]
+    for c, amount in communicated:
+        elements[c.kind] = elements.get(c.kind, Fraction(0)) + amount
     predicted = predicted_elements(step.graph, step.differentiated, None if step.training.backward else FORWARD)
     kinds = sorted({*elements, *predicted})
     lines = tuple(ComparedLine(k, int(predicted.get(k, 0)), round(elements.get(k, 0))) for k in kinds)
     timeline = memory_timeline(step.graph, step.differentiated, step.training, step.backend)
-    return Check(lines, memory(compiled), timeline, tuple(disagreements(text, argument_labels(compiled))))
+    places = _compared_places(step, communicated)
+    return Check(lines, places, memory(compiled), timeline, tuple(disagreements(text, argument_labels(compiled))))

@@ -169,10 +169,14 @@ class Branches(Payload):
 
 
 class Sharded(Payload):
-    """Sharding constraints of a value and of its cotangent (`unity.exec.sharding_constraints`), of a form that no file has."""
+    """Sharding constraints of a value and of its cotangent (`unity.exec.sharding_constraints`), of a form that no file has.
+
+    `name` is theirs in compiled programs (`unity.pcg.ir.user_lines.label`).
+    """
 
     forward: NamedSharding
     backward: NamedSharding
+    name: str
 
 
 LoopPayload: TypeAlias = Scan | Pipeline | PipelineTail

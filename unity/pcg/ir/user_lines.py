@@ -1,9 +1,37 @@
-"""The user's line behind a node of a graph."""
+"""The user's line behind a node of a graph, and behind an instruction of its compiled program."""
 
 from __future__ import annotations
 
+import os
+import re
+
 from unity.base.formatting import pattern, short
 from unity.pcg.ir.graph import PCG, Node
+
+# Separates operator and line in a scope's name. An "@" would end the name in compiled programs, and hide nested scopes.
+AT = " at "
+
+
+def label(node: Node, source: str = "") -> str:
+    """Return an operator's name in traces, profiles and compiled programs: its kind and the user's line, "softmax at model.py:42".
+
+    Args:
+        node: the operator.
+        source: the source that stands for its own.
+    """
+    return re.sub(r"[^\w\-. +]", "", node.kind) + AT + place(source or node.source)
+
+
+def place(source: str) -> str:
+    """Return the file and the number of a source line, "model.py:42"."""
+    file, _, line = source.partition(" (")[0].rpartition(":")
+    return re.sub(r"[^\w\-. +:]", "", f"{os.path.basename(file)}:{line}") if file else ""
+
+
+def labelled_place(scope: str) -> str:
+    """Return the innermost line that the labels in a scope of a compiled program name, "" if none does."""
+    places = [part.rpartition(AT)[2] for part in scope.split("/") if AT in part]
+    return next((p for p in reversed(places) if p), "")
 
 
 def line_behind(node: Node) -> str:
