@@ -136,6 +136,23 @@ def test_weights_that_are_gathered_now_are_named_where_they_are_used() -> None:
     assert "now gathers" in verdict.sentence
 
 
+def test_weights_of_a_scan_are_named_where_a_step_uses_them() -> None:
+    text = (
+        "def body(h, w):\n    return jnp.tanh(h @ w), None\n\n"
+        'def loss(params, x):\n    return (jax.lax.scan(body, x, params["layers"])[0] ** 2).mean()\n'
+    )
+    names: dict[str, Any] = {"jnp": jnp, "jax": jax}
+    exec(compile(text, "/models/model.py", "exec"), names)
+    args = {"layers": f(4, 256, 256)}, f(2048, 256)
+    plans = [
+        unity.optimize(names["loss"], *args, machine=EIGHT, search=search, budget=0, progress=False)
+        for search in ("data-parallel", "fsdp")
+    ]
+    gathered = f"now gathers every step of args[0]['layers'] (all-gather of {size(4 * 4 * 256 * 256)} over all 8 devices)"
+    causes = {c.text: c.line for c in plans[0].diff(plans[1]).verdict().time_causes}
+    assert causes[gathered] == "model.py:2 (body)"
+
+
 def test_every_format_says_the_same_figures() -> None:
     verdict = planned().diff(planned(DEEPER)).verdict(slower=0.01, larger=5.0)
     data = json.loads(verdict.formatted("json"))

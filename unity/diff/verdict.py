@@ -292,6 +292,7 @@ def _moved_values(whole: PCG) -> Mapping[tuple[str, str], tuple[str, str]]:
         for node in filter(is_parallelization, graph.nodes):
             origin = root(node.operands[0]).node
             name = pattern(origin.name) if origin.kind == "input" and origin.name else f"the result of {origin.kind}"
+            name = f"every {name}" if name.startswith("step of ") else name
             values.setdefault((line_behind(node), node.kind), (short(source_of_use(node, graph)), name))
     return values
 

@@ -372,8 +372,8 @@ class _Capture:
         line, scope = equation.source, equation.scope
         if equation.name in SCANNED:
             consts, carry = constants_and_carry(params)
-            names = [f"const {k}" for k in range(consts)] + [f"carry {k}" for k in range(carry)]
-            names += [f"step of {k}" for k in range(len(operands) - consts - carry)]
+            names = _names(operands[:consts], "const") + [f"carry {k}" for k in range(carry)]
+            names += [f"step of {name}" for name in _names(operands[consts + carry :], "stack")]
             payload = Scan(params["length"], params["reverse"], consts, carry, params["unroll"])
             outer, self.looped = self.looped, self.looped or params["length"] > params["unroll"]
             inside = self.graph(program, names)
@@ -381,10 +381,15 @@ class _Capture:
             return Node("scan", operands, tensors, None, inside, payload, source=line, scope=scope)
         # Without a loop between the two passes, XLA's CSE would reuse some values of the forward pass and recompute others.
         prevent_cse = params["prevent_cse"] or not self.looped
-        inside = self.graph(program, [f"operand {k}" for k in range(len(operands))])
+        inside = self.graph(program, _names(operands, "operand"))
         policy = params.get("policy")
         payload = Remat(prevent_cse, None if policy is None else text_of(policy, lambda value: None))
         return Node("remat", operands, tensors, None, inside, payload, source=line, scope=scope, policy=policy)
+
+
+def _names(operands: Sequence[Value], role: str) -> list[str]:
+    """Return names of the inputs of a nested graph: those of the arguments that it takes, or their role and number."""
+    return [(v.node.kind == "input" and v.node.name) or f"{role} {k}" for k, v in enumerate(operands)]
 
 
 def _most_common(texts: Iterable[str]) -> str:
