@@ -127,7 +127,7 @@ class _GraphPair:
 
     def rewired_operands(self, old: Node, new: Node) -> Iterator[tuple[str, str]]:
         """Yield the operands that are other values, whatever their types."""
-        roots = [list(map(root, node.operands)) for node in (old, new)]
+        roots = [list(map(_root, node.operands)) for node in (old, new)]
         if len(roots[0]) != len(roots[1]):
             yield "move", f"reads {len(roots[1])} values, read {len(roots[0])}"
         for k, (v, w) in enumerate(zip(*roots, strict=False)):
@@ -145,7 +145,7 @@ def _placements(node: Node, graph: PCG) -> tuple[Placement, ...]:
     return placements(node.types, graph.axes) if node.types else ((),) * len(node.tensors)
 
 
-def root(v: Value) -> Value:
+def _root(v: Value) -> Value:
     """Return the value that a value is, whatever parallelization operators it went through."""
     while is_parallelization(v.node):
         v = v.node.operands[0]

@@ -106,7 +106,7 @@ def renumbered(summary: Summary, line: Renumbering) -> Summary:
     return replace(
         summary,
         work=_merged(structs.replace(w, line=line(w.line)) for w in summary.work),
-        talk=_merged(structs.replace(t, line=line(t.line)) for t in summary.talk),
+        talk=_merged(structs.replace(t, line=line(t.line), use=line(t.use), value=line(t.value)) for t in summary.talk),
         live=_merged(structs.replace(b, line=line(b.line)) for b in summary.live),
         warnings=tuple(structs.replace(w, line=line(w.line)) for w in summary.warnings),
         rules=rules,

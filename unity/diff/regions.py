@@ -129,7 +129,7 @@ def _lines_in_order(before: Summary, after: Summary, line_after: Callable[[str],
 
 def collectives(before: Summary, after: Summary) -> tuple[Collectives, ...]:
     """Return the collectives whose count or time differs, the largest difference of time first."""
-    sides = [{(t.line, t.kind, t.over, t.why, t.nbytes): t for t in side.talk} for side in (before, after)]
+    sides = [{(t.line, t.use, t.value, t.kind, t.over, t.why, t.nbytes): t for t in side.talk} for side in (before, after)]
     differing = []
     for key in dict.fromkeys((*sides[1], *sides[0])):
         one, other = (side.get(key) for side in sides)
@@ -146,7 +146,7 @@ def _folded_collectives(every: Iterable[Collectives]) -> Iterator[Collectives]:
     groups: dict[Hashable, list[Collectives]] = {}
     for c in every:
         t = c.alike
-        groups.setdefault((line_pattern(t.line), t.kind, t.over, t.why, t.nbytes, c.counts), []).append(c)
+        groups.setdefault((line_pattern(t.line), t.use, t.kind, t.over, t.why, t.nbytes, c.counts), []).append(c)
     for group in groups.values():
         before, after = (sum(c.counts[k] for c in group) for k in (0, 1))
         seconds = _sum(c.seconds for c in group)

@@ -11,15 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from unity.base.documents import plain
 from unity.base.errors import PlanError
-from unity.base.formatting import duration, pattern, short, size
+from unity.base.formatting import duration, size
 from unity.diff.document import UNMARKED, Document, DocumentRow, DocumentTable, cut
-from unity.diff.edits import ADDED, REMOVED, Edit, root
+from unity.diff.edits import ADDED, REMOVED, Edit
 from unity.diff.formats import html, markdown, text
-from unity.diff.lines import SAME_LINES, Renumbering
 from unity.diff.regions import CostChange, RegionDiff
-from unity.diff.skeleton import is_parallelization
-from unity.pcg.ir.graph import PCG
-from unity.pcg.ir.user_lines import line_behind, source_of_use
 from unity.pcg.parallel.traffic import BACKWARD
 from unity.plan.summary import Summary
 from unity.plan.warnings import PlanWarning
@@ -251,7 +247,7 @@ _Place = tuple[str, str, str]  # the user's line, XLA's name of a collective, an
 
 def _communicating(diff: PlanDiff) -> Iterator[Cause]:
     """Yield the lines that communicate more or less, by the kind of collective and what it moves."""
-    before, after = _traffic(diff.before, diff.line), _traffic(diff.after, SAME_LINES)
+    before, after = _traffic(diff.renumbered), _traffic(diff.after)
     for place in dict.fromkeys((*after, *before)):
         old, new = before.get(place, _Traffic()), after.get(place, _Traffic())
         if not CostChange(old.seconds, new.seconds).same:
@@ -268,33 +264,18 @@ def _traffic_in_words(kind: str, what: str, old: _Traffic, new: _Traffic) -> str
     return f"{verb} {what} otherwise ({kind} of {size(new.nbytes)} over {new.over}, was {size(old.nbytes)} over {old.over})"
 
 
-def _traffic(summary: Summary, line_after: Renumbering) -> Mapping[_Place, _Traffic]:
-    """Return the collectives of a step. Those of an argument are at the line that uses it."""
-    moved = _moved_values(summary.graph)
+def _traffic(summary: Summary) -> Mapping[_Place, _Traffic]:
+    """Return the collectives of a step, those of an argument at the line that uses it."""
     sizes = {axis.name: axis.size for axis in summary.graph.axes}
     places: dict[_Place, _Traffic] = {}
     for t in summary.talk:
-        direction, _, kind = t.why.partition(" of ")
-        line, value = moved.get((t.line, kind), (t.line, kind))
-        what = f"the gradient of {line_after(value)}" if direction == BACKWARD else line_after(value)
-        place = line_after(line), t.kind, what
+        is_backward = t.why.startswith(BACKWARD)
+        place = t.use, t.kind, f"the gradient of {t.value}" if is_backward else t.value
         count = prod(sizes.get(name, 1) for name in t.over.split("·"))
         over = f"all {count} devices" if count == summary.devices else f"{t.over} ({count} of {summary.devices} devices)"
         known = places.get(place, _Traffic())
         places[place] = _Traffic(known.seconds + t.seconds, known.nbytes + t.count * t.nbytes, over)
     return places
-
-
-def _moved_values(whole: PCG) -> Mapping[tuple[str, str], tuple[str, str]]:
-    """Return, for the line and the kind of every change of type, the line of the user's that needs it and the name of its value."""
-    values: dict[tuple[str, str], tuple[str, str]] = {}
-    for graph in whole.graphs():
-        for node in filter(is_parallelization, graph.nodes):
-            origin = root(node.operands[0]).node
-            name = pattern(origin.name) if origin.kind == "input" and origin.name else f"the result of {origin.kind}"
-            name = f"every {name}" if name.startswith("step of ") else name
-            values.setdefault((line_behind(node), node.kind), (short(source_of_use(node, graph)), name))
-    return values
 
 
 def _live(before: Summary, after: Summary) -> Iterator[Cause]:

@@ -16,14 +16,15 @@ from msgspec.structs import asdict, replace
 from unity.base.documents import Natural, Record, at, plain
 from unity.base.formatting import pattern, short
 from unity.pcg.ir.compact_json import FoldedDocument, folded, unfolded
-from unity.pcg.ir.graph import PCG
+from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node
 from unity.pcg.ir.graph_json import to_json as graph_json
-from unity.pcg.ir.user_lines import line_behind
+from unity.pcg.ir.user_lines import line_behind, source_of_use
 from unity.pcg.parallel.parallelize import on_one_device
 from unity.plan.warnings import PlanWarning, warnings_of
 from unity.search.cost.prediction import Prediction, predict
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import MemoryPrediction, predict_memory
+from unity.search.space.live_buffers import whole
 from unity.substitutions.language.text import print_side
 from unity.transforms.rewriting import Rewriting
 
@@ -43,7 +44,13 @@ class Work(Record):
 
 
 class Talk(Record):
-    """Equal collectives: their axes and purpose, their count, the bytes of one's larger side, and the seconds of all of them."""
+    """Equal collectives: their axes and purpose, their count, the bytes of one's larger side, and the seconds of all of them.
+
+    Attributes:
+        line: the user's line behind the value that they move, or the argument.
+        use: the user's line that needs them.
+        value: the argument, or the operator's result, that they move.
+    """
 
     line: str
     kind: str
@@ -52,6 +59,8 @@ class Talk(Record):
     count: int
     nbytes: int
     seconds: float
+    use: str = ""
+    value: str = ""
 
 
 class LiveBytes(Record):
@@ -176,13 +185,26 @@ def _costs(prediction: Prediction, graph: PCG) -> tuple[tuple[Work, ...], tuple[
         old = work.get(key, Work(*key, 0, 0.0))
         work[key] = Work(*key, old.count + t.count, old.seconds + t.forward + t.backward)
     talk: dict[tuple[Any, ...], Talk] = {}
+    uses = {id(node): short(source_of_use(node, inner)) for inner in graph.graphs() for node in inner.nodes}
     for t in prediction.collectives:
         c = t.collective
         over = "·".join(graph.axes[i].name for i in c.axes)
-        key = line_behind(c.node), c.kind, over, f"{c.direction} of {c.node.kind}", c.nbytes
-        old = talk.get(key, Talk(*key[:4], 0, c.nbytes, 0.0))
+        use = uses.get(id(c.node), short(c.node.source))
+        key = line_behind(c.node), c.kind, over, f"{c.direction} of {c.node.kind}", c.nbytes, use, _value(c.node)
+        old = talk.get(key, Talk(*key[:4], 0, c.nbytes, 0.0, *key[5:]))
         talk[key] = replace(old, count=old.count + c.count, seconds=old.seconds + t.seconds)
     return tuple(work.values()), tuple(talk.values())
+
+
+def _value(node: Node) -> str:
+    """Return the name of the value that a change of type or an operator communicates."""
+    if node.kind not in PARALLELIZATION:
+        return node.kind
+    origin = whole(node.operands[0]).node
+    name = pattern(origin.name)
+    if origin.kind != "input" or not name:
+        return f"the result of {origin.kind}"
+    return f"every {name}" if name.startswith("step of ") else name
 
 
 def _live(memory: MemoryPrediction) -> tuple[LiveBytes, ...]:
