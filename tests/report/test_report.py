@@ -30,6 +30,7 @@ import unity
 from unity.base.documents import encoded, parsed, typed
 from unity.base.errors import PlanError, UnityError
 from unity.cli import main
+from unity.explain.brief import gap_in_words
 from unity.pcg.capture.capture import capture
 from unity.pcg.capture.repetition import repeated
 from unity.pcg.ir.compact_json import FoldedGraphs, fold, folded_all, unfolded_all
@@ -381,6 +382,12 @@ def test_points_of_the_frontier_list_their_differences() -> None:
     assert [(p["time"], p["memory"]) for p in points] == [(p.time, p.memory) for p in planned().frontier]
     assert [bool(p["differs"]) for p in points] == [not p["chosen"] for p in points]
     assert sum(p["chosen"] for p in points) == 1
+
+
+def test_the_report_says_how_far_the_plan_is_at_most_from_the_best(tmp_path: Path) -> None:
+    assert own_content()["gap"] == gap_in_words(planned())
+    planned().report(tmp_path / "report.html")
+    assert gap_in_words(planned())[1:] + ".</p>" in (tmp_path / "report.html").read_text()
 
 
 def test_the_report_of_a_file_equals_the_plans(file: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from math import prod
+from math import ceil, isinf, prod
 from typing import TYPE_CHECKING
 
 from unity.base.formatting import duration, pattern, size
@@ -17,6 +17,7 @@ from unity.search.cost.prediction import Prediction, predict
 if TYPE_CHECKING:
     from unity.plan.plan import Plan
 
+ROUNDING = 1e-6  # a gap that sums in another order, and the margins of a bound, may leave
 ROWS = 3  # rows of each subject that are shown; the others are counted
 
 
@@ -30,6 +31,8 @@ def brief(plan: Plan) -> str:
         f" ({duration(prediction.computing)} computing, {duration(prediction.communicating)} communicating),"
         f" {size(plan.memory)} on {on}"
     ]
+    if "bound" in vars(plan) and plan.bound is not None:
+        lines += _rows("bound", [gap_in_words(plan)])
     inputs = plan.pcg.inputs
     weights = plan.family.captured.differentiated
     lines += _rows("weights", _arguments([n for k, n in enumerate(inputs) if k in weights], plan.machine))
@@ -38,6 +41,20 @@ def brief(plan: Plan) -> str:
     lines += _rows("changed", list(map(str, plan.transformations)))
     undivided_rows = undivided(plan, prediction)
     return "\n".join([*lines, *([headline(undivided_rows)] if undivided_rows else [])])
+
+
+def gap_in_words(plan: Plan) -> str:
+    """Return how far a plan is at most from the best sharding of its program that fits its limit, or "" if there is no bound.
+
+    The percentage is rounded up to tenths.
+    """
+    gap, limit = plan.gap, plan.family.limit
+    if gap is None:
+        return ""
+    best = f"sharding of this program{'' if limit is None or isinf(limit) else f' within {size(limit)}'}"
+    if gap < ROUNDING:
+        return f"no {best} is faster"
+    return f"at most {ceil(gap * 1000) / 10:.1f} % from the best possible {best}"
 
 
 def axes_in_words(axes: Collection[int], machine: Machine) -> str:

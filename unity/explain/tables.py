@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unity.base.formatting import duration, pattern, short, size
-from unity.explain.brief import axes_in_words, storage_in_words
+from unity.explain.brief import axes_in_words, gap_in_words, storage_in_words
 from unity.explain.kernels import inferred_kernels
 from unity.machine.machine import Machine
 from unity.pcg.ir.user_lines import line_behind
@@ -51,6 +51,8 @@ def explain(plan: Plan, file: Any = None) -> None:
         f" {duration(prediction.communicating)} communicating), {size(plan.memory)} on each device; {len(plan.serial)} operators,"
         f" {family.searched}"
     )
+    if gap := gap_in_words(plan):
+        console.print(gap)
     undivided_rows = undivided(plan, prediction)
     if undivided_rows:
         console.print(headline(undivided_rows), style="yellow")

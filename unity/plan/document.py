@@ -127,6 +127,7 @@ class ReportRecord(Record):
     memory: MemoryTable
     timeline: TimelineTable
     blocked: tuple[str, ...]
+    gap: str = ""
 
 
 class SavedPlan(PlanDocument, kw_only=True):

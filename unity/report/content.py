@@ -103,7 +103,12 @@ def content(source: Source) -> dict[str, Any]:
 
 
 def _live_content(live: Live, interned: Interned) -> tuple[Description, dict[str, Any]]:
-    figures = {"memory": plain(live.memory), "timeline": on_page(live.timeline, interned), "blocked": list(live.blocked)}
+    figures = {
+        "memory": plain(live.memory),
+        "timeline": on_page(live.timeline, interned),
+        "blocked": list(live.blocked),
+        "gap": live.gap,
+    }
     return lambda node: live.costs[id(node)], figures
 
 
@@ -116,7 +121,7 @@ def _file_content(source: Source) -> tuple[Description, dict[str, Any]]:
         ["gradients, optimizer, what is kept and worked on", rest, size(rest)],
     ]
     memory = {"whole": [total, size(total)], "parts": parts, "less": [], "rows": [], "missing": MISSING}
-    return costs.average_costs(source.planned), {"memory": memory, "timeline": {"missing": MISSING}, "blocked": []}
+    return costs.average_costs(source.planned), {"memory": memory, "timeline": {"missing": MISSING}, "blocked": [], "gap": ""}
 
 
 def _frontier(source: Source, interned: Interned) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from unity.base.documents import Misfit, at
+from unity.explain.brief import gap_in_words
 from unity.explain.tables import blocked
 from unity.pcg.ir.graph import PCG
 from unity.plan.document import CostsRecord, MemoryTable, ReportRecord, TimelineTable
@@ -33,6 +34,7 @@ class Live:
         memory: the live buffers of a device at its peak.
         timeline: a simulated step, with the labels of its bars.
         blocked: the dimensions that could not be split.
+        gap: how far the plan is at most from the best sharding of its program, in words; empty if there is no bound.
     """
 
     steps: tuple[ReportStep, ...]
@@ -40,6 +42,7 @@ class Live:
     memory: MemoryTable
     timeline: TimelineTable
     blocked: tuple[str, ...]
+    gap: str
 
 
 def live_of(plan: Plan, planned: Summary) -> Live:
@@ -55,6 +58,7 @@ def live_of(plan: Plan, planned: Summary) -> Live:
         costs.live_memory(memory),
         timeline_of(plan.simulate()),
         tuple(blocked(plan)),
+        gap_in_words(plan),
     )
 
 
@@ -62,7 +66,8 @@ def record_of(live: Live, graph: PCG) -> ReportRecord:
     """Return the figures for a plan's file. `graph` is the planned one."""
     rows: dict[tuple[tuple[str, str], ...], int] = {}
     numbers = tuple(rows.setdefault(tuple(live.costs[id(node)]), len(rows)) for node, _ in graph.walk())
-    return ReportRecord(steps.record_of(live.steps), CostsRecord(tuple(rows), numbers), live.memory, live.timeline, live.blocked)
+    step_records, cost_records = steps.record_of(live.steps), CostsRecord(tuple(rows), numbers)
+    return ReportRecord(step_records, cost_records, live.memory, live.timeline, live.blocked, live.gap)
 
 
 def restored(record: ReportRecord, graph: PCG) -> Live:
@@ -75,4 +80,4 @@ def restored(record: ReportRecord, graph: PCG) -> Live:
         raise Misfit(f"a bar has none of the {len(labels)} labels", ".timeline.rows")
     by_node = {id(node): list(rows[k]) for node, k in zip(nodes, numbers, strict=True)}
     with at(".steps"):
-        return Live(steps.restored(record.steps), by_node, record.memory, record.timeline, record.blocked)
+        return Live(steps.restored(record.steps), by_node, record.memory, record.timeline, record.blocked, record.gap)

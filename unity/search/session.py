@@ -12,6 +12,7 @@ from unity.pcg.ir.graph import PCG
 from unity.pcg.parallel.parallelize import Assignment, parallelize
 from unity.search.cost.assembly import Assembled, Listed, assemble
 from unity.search.cost.cost import Training
+from unity.search.cost.least_time import least_time
 from unity.search.cost.refinement import Measure, around, refined
 from unity.search.memory.backend import backend_of
 from unity.search.memory.leanest import working_set_bytes, working_set_limits
@@ -232,6 +233,14 @@ class Search:
 
         point = fastest_fitting(minimizer, self.weights, fits, below)
         return [candidates[point]] if point else []
+
+    def least_time(self, known: float, memory: float) -> float | None:
+        """Return seconds that no strategy of at most `memory` bytes per device goes below, at most `known`, those of some strategy.
+
+        Returns None on machines with too many axes to consider every value.
+        """
+        self.say("bounding every strategy")
+        return least_time(self.assembled, known, memory)
 
     @cached_property
     def frontier(self) -> tuple[tuple[Candidate, ...], bool]:
