@@ -68,6 +68,19 @@ class Scattered:
         return self.before == PARTIAL and self.after.kind == "P"
 
 
+@dataclass(frozen=True)
+class InnerSlot:
+    """How a choice divides a dimension of a variable that is neither an operand nor a result.
+
+    Attributes:
+        size: the size of the dimension.
+        outer: how far outside the choice divides it, as in a `State`; 0 if it does not.
+    """
+
+    size: int
+    outer: int
+
+
 @dataclass(frozen=True, eq=False)
 class Choice:
     """A legal use of one mesh axis by an operator."""
@@ -79,6 +92,9 @@ class Choice:
     divided: float  # fraction of the operator's FLOPs that the devices share
     reduced: tuple[Reduced, ...] = ()
     partitions: frozenset[int] = frozenset()  # variables of the body that are partitioned
+    inner_slots: tuple[
+        InnerSlot, ...
+    ] = ()  # of each dimension inside that two choices may divide together; all choices have the same
     halos: tuple[HaloEdge, ...] = ()  # neighbours along the axis exchange the edges of their slices for them
     scattered: tuple[Scattered, ...] = ()  # all variables that this or another choice of the body scatters
 
@@ -146,7 +162,7 @@ def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
     useful = [s for s in _solutions(body, seeds) if offer(s)]
     for solution in [other for s in useful for other in with_unused(body, s)]:
         offer(solution)
-    return _with_inner_states(list(by_states.values()), solution_of)
+    return _with_inner_states(body, list(by_states.values()), solution_of)
 
 
 def operand_states(body: Body) -> Iterator[tuple[State, ...]]:
@@ -399,19 +415,34 @@ def _name(solution: Solution) -> str:
     return ",".join(str(s) for s in solution.operands) + "→" + ",".join(str(s) for s in solution.results)
 
 
-def _with_inner_states(unmarked: list[Choice], solutions: Mapping[Choice, Solution]) -> tuple[Choice, ...]:
+def _with_inner_states(body: Body, unmarked: list[Choice], solutions: Mapping[Choice, Solution]) -> tuple[Choice, ...]:
     """Return the choices with the variables that each partitions: reducing or keeping such a value costs less.
 
     They also get the states of all variables that any of them scatters, since a scatter's price depends on all axes.
     """
     changed = sorted({x.variable for c in unmarked for x in c.scattered})
+    inner_slots = _inner_slots(body, [solutions.get(c) for c in unmarked])
     marked = []
-    for c in unmarked:
+    for c, slots in zip(unmarked, inner_slots, strict=True):
         solution = solutions.get(c)
         whole = UNUSED if solution is None and UNUSED in c.states else REPLICATED
         states = {} if solution is None else {**solution.states, **solution.scattered}
         split = frozenset(v for v, s in states.items() if s.kind == "P")
         around = ((whole, whole) if solution is None else solution.around_reduction(v) for v in changed)
         scattered = tuple(Scattered(v, *pair) for v, pair in zip(changed, around, strict=True))
-        marked.append(replace(c, partitions=split, scattered=scattered) if split or scattered else c)
+        marked.append(replace(c, partitions=split, inner_slots=slots, scattered=scattered) if split or scattered or slots else c)
     return tuple(marked)
+
+
+def _inner_slots(body: Body, solutions: Sequence[Solution | None]) -> list[tuple[InnerSlot, ...]]:
+    """Return for each solution how it divides the dimensions inside, equal ones once, without those of operands and results."""
+    variables = list(body.tensors)
+    boundary = {*body.inputs, *(a for a in body.outputs if isinstance(a, int))}
+    columns: dict[tuple[InnerSlot, ...], bool] = {}  # whether it is one of the boundary's
+    for v in sorted(variables, key=lambda v: v not in boundary):
+        states = [UNUSED if s is None else s.scattered.get(v, s.states.get(v, UNUSED)) for s in solutions]
+        for dim in {s.dim for s in states if s.kind == "P"}:
+            outer = (s.outer if s.kind == "P" and s.dim == dim else 0 for s in states)
+            columns.setdefault(tuple(InnerSlot(body.tensors[v].shape[dim], o) for o in outer), v in boundary)
+    inside = [column for column, bordering in columns.items() if not bordering]
+    return [tuple(column[k] for column in inside) for k in range(len(solutions))]

@@ -18,7 +18,7 @@ import numpy as np
 
 from unity.base.errors import InfeasibleError
 from unity.machine.resharding_tables import Types
-from unity.pcg.propagation.choices import Choice, part_of_work
+from unity.pcg.propagation.choices import Choice, InnerSlot, part_of_work
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import State, Type
 from unity.search.space.masks import NOTHING, Mask, allowed, listed
@@ -265,7 +265,9 @@ def domain_of_picks(
 ) -> Domain:
     """Return the domain of these choices and picks, with its content hash as its key."""
     content = hashlib.blake2b(digest_size=12)
-    text = [(c.states, c.size, round(c.divided, 6), c.reduced, sorted(c.partitions), c.halos, c.scattered) for c in cs]
+    text = [
+        (c.states, c.size, round(c.divided, 6), c.reduced, sorted(c.partitions), c.inner_slots, c.halos, c.scattered) for c in cs
+    ]
     content.update(repr((text, shapes, axes, picks.shape)).encode())
     content.update(np.ascontiguousarray(picks).tobytes())
     return Domain(cs, picks, content.hexdigest(), whole, mask)
@@ -354,16 +356,26 @@ def fits(cs: Sequence[Choice], shapes: Shapes, picks: np.ndarray, axes: Sequence
     for i, c in enumerate(cs):
         if c.size % every:
             good &= c.size % np.where(picks == i, sizes, 1).prod(1) == 0
+    for size, outers in _divided_dimensions(cs, shapes):
+        innermost, *more = sorted(set(outers) - {0}, reverse=True)
+        if not more and size % (innermost * every) == 0:
+            continue
+        end = np.full(len(picks), size)
+        for outer in (innermost, *more):
+            degree = np.where((outers == outer)[picks], sizes, 1).prod(1)
+            good &= (degree == 1) | (end % (outer * degree) == 0)
+            end = np.where(degree > 1, outer, end)
+    return good
+
+
+def _divided_dimensions(cs: Sequence[Choice], shapes: Shapes) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield every dimension that some choice divides, inside too: its size, and for each choice how far outside, or 0."""
     for position, shape in enumerate(shapes):
         states = [c.states[position] for c in cs]
-        slots = sorted({s for s in states if s.kind == "P"}, key=lambda s: (s.dim, -s.outer))
-        for dim, same in groupby(slots, key=lambda s: s.dim):
-            innermost, *more = same
-            if not more and shape[dim] % (innermost.outer * every) == 0:
-                continue
-            end = np.full(len(picks), shape[dim])
-            for slot in (innermost, *more):
-                degree = np.where(np.array([s == slot for s in states])[picks], sizes, 1).prod(1)
-                good &= (degree == 1) | (end % (slot.outer * degree) == 0)
-                end = np.where(degree > 1, slot.outer, end)
-    return good
+        for dim in sorted({s.dim for s in states if s.kind == "P"}):
+            yield shape[dim], np.array([s.outer if s.kind == "P" and s.dim == dim else 0 for s in states])
+    inside = [c.inner_slots for c in cs]
+    for column in range(max(map(len, inside), default=0)):
+        slots = [slots[column] if slots else InnerSlot(1, 0) for slots in inside]
+        if any(slot.outer for slot in slots):
+            yield max(slot.size for slot in slots), np.array([slot.outer for slot in slots])
