@@ -20,9 +20,8 @@ from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured, capture
 from unity.search.cost.assembly import Listed
 from unity.search.cost.cost import Training
-from unity.search.request import Wish
 from unity.search.session import Search
-from unity.transforms.recomputing import LayeredProgram, best, recomputing
+from unity.transforms.recomputing import LayeredProgram, RecomputingChoice, RecomputingWish, best, recomputing
 from unity.transforms.recomputing.layers import together
 
 MACHINE = Machine.preset("dgx-h100")
@@ -66,10 +65,14 @@ class Case:
         most = by_hand["kept"].fastest.memory
         for limit in sorted({MACHINE.device.memory, *(part * most for part in PARTS)}):
             started = time.process_time()
-            kept = by_hand["kept"].under(limit)
-            wish = Wish(self.search, partial(Search.under, memory=limit), lambda c: (c.time, c.memory))
-            choice = best(self.captured, wish) if kept is None else None
-            chosen = kept if choice is None else choice.best and choice.best.candidate
+            keeping = by_hand["kept"]
+            kept = keeping.under(limit)
+            than = None if kept is None else (keeping, kept)
+            wish = RecomputingWish(
+                self.search, partial(Search.under, memory=limit), lambda c: (c.time, c.memory), than, limit=limit
+            )
+            choice = RecomputingChoice() if keeping.fastest.memory <= limit else best(self.captured, wish)
+            chosen = kept if choice.best is None else choice.best.candidate
             seconds = time.process_time() - started
             under = {way: search.under(limit) for way, search in by_hand.items()}
             times = {way: None if c is None else c.time for way, c in under.items()}
@@ -77,7 +80,7 @@ class Case:
             rows.append({
                 "model": name, "GB": limit / 1e9, "unity s": chosen and chosen.time, **times,
                 "unity / best by hand": chosen and chosen.time / least, "choice, CPU s": seconds,
-                "recomputed": "" if choice is None or choice.best is None else str(choice.best.transformation),
+                "recomputed": "" if choice.best is None else str(choice.best.transformation),
             })  # fmt: skip
         return rows
 

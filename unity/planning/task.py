@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -37,7 +37,6 @@ from unity.search.cost.cost import Training
 from unity.search.joint.joint import GAIN
 from unity.search.joint.pricing import Prices
 from unity.search.published import Asked, algorithm
-from unity.search.request import Wish
 from unity.search.session import Candidate, Search
 from unity.search.substitution.fitting import fitting, leanest
 from unity.transforms.branches import BranchesWish, Forked
@@ -45,7 +44,7 @@ from unity.transforms.branches import best as best_branches
 from unity.transforms.packing import joining_of
 from unity.transforms.pipelining import PipelineWish, best_unlike
 from unity.transforms.pipelining import best as best_pipeline
-from unity.transforms.recomputing import RecomputingChoice
+from unity.transforms.recomputing import RecomputingChoice, RecomputingWish
 from unity.transforms.recomputing import best as best_recomputing
 from unity.transforms.rewriting import Rewriter
 from unity.transforms.transformation import transformed
@@ -175,38 +174,64 @@ class Task:
         return replace(family, interrupted=True), candidate
 
     def improvements(self, machine: Machine) -> Iterator[Solution]:
-        """Yield solutions as the search proceeds. The last is the best. Layers are recomputed only if nothing fits otherwise.
+        """Yield solutions as the search proceeds. The last is the best.
 
         Raises InfeasibleError after the last if nothing fits, or if the plan must have a transformation that is infeasible.
         """
         pack = self.options.pack and not self.bound.every
         prices = Prices(machine, self.training, bodies=self.captured.bodies, restrict=self.bound, pack=pack)
-        plain = PlanFamily(self.fn, self.captured, self.search(self.captured, prices), 0.0, bound=self.bound)
-        best, refusal = None, None
-        try:
-            for best in self.improvements_of(plain, prices):
+        captured = PlanFamily(self.fn, self.captured, self.search(self.captured, prices), 0.0, bound=self.bound)
+        keeping, best = yield from self.rewritten(captured, prices)
+        programs, refusal, refused = [keeping], None, 0
+        choice = self.recomputed(keeping, prices, best) if self.options.recompute else None
+        if choice is not None and choice.best is not None:
+            recomputing = keeping.then(choice.best.transformation, choice.best.search)
+            if best is None:
+                recomputing, best = yield from self.rewritten(recomputing, prices)
+                programs.append(recomputing)
+            elif self.is_better((recomputing, choice.best.candidate), best):
+                best = recomputing, choice.best.candidate
                 yield best
-        except InfeasibleError as error:  # the plan must have a transformation
-            refusal = error
-        if best is None:
-            yield from self.improvements_of(self.recomputed(plain, prices, refusal), prices)
-        elif refusal is not None:
-            raise refusal
+                programs.append(recomputing)
+        for program in programs:
+            try:
+                for solution in self.on_groups(program, prices, best):
+                    best = solution
+                    yield best
+            except InfeasibleError as error:  # the plan must have a transformation
+                refusal, refused = error, refused + 1
+            if self.options.has_required and not refused:
+                break
+        if best is None or refused == len(programs):
+            raise refusal or InfeasibleError(self.refusal_of(keeping, prices, choice))
 
-    def recomputed(self, plain: PlanFamily, prices: Prices, refusal: InfeasibleError | None) -> PlanFamily:
-        """Return the family of the best program with recomputed layers.
+    def recomputed(
+        self, keeping: PlanFamily, prices: Prices, than: Solution | None, limit: float | None = None
+    ) -> RecomputingChoice:
+        """Return the best choice of recomputed layers of a program.
 
-        Raises InfeasibleError if none fits: `refusal`, if the plan must have a transformation that is infeasible otherwise. Without
-        the option `recompute`, none is chosen, and the programs are searched only for how much memory they would need at least.
+        Args:
+            keeping: the program.
+            prices: the prices of operators.
+            than: the solution that keeps all layers and is to be beaten. It can be beaten only if the limit excludes the fastest
+                strategy, and is not if the plan must have another transformation.
+            limit: the memory limit, if it is not that of the task.
         """
-        search, choice = plain.search, RecomputingChoice()
-        possibly = not self.bound.every or possible(search)
-        if possibly and search.least_memory.state <= self.limit:
-            wish = Wish(**self.wish(prices, None, None))
-            choice = best_recomputing(plain.captured, wish if self.options.recompute else replace(wish, choose=lambda _: None))
-        if choice.best is not None:
-            return plain.then(choice.best.transformation, choice.best.search)
-        raise refusal or InfeasibleError(conflict(self.bound, search, self.limit) or self.shortfall_of(search, choice.leanest))
+        search = keeping.search
+        if than is None:
+            pointless = bool(self.bound.every and not possible(search)) or search.least_memory.state > self.limit
+        else:
+            pointless = self.objective == "memory" or self.options.has_required or than[0].search.fastest.memory <= self.limit
+        if pointless:
+            return RecomputingChoice()
+        wish = self.wish(prices, than, None)
+        return best_recomputing(keeping.captured, RecomputingWish(**wish, limit=self.limit if limit is None else limit))
+
+    def refusal_of(self, keeping: PlanFamily, prices: Prices, choice: RecomputingChoice | None) -> str:
+        """Return the error message if nothing fits. `choice` is that of recomputed layers, if the option allows any."""
+        if choice is None:  # under a limit of 0, programs are listed only for how much memory they need at least
+            choice = self.recomputed(keeping, prices, None, limit=0.0)
+        return conflict(self.bound, keeping.search, self.limit) or self.shortfall_of(keeping.search, choice.leanest)
 
     def shortfall_of(self, search: Search, recomputed: Search | None) -> str:
         """Return the error message for a program that does not fit.
@@ -225,8 +250,11 @@ class Task:
             return out_of_reach(search.machine, search.least_memory, self.limit, way)
         return shortfall(search.machine, search.leanest, self.limit, way=way)
 
-    def improvements_of(self, plain: PlanFamily, prices: Prices) -> Iterator[Solution]:
-        """Yield solutions of one program, plain or transformed, as the search proceeds. The last is the best."""
+    def rewritten(self, plain: PlanFamily, prices: Prices) -> Generator[Solution, None, tuple[PlanFamily, Solution | None]]:
+        """Yield the solutions of a program and of the best program that it is rewritten to.
+
+        Returns the better program, and its solution if any fits.
+        """
         captured, pack = plain.captured, prices.pack
         best, chosen, interrupted = self.solution_of(plain, prices), None, False
         if best is not None:
@@ -242,10 +270,14 @@ class Task:
                 yield best
         if interrupted:  # skip the parts that would follow
             raise KeyboardInterrupt
-        pipelined = self.pipelined(plain, prices, best)
+        return plain, best
+
+    def on_groups(self, plain: PlanFamily, prices: Prices, than: Solution | None) -> Iterator[Solution]:
+        """Yield the program with a pipeline, with branches on separate groups of devices, or with both, if better than `than`."""
+        pipelined = self.pipelined(plain, prices, than)
         if pipelined is not None:
             yield pipelined
-        last = self.pipelined_or_branched(plain, prices, best, pipelined)
+        last = self.pipelined_or_branched(plain, prices, than, pipelined)
         if last is not None:
             yield last
 

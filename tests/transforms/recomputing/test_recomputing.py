@@ -32,10 +32,9 @@ from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
 from unity.search.cost.assembly import Listed
 from unity.search.cost.cost import Training
-from unity.search.request import Wish
 from unity.search.session import Candidate, Search
 from unity.substitutions.language.axioms import default_library
-from unity.transforms.recomputing import LayeredProgram, best, recomputing
+from unity.transforms.recomputing import LayeredProgram, RecomputingWish, best, recomputing
 from unity.transforms.recomputing.layers import equations_in_layers, repeated
 from unity.transforms.transformation import TransformationSource
 
@@ -108,7 +107,7 @@ def test_a_program_that_saves_products_is_the_function(name: str, tmp_path: Path
     model = MODELS[name]()
     captured = capture(model.loss, model.params, model.batch)
     segments = LayeredProgram(captured.body)
-    made = recomputing(captured, segments.first(segments.count), "products")
+    made = recomputing(captured, segments.repeated(segments.count), "products")
     search = Searches().of(made.after)
     assert Searches().of(recomputing(captured, made.spans).after).least_memory.total < search.least_memory.total
     plan = Plan(PlanFamily(model.loss, made.before, search, 0.0, transformations=(made,)), search.leanest)
@@ -131,11 +130,34 @@ def test_checkpoints_of_the_user_stay() -> None:
     assert len(policies) > 4
 
 
-def test_layers_are_kept_where_the_program_fits() -> None:
-    lean = leanest("written out")
-    for limit in (lean.memory * 1.01, math.inf):
-        keeping = planned(MODELS["written out"](), memory_limit=limit, recompute=False)
-        assert planned(MODELS["written out"](), memory_limit=limit).pcg.key == keeping.pcg.key
+def test_layers_are_kept_where_the_fastest_plan_fits() -> None:
+    keeping = planned(MODELS["written out"](), memory_limit=math.inf, recompute=False)
+    assert planned(MODELS["written out"](), memory_limit=math.inf).pcg.key == keeping.pcg.key
+    assert planned(MODELS["written out"](), memory_limit=keeping.memory).pcg.key == keeping.pcg.key
+
+
+def test_recomputed_layers_compete_with_leaner_shardings() -> None:
+    """Under a limit that only slower shardings meet, the plan is no slower than checkpoints around all layers, and is right."""
+    limit = 1.01 * leanest("written out").memory
+    keeping, plan = (planned(MODELS["written out"](), memory_limit=limit, recompute=flag) for flag in (False, True))
+    model = MODELS["written out"]()
+    captured, searches = capture(model.loss, model.params, model.batch), Searches()
+    segments = LayeredProgram(captured.body)
+    by_hand = searches.of(recomputing(captured, segments.repeated(segments.count)).after).under(limit)
+    assert plan.recomputing is not None
+    assert plan.memory <= limit
+    assert plan.time <= seconds(by_hand) * (1 + 1e-9)
+    assert plan.time < 0.99 * keeping.time
+    assert_right("written out", plan, plan.shard(*wanted("written out")[0]))
+
+
+def test_a_pipeline_is_no_plan_where_recomputed_layers_are_faster() -> None:
+    pair = Machine.grid(1, 2, "a100")
+    limit = 0.9 * planned(MODELS["unlike"](), machine=pair, objective="memory").memory
+    options: dict[str, Any] = {"machine": pair, "memory_limit": limit}
+    recomputed, both = (planned(MODELS["unlike"](), pipelines=flag, **options) for flag in (False, True))
+    assert planned(MODELS["unlike"](), pipelines=True, recompute=False, **options).time > recomputed.time
+    assert both.time <= recomputed.time
 
 
 def test_the_refusal_names_recomputation_if_the_option_forbids_it() -> None:
@@ -158,7 +180,8 @@ class Searches:
 
     def best(self, captured: Captured, limit: float) -> Candidate | None:
         """The best with recomputed layers."""
-        choice = best(captured, Wish(self.of, lambda search: search.under(limit), lambda c: (c.time, c.memory))).best
+        wish = RecomputingWish(self.of, lambda search: search.under(limit), lambda c: (c.time, c.memory), limit=limit)
+        choice = best(captured, wish).best
         return None if choice is None else choice.candidate
 
 

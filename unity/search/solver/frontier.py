@@ -21,6 +21,8 @@ QUICK = 200_000
 ROUND = 8
 # Gaps of the hull that are filled, the largest first, and points in each.
 GAPS, FILL = 8, 4
+# Cuts of the gap of the hull that a memory limit falls into, for a lower bound on the time under it.
+CUTS = 3
 # A gap of the hull with at most this share of the total area is not searched.
 SMALL = 1e-5
 # A gap of the hull whose times differ by less than this, relatively, is not searched for further vertices.
@@ -92,6 +94,25 @@ def fastest_fitting(
     except JoinTooLarge:
         return _first(minimizer, nondominated(minimizer.at(weights)), fits, below)
     return _last([lambda point=point: point for point in reversed(every) if point.time < below], fits)
+
+
+def least_time(minimizer: Minimizer, memory: float) -> float:
+    """Return a lower bound on the time of every point with at most this memory: infinite if there is none.
+
+    It is the dual of the problem with the limit: the least time + weight * (excess of memory), for weights of the hull around it.
+    """
+    fast, lean = minimizer.at([0.0, math.inf])
+    if lean.memory > memory:
+        return math.inf
+    bound = fast.time
+    for _ in range(CUTS if fast.memory > memory else 0):
+        slope = _slope(fast, lean)
+        (point,) = minimizer.at([slope])
+        bound = max(bound, point.time + slope * (point.memory - memory))
+        if not _is_below(point, fast, lean):
+            break
+        fast, lean = (point, lean) if point.memory > memory else (fast, point)
+    return bound
 
 
 def corners(minimizer: Minimizer, most: int) -> tuple[Point, ...]:

@@ -1,6 +1,6 @@
 """Recomputation of layers in the backward pass: the layers of a program, the choice among them, and the rewrite."""
 
-from unity.transforms.recomputing.choose import LayeredProgram, RecomputingCandidate, RecomputingChoice, best
+from unity.transforms.recomputing.choose import LayeredProgram, RecomputingCandidate, RecomputingChoice, RecomputingWish, best
 from unity.transforms.recomputing.recomputing import Recomputing, RecomputingRecord, recomputing
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "RecomputingCandidate",
     "RecomputingChoice",
     "RecomputingRecord",
+    "RecomputingWish",
     "best",
     "recomputing",
 ]
