@@ -75,12 +75,12 @@ def loops(inner: bool, outer: bool, b: int = 16, d: int = 8, wide: int = 16) -> 
     return Small(loss, {"up": f(2, 2, d, wide), "gate": f(2, 2, d, wide), "down": f(2, 2, wide, d)}, f(b, d))
 
 
-def nested(scanned: bool, b: int = 16, d: int = 8, wide: int = 16) -> Small:
+def nested(scanned: bool, policy: str = "nothing", b: int = 16, d: int = 8, wide: int = 16) -> Small:
     """A remat in a remat, whose result is read there."""
 
     def loss(params: Any, x: Any) -> Any:
         inside = jax.checkpoint(mlp)
-        layer = jax.checkpoint(lambda p, x: jnp.sin(inside(p, x)) @ p["mix"])
+        layer = jax.checkpoint(lambda p, x: jnp.sin(inside(p, x)) @ p["mix"], policy=POLICIES[policy])
         if scanned:
             return jnp.mean(lax.scan(lambda x, p: (layer(p, x), None), x, params)[0] ** 2)
         return jnp.mean(layer(jax.tree.map(lambda t: t[0], params), x) ** 2)
@@ -99,5 +99,6 @@ MODELS: dict[str, Callable[[], Small]] = {
     "both loops": partial(loops, True, True),
     "nested": partial(nested, True),
     "nested, written out": partial(nested, False),
+    "nested, saving products": partial(nested, True, "products"),
 }
 enter(MODELS)

@@ -43,6 +43,27 @@ def test_the_compiled_program_has_the_saved_values(scanned: bool) -> None:
     assert total.predicted == pytest.approx(total.compiled, rel=NEAR)
 
 
+@pytest.mark.parametrize("inner", ["nothing", "products"])
+def test_the_compiled_program_has_the_values_that_are_saved_inside_of_a_nested_checkpoint(inner: str) -> None:
+    def loss(layers: Any, x: Any) -> Any:
+        def inside(w: Any, x: Any) -> Any:
+            return jnp.tanh(jnp.tanh(x @ w[0]) @ w[1])
+
+        def layer(w: Any, x: Any) -> Any:
+            x = jax.checkpoint(inside, policy=POLICIES[inner])(w[:2], x)
+            return jnp.sin(x @ w[2]) @ w[3]
+
+        for weights in layers:
+            x = jax.checkpoint(layer, policy=POLICIES["products"])(weights, x)
+        return jnp.sum(x**2)
+
+    layers = [(f(16, 64), f(64, 16)) * 2] * 4
+    with jax.enable_x64(True):
+        plan = unity.optimize(loss, layers, f(8192, 16), **OPTIONS)
+        total = next(line for line in plan.check().memory_lines if line.kind == "all")
+    assert total.predicted == pytest.approx(total.compiled, rel=NEAR)
+
+
 def test_the_compiled_program_has_the_saved_sums_over_devices() -> None:
     def save_sums(primitive: Any, *_: Any, **__: Any) -> bool:
         return "psum" in primitive.name

@@ -59,6 +59,7 @@ class Recomputation:
     passed: for those that are read to recompute a result, and not for a gradient alone.
     saved: for variables of operators that a policy saves and the recomputation reads; a change of type has the variable 0.
     marked: the regions that are operators with marked operands.
+    depths: by region, the number of remats around it, itself included.
     apart: by id(node), for marked changes of type, the other regions in which they run for a single operator, too.
     fenced: by id(node), for marked changes of type that run for a single operator in the forward pass: if JAX runs a remat in a
         loop, or recomputes a remat in a remat, it separates the operands of the checkpoints inside of it by barriers.
@@ -70,6 +71,7 @@ class Recomputation:
     passed: dict[Place, set[int]] = field(default_factory=dict)
     saved: dict[Place, set[int]] = field(default_factory=dict)
     marked: set[int] = field(default_factory=set)
+    depths: dict[int, int] = field(default_factory=dict)
     apart: dict[int, set[int]] = field(default_factory=dict)
     fenced: dict[int, set[int]] = field(default_factory=dict)
 
@@ -89,18 +91,18 @@ class Recomputation:
         """Return the recomputed variables of an operator's program, each with the number of recomputations."""
         return tuple(self._by_node.get(id(node), ()))
 
-    def saved_of(self, node: Node) -> tuple[int, ...]:
-        """Return the variables of an operator's program that a policy saves for the backward pass.
+    def saved_of(self, node: Node) -> tuple[tuple[int, int], ...]:
+        """Return the variables of an operator's program that a policy saves, each with the depth of the outermost remat that does.
 
-        It is (0,) for a change of type whose result is saved.
+        The variable is 0 for a change of type whose result is saved.
         """
         return tuple(self._saved_by_node.get(id(node), ()))
 
     @cached_property
-    def _saved_by_node(self) -> dict[int, list[int]]:
-        by_node: dict[int, list[int]] = {}
-        for node, variable in sorted(self.saved):
-            by_node.setdefault(node, []).append(variable)
+    def _saved_by_node(self) -> dict[int, list[tuple[int, int]]]:
+        by_node: dict[int, list[tuple[int, int]]] = {}
+        for (node, variable), regions in sorted(self.saved.items()):
+            by_node.setdefault(node, []).append((variable, min(self.depths[region] for region in regions)))
         return by_node
 
     @cached_property
@@ -120,7 +122,8 @@ class Recomputation:
 def recomputation(graph: PCG, flow: Gradients) -> Recomputation:
     """Return the recomputation of a graph, serial or parallel, and of the graphs nested in it."""
     tables = Recomputation()
-    for region, (run, marked) in enumerate(_runs(graph, flow, _Around())):
+    for region, (run, depth, marked) in enumerate(_runs(graph, flow, _Around())):
+        tables.depths[region] = depth
         tables.marked.update([region] if marked else [])
         for table, key in run.notes:
             getattr(tables, table).setdefault(key, set()).add(region)
@@ -134,28 +137,30 @@ class _Around:
     looped: it is nested in a loop.
     fenced: it is nested in a remat that is nested in a loop.
     policies: those of the remats around it.
+    depth: the number of remats around it.
     """
 
     looped: bool = False
     fenced: bool = False
     policies: Policies = ()
+    depth: int = 0
 
 
-def _runs(graph: PCG, flow: Gradients, around: _Around) -> Iterator[tuple[_Run, bool]]:
-    """Yield the recomputation of every region, and whether the region is an operator with marked operands."""
+def _runs(graph: PCG, flow: Gradients, around: _Around) -> Iterator[tuple[_Run, int, bool]]:
+    """Yield the recomputation of every region, its depth, and whether the region is an operator with marked operands."""
     for node in graph.nodes:
         if node.inside is not None:
             inner = replace(around, looped=around.looped or node.kind in LOOPS)
             if node.kind == "remat":
-                inner = replace(around, fenced=around.looped, policies=around.policies + policies_of(node))
+                inner = _Around(around.looped, around.looped, around.policies + policies_of(node), around.depth + 1)
                 run = _Run(flow, inner.policies)
                 run.graph(node.inside, [False] * len(node.tensors), True, around.looped)
-                yield run, False
+                yield run, inner.depth, False
             yield from _runs(node.inside, flow, inner)
         elif node.body is not None and _has_marked_operands(node):
             run = _Run(flow, (*around.policies, _save_messages))
             run.region(node, around)
-            yield run, True
+            yield run, around.depth, True
 
 
 def policies_of(remat: Node) -> Policies:
@@ -226,6 +231,7 @@ class _Run:
             return [backward or any(results)] * len(node.operands)
         if node.kind not in LOOPS:  # the remat's own backward pass recomputes from its operands: here only these are needed
             own = _Run(self.flow, self.policies + policies_of(node)).graph(graph, [False] * len(results), backward, looped)
+            self.notes += self.saved_for_gradient(graph, len(results), backward, looped)
             outer, self.in_remat = self.in_remat, True
             for_results = self.graph(graph, results, False, looped)
             self.in_remat = outer
@@ -238,6 +244,14 @@ class _Run:
             if grown == outputs:
                 return needed
             outputs = grown
+
+    def saved_for_gradient(self, graph: PCG, results: int, backward: bool, looped: bool) -> list[tuple[str, Any]]:
+        """Return notes of the values in a nested remat that this region's policies save for the nested remat's gradient."""
+        if not self.policies:
+            return []
+        run = _Run(self.flow, self.policies)
+        run.graph(graph, [False] * results, backward, looped)
+        return [note for note in run.notes if note[0] == "saved"]
 
     def operator(self, node: Node, body: Body, results: Sequence[bool], backward: bool, looped: bool) -> list[Value]:
         """Record the recomputation of an operator; return the values that are read for it.

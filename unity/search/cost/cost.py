@@ -308,7 +308,7 @@ def _residuals(site: Site, domain: Domain, machine: Machine, training: Training)
     for k, tensor in enumerate(site.results):
         if site.stored[k]:
             total += site.stored[k] * tensor.nbytes * fraction(domain, n + k, machine)
-    total += _inside(site.inner, site.alive, domain, machine) + _inside(site.saved, site.around.lasting, domain, machine)
+    total += _inside(site.inner, site.alive, domain, machine) + _inside(site.saved, 1.0, domain, machine)
     return total + _extended(site, domain, machine)
 
 
@@ -337,7 +337,7 @@ def _extended(site: Site, domain: Domain, machine: Machine) -> Array:
     return total
 
 
-def _inside(values: Sequence[tuple[int, int]], alive: float, domain: Domain, machine: Machine) -> Array:
+def _inside(values: Sequence[tuple[int, float]], alive: float, domain: Domain, machine: Machine) -> Array:
     """Return the bytes of values of an operator's program, as (variable, bytes), of which `alive` copies are live at once."""
     total = np.zeros(len(domain))
     sizes = np.array([a.size for a in machine.axes], float)

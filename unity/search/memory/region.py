@@ -52,6 +52,7 @@ class Region(Keeper):
         always: Collection[Held] = (),
         straight: bool = False,
         stacked: bool = False,
+        depth: int = 0,
     ) -> None:
         """Sweep the operators of a graph.
 
@@ -62,7 +63,9 @@ class Region(Keeper):
             always: Buffers that are live throughout the step.
             straight: Whether only remats are around the graph, so that values made ahead are made at the start of the program.
             stacked: Whether its residuals leave it as arrays, as those of a loop's step do.
+            depth: The number of remats around it.
         """
+        self.depth = depth
         super().__init__(graph, setting, around, stacked)
         self.straight = self.top or straight
         self.nodes = [node for node in graph.nodes if node.kind != "input"]
@@ -77,7 +80,7 @@ class Region(Keeper):
         self.remats = sum(node.kind == "remat" for node in self.nodes)
         self.own: dict[int, float] = {}  # by id(node): bytes of its working set without operands, results and their cotangents
         self.keeping: list[Keeping] = []
-        self.saved: list[Held] = []  # values that the policy of the remat around the graph saves
+        self.saved: list[tuple[int, Held]] = []  # values that policies of remats around the graph save, by the depth of the remat
         self.inside: dict[int, Region] = {}  # by id(node): the sweeps of the graphs inside nodes
         residuals, moments = [], []
         for node in self.nodes:
@@ -158,7 +161,7 @@ class Region(Keeper):
         if stays(node):
             return [], []
         before, after = node.operands[0], Value(node)
-        self.saved += (Held(CHANGED, node, self.local(after)) for _ in self.setting.recomputed.saved_of(node))
+        self.saved += ((depth, Held(CHANGED, node, self.local(after))) for _, depth in self.setting.recomputed.saved_of(node))
         both = self.own_bytes[before] + self.own_bytes[after]
         if self.backend.copies_for_collective(node, self.graph.axes) and not self.products.isdisjoint({before, after}):
             both = max(both, 2 * self.own_bytes[before], 2 * self.own_bytes[after])
@@ -196,8 +199,8 @@ class Region(Keeper):
         inner = self.inner(node)
         needed, _ = inner.kept(self.flows(node), self.stacked)
         residuals = self.kept_by(node, needed, inner)
-        saved = ((v, inner.body.tensors[v].nbytes) for v in self.setting.recomputed.saved_of(node))
-        self.saved += (Held(KEPT, node, inner.local(v, nbytes)) for v, nbytes in saved)
+        for v, depth in self.setting.recomputed.saved_of(node):
+            self.saved.append((depth, Held(KEPT, node, inner.local(v, inner.body.tensors[v].nbytes))))
         ends = dict.fromkeys((*node.operands, *node.results))
         away = {v: 0.0 if self.is_live(v) else self.nbytes[v] for v in ends}
         read = {v for v, flag in zip(node.operands, needed.operands, strict=True) if flag}
@@ -263,7 +266,7 @@ class Region(Keeper):
             else:
                 residuals += self.need(node.operands[p])
         residuals += [replace(h, nbytes=length * h.nbytes) for h in inside.kept]
-        self.saved += (replace(h, nbytes=length * h.nbytes) for h in inside.saved)
+        self.saved += ((depth, replace(h, nbytes=length * h.nbytes)) for depth, h in inside.saved)
         self.steps += length * inside.steps
         self.momentary += inside.momentary
         single = node.kind == PIPELINE and schedule_of(node).slots == 1  # the slice of a stage's only step is its whole stack
@@ -316,7 +319,9 @@ class Region(Keeper):
         """
         inside = self.region_inside(node)
         residuals = [h for v in node.operands for h in self.need(v)] if self.training else []
-        residuals += (h if h.why == CHANGED else self.count(h) for h in inside.saved)  # the search counts no saved collectives
+        here = [h for depth, h in inside.saved if depth > self.depth]
+        residuals += (h if h.why == CHANGED else self.count(h) for h in here)  # the search counts no saved collectives
+        self.saved += ((depth, h) for depth, h in inside.saved if depth <= self.depth)
         residuals += self.zeros_ahead(node, inside.zeros_inside)
         self.momentary += (inside.steps + inside.momentary) / self.remats
         self.own[id(node)] = sum(h.nbytes for h in inside.peak)
@@ -328,7 +333,7 @@ class Region(Keeper):
         The residuals are those of the largest group, as every device has room for them. While a group runs, its own values and all
         results or their cotangents are live. The backward pass returns the gradients of all operands at once, after those.
         """
-        groups = [Region(g.graph, self.setting, node.kind) for g in groups_of(node)]
+        groups = [Region(g.graph, self.setting, node.kind, depth=self.depth) for g in groups_of(node)]
         needs = sorted({p for group in groups for p in group.needs})
         residuals = [h for p in needs for h in self.need(node.operands[p])]
         largest = max(groups, key=lambda group: group.steps + group.momentary)
@@ -344,7 +349,8 @@ class Region(Keeper):
         if id(node) not in self.inside:
             assert node.inside is not None
             straight = self.straight and node.kind == "remat"
-            self.inside[id(node)] = Region(node.inside, self.setting, node.kind, straight=straight)
+            depth = self.depth + (node.kind == "remat")
+            self.inside[id(node)] = Region(node.inside, self.setting, node.kind, straight=straight, depth=depth)
         return self.inside[id(node)]
 
 

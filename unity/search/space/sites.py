@@ -34,7 +34,8 @@ class Around:
         again: Whether a remat around it runs it once more in the backward pass.
         alive: Runs whose residuals are live at once: all steps of a scan, but only one run of a remat.
         share: The fraction with which it counts, as only one of several sibling remats is live at once.
-        lasting: Runs in the innermost remat whose values, where its policy saves them, are live at once.
+        lasting: By the depth of a remat around it, 0 for none: the runs whose values are live at once if that remat's policy saves
+            them.
         stacked: Whether a scan stacks the residuals of its steps.
     """
 
@@ -42,20 +43,20 @@ class Around:
     again: bool = False
     alive: float = 1.0
     share: float = 1.0
-    lasting: float = 1.0
+    lasting: tuple[float, ...] = (1.0,)
     stacked: bool = False
 
     def scan(self, length: int) -> Around:
         """Return the surroundings inside a scan of `length` steps."""
-        return replace(self, times=self.times * length, alive=self.alive * length, lasting=self.lasting * length, stacked=True)
+        return replace(self, times=self.times * length, alive=self.alive * length, lasting=self._times(length), stacked=True)
 
     def pipeline(self, runs: int, kept: int) -> Around:
         """Return the surroundings inside a pipeline of `runs` steps, with the residuals of `kept` of them live at once."""
-        return replace(self, times=self.times * runs, alive=self.alive * kept, lasting=self.lasting * kept, stacked=True)
+        return replace(self, times=self.times * runs, alive=self.alive * kept, lasting=self._times(kept), stacked=True)
 
     def tail(self, runs: int) -> Around:
         """Return the surroundings inside a pipeline's tail: one run is live, as the backward pass of each follows immediately."""
-        return replace(self, times=self.times * runs, alive=self.share, lasting=self.share, stacked=False)
+        return replace(self, times=self.times * runs, alive=self.share, lasting=(self.share,) * len(self.lasting), stacked=False)
 
     def of(self, hoisted: int) -> float:
         """Return the live runs of a value that is produced `hoisted` times less often.
@@ -66,12 +67,15 @@ class Around:
 
     def beside(self, part: float) -> Around:
         """Return the surroundings of one of several branches that run at the same time, which counts for a `part`."""
-        return replace(self, times=self.times * part, alive=self.alive * part, lasting=self.lasting * part)
+        return replace(self, times=self.times * part, alive=self.alive * part, lasting=self._times(part))
 
     def remat(self, siblings: int) -> Around:
         """Return the surroundings inside one of several sibling remats."""
         share = self.share / siblings
-        return replace(self, again=True, alive=share, share=share, lasting=self.alive, stacked=False)
+        return replace(self, again=True, alive=share, share=share, lasting=(*self.lasting, self.alive), stacked=False)
+
+    def _times(self, factor: float) -> tuple[float, ...]:
+        return tuple(runs * factor for runs in self.lasting)
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ class Site:
         flows: For each result, whether it has a gradient.
         stored: For each result, the copies in its own type that are live at once as residuals.
         inner: Residuals inside the operator (`pcg.analysis.residuals`), as (variable, bytes).
-        saved: Values of the operator that the policy of a remat around it saves, as (variable, bytes).
+        saved: Values of the operator that the policy of a remat around it saves, as (variable, bytes of all runs live at once).
         recomputable: Whether the backward pass may recompute `inner`.
         reader: The only user, as (site, operand), if the backward pass may rerun the operator with it and not keep the result.
         instead: Operands that are residuals only if the operator reruns with its reader.
@@ -149,7 +153,7 @@ class Site:
     flows: tuple[bool, ...] = ()
     stored: list[float] = field(default_factory=list)
     inner: tuple[tuple[int, int], ...] = ()
-    saved: tuple[tuple[int, int], ...] = ()
+    saved: tuple[tuple[int, float], ...] = ()
     recomputable: bool = False
     reader: tuple[int, int] | None = None
     instead: tuple[int, ...] = ()
