@@ -101,9 +101,10 @@ def least_time(minimizer: Minimizer, memory: float) -> float:
 
     It is the dual of the problem with the limit: the least time + weight * (excess of memory), for weights of the hull around it.
     """
-    fast, lean = minimizer.at([0.0, math.inf])
-    if lean.memory > memory:
+    ends = minimizer.at([0.0, math.inf])
+    if not ends or ends[1].memory > memory:
         return math.inf
+    fast, lean = ends
     bound = fast.time
     for _ in range(CUTS if fast.memory > memory else 0):
         slope = _slope(fast, lean)
