@@ -1,0 +1,118 @@
+"""Measure one entry of the zoo: plans at full size, and a run at tiny size against the function itself.
+
+`python -m benchmarks.zoo.measure LABEL` prints a row as JSON; its exit code is 1 where the entry cannot be built.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import unity
+from benchmarks.zoo import ENTRIES, Entry
+from unity.machine.hardware import Device
+from unity.plan.summary import differentiated_in
+from unity.search.cost.prediction import predict
+
+NODES = (1, 8)  # of 8 H100s
+TOLERANCE = 2e-4  # of the largest element: sums come in another order
+SHOWN = 3  # of the operators that no plan divides
+
+
+def whole(plan: unity.Plan) -> tuple[float, list[str]]:
+    """Return the share of the computing that every device does whole, and its largest parts."""
+    prediction = predict(plan.pcg, plan.machine, differentiated_in(plan))
+    parts: dict[str, float] = {}
+    for term in prediction.operators:
+        if term.share == 1:
+            name = f"{term.node.kind} at {term.node.source}"
+            parts[name] = parts.get(name, 0.0) + (term.forward + term.backward) / prediction.computing
+    largest = sorted(parts.items(), key=lambda item: -item[1])[:SHOWN]
+    return sum(parts.values()), [f"{part:.1%} {name}" for name, part in largest if part > 0.01]
+
+
+def full(entry: Entry) -> dict[str, Any]:
+    """Plan an entry at full size for 8 and 64 H100s."""
+    fn, arguments = entry.case(tiny=False)
+    args = jax.eval_shape(arguments)
+    row: dict[str, Any] = {}
+    for nodes in NODES:
+        machine, devices = unity.Machine.grid(nodes, 8, "h100"), 8 * nodes
+        clock = time.perf_counter()
+        plan = unity.optimize(fn, *args, machine=machine, budget=0, progress=False)
+        part, operators = whole(plan)
+        row |= {
+            f"search s, {devices}": round(time.perf_counter() - clock, 1),
+            f"step ms, {devices}": plan.time * 1e3,
+            f"GB, {devices}": plan.memory / 1e9,
+            f"whole, {devices}": round(part, 4),
+            f"whole operators, {devices}": operators,
+        }
+    return row
+
+
+def difference(actual: Any, expected: Any) -> float:
+    """Return the largest difference of two trees of arrays, relative to the largest element of each leaf."""
+    worst = 0.0
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        if jnp.issubdtype(b.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        a, b = (np.asarray(x, np.complex128 if np.iscomplexobj(x) else np.float64) for x in (a, b))
+        if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+            return float("inf")
+        finite = np.isfinite(b)
+        scale = max(float(np.max(np.abs(b[finite]), initial=0.0)), 1e-6)
+        worst = max(worst, float(np.max(np.abs(a - b)[finite], initial=0.0)) / scale)
+    return worst
+
+
+def tiny(entry: Entry) -> dict[str, Any]:
+    """Run an entry at tiny size on virtual devices that are so slow that dividing is worth it."""
+    fn, arguments = entry.case(tiny=True)
+    args = arguments()
+    slow = Device("slow", {"float32": 1e6, "float64": 1e6, "bfloat16": 1e6}, 10**9, 1e7, 1.0, 0.0)
+    machine = unity.Machine.grid(1, jax.device_count(), slow, intra=(1e9, 1e-9), inter=(1e9, 1e-9))
+    plan = unity.optimize(fn, *args, machine=machine, budget=0, progress=False)
+    auxiliary = len(jax.tree.leaves(jax.eval_shape(fn, *args))) > 1 or isinstance(jax.eval_shape(fn, *args), tuple)
+    expected = jax.jit(jax.value_and_grad(fn, has_aux=auxiliary, allow_int=True))(*args)
+    actual = jax.jit(jax.value_and_grad(plan, has_aux=auxiliary, allow_int=True))(*plan.shard(*args))
+    value, gradient = (difference(actual[k], expected[k]) for k in (0, 1))
+    return {
+        "value": value,
+        "gradients": gradient,
+        "right": max(value, gradient) < TOLERANCE,
+        "tiny whole": round(whole(plan)[0], 4),
+        "collectives agree": plan.check().agrees(),
+    }
+
+
+def attempt(measurement: Any, entry: Entry, stage: str) -> dict[str, Any]:
+    """Return the figures of a measurement, or the error that ended it."""
+    try:
+        return measurement(entry)
+    except Exception as error:
+        if os.environ.get("ZOO_TRACEBACK"):
+            traceback.print_exc()
+        return {f"{stage} error": f"{type(error).__name__}: {error}"[:600]}
+
+
+def main(label: str) -> None:
+    entry = next(entry for entry in ENTRIES if entry.label == label)
+    row = {"package": entry.package, "loss": entry.name, "lines": entry.lines}
+    stages = os.environ.get("ZOO_STAGES", "full tiny").split()
+    for stage, measurement in (("full", full), ("tiny", tiny)):
+        if stage in stages:
+            row |= attempt(measurement, entry, stage)
+    print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
