@@ -12,8 +12,7 @@ from pathlib import Path
 import platformdirs
 
 REQUIRES = (3, 12)  # of several packages
-OWN = ("jax", "flax", "optax", "equinox", "msgspec", "networkx", "numba", "platformdirs", "rich", "scipy", "z3-solver")
-SHARED = ("kagglehub", "paramax")  # which packages below need, but do not install
+OWN = ("jax", "flax", "kagglehub", "optax", "equinox", "msgspec", "networkx", "numba", "platformdirs", "rich", "scipy", "z3-solver")
 ALONE = ("keras-hub",)  # its dependencies include TensorFlow, which only its tokenizers need
 VARIABLES = {"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
 
@@ -30,7 +29,7 @@ def environment(packages: Sequence[str]) -> tuple[Path, dict[str, str]]:
     python = folder / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        _install(python, *OWN, *SHARED, check=True)
+        _install(python, *OWN, check=True)
     problems = {package: _install(python, package) for package in packages if package not in _installed(python)}
     return python, {package: problem for package, problem in problems.items() if problem}
 

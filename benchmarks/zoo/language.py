@@ -81,41 +81,6 @@ def llama3_dpo(pick: Pick) -> Case:
     return loss, arguments
 
 
-@entry("penzai", "Llama-like decoder")
-def penzai_llama(pick: Pick) -> Case:
-    from penzai import pz
-    from penzai.models.transformer.variants import llamalike_common as llamalike
-
-    config = llamalike.LlamalikeTransformerConfig(
-        num_kv_heads=pick(8, 2),
-        query_head_multiplier=2,
-        embedding_dim=pick(1024, 32),
-        projection_dim=pick(64, 8),
-        mlp_hidden_dim=pick(4096, 64),
-        num_decoder_blocks=pick(12, 2),
-        vocab_size=pick(32000, 64),
-        mlp_variant="swiglu",
-        tie_embedder_and_logits=True,
-        rope_wavelength=10000.0,
-        rms_norm_eps=1e-6,
-        attention_type=llamalike.AttentionTypeGlobalCausal(),
-    )
-
-    def build() -> Any:
-        return llamalike.build_llamalike_transformer(config, init_base_rng=key())
-
-    frozen, _ = jax.eval_shape(lambda: pz.unbind_params(build(), freeze=True))
-    batch, length = pick(64, 8), pick(1024, 16)
-
-    def loss(weights: Any, tokens: jax.Array) -> jax.Array:
-        network = pz.bind_variables(frozen, weights)
-        named = pz.nx.wrap(tokens).tag("batch", "seq")
-        logits = network(named, token_positions=pz.nx.arange("seq", length)).unwrap("batch", "seq", "vocabulary")
-        return cross_entropy(logits[:, :-1], tokens[:, 1:])
-
-    return loss, lambda: (pz.unbind_params(build(), freeze=True)[1], integers(config.vocab_size, batch, length))
-
-
 @entry("keras-hub", "BERT base, masked language model")
 def keras_bert(pick: Pick) -> Case:
     import keras

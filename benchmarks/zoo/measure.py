@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import sysconfig
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,13 +20,16 @@ import numpy as np
 
 import unity
 from benchmarks.zoo import ENTRIES, Entry
+from unity.base.formatting import short
 from unity.machine.hardware import Device
 from unity.plan.summary import differentiated_in
 from unity.search.cost.prediction import predict
 
 NODES = (1, 8)  # of 8 H100s
 TOLERANCE = 2e-4  # of the largest element: sums come in another order
-SHOWN = 3  # of the operators that no plan divides
+SHOWN = 3  # of the operators that every device runs whole
+LENGTH = 600  # of an error
+ROOT = Path(__file__).parents[2]
 
 
 def whole(plan: unity.Plan) -> tuple[float, list[str]]:
@@ -33,7 +38,7 @@ def whole(plan: unity.Plan) -> tuple[float, list[str]]:
     parts: dict[str, float] = {}
     for term in prediction.operators:
         if term.share == 1:
-            name = f"{term.node.kind} at {term.node.source}"
+            name = f"{term.node.kind} at {short(term.node.source)}"
             parts[name] = parts.get(name, 0.0) + (term.forward + term.backward) / prediction.computing
     largest = sorted(parts.items(), key=lambda item: -item[1])[:SHOWN]
     return sum(parts.values()), [f"{part:.1%} {name}" for name, part in largest if part > 0.01]
@@ -81,7 +86,7 @@ def tiny(entry: Entry) -> dict[str, Any]:
     slow = Device("slow", {"float32": 1e6, "float64": 1e6, "bfloat16": 1e6}, 10**9, 1e7, 1.0, 0.0)
     machine = unity.Machine.grid(1, jax.device_count(), slow, intra=(1e9, 1e-9), inter=(1e9, 1e-9))
     plan = unity.optimize(fn, *args, machine=machine, budget=0, progress=False)
-    auxiliary = len(jax.tree.leaves(jax.eval_shape(fn, *args))) > 1 or isinstance(jax.eval_shape(fn, *args), tuple)
+    auxiliary = isinstance(jax.eval_shape(fn, *args), tuple)
     expected = jax.jit(jax.value_and_grad(fn, has_aux=auxiliary, allow_int=True))(*args)
     actual = jax.jit(jax.value_and_grad(plan, has_aux=auxiliary, allow_int=True))(*plan.shard(*args))
     value, gradient = (difference(actual[k], expected[k]) for k in (0, 1))
@@ -94,6 +99,13 @@ def tiny(entry: Entry) -> dict[str, Any]:
     }
 
 
+def shortened(text: str) -> str:
+    """Return the beginning of a text without the folders of this checkout and of the environment."""
+    for folder in (sysconfig.get_path("purelib"), str(ROOT)):
+        text = text.replace(f"{folder}/", "")
+    return text[:LENGTH]
+
+
 def attempt(measurement: Any, entry: Entry, stage: str) -> dict[str, Any]:
     """Return the figures of a measurement, or the error that ended it."""
     try:
@@ -101,7 +113,7 @@ def attempt(measurement: Any, entry: Entry, stage: str) -> dict[str, Any]:
     except Exception as error:
         if os.environ.get("ZOO_TRACEBACK"):
             traceback.print_exc()
-        return {f"{stage} error": f"{type(error).__name__}: {error}"[:600]}
+        return {f"{stage} error": shortened(f"{type(error).__name__}: {error}")}
 
 
 def main(label: str) -> None:

@@ -1,4 +1,4 @@
-"""Differential equations, molecules, graphs, probability and quantum states."""
+"""Differential equations, graphs, probability and quantum states."""
 
 # pyright: reportMissingImports=false
 
@@ -104,27 +104,6 @@ def logistic_regression(pick: Pick) -> Case:
             guide(jnp.zeros((rows, columns)), jnp.zeros(rows))
 
     jax.eval_shape(start)
-    return loss, arguments
-
-
-@entry("jax-md", "Behler-Parrinello network, energies and forces")
-def behler_parrinello(pick: Pick) -> Case:
-    from flax import nnx
-    from jax_md import energy, space
-
-    batch, atoms = pick(512, 8), pick(64, 8)
-    apply = energy.behler_parrinello(space.periodic(10.0)[0], key=key(), mlp_sizes=(pick(128, 8),) * 2)
-    weights = nnx.split(apply.model)[1]
-
-    def loss(weights: Any, positions: jax.Array, energies: jax.Array, forces: jax.Array) -> jax.Array:
-        nnx.update(apply.model, weights)
-        value, slope = jax.vmap(jax.value_and_grad(apply))(positions)
-        return jnp.mean((value - energies) ** 2) + jnp.mean((slope + forces) ** 2)
-
-    def arguments() -> tuple[Any, ...]:
-        positions = 10 * jax.random.uniform(key(1), (batch, atoms, 3))
-        return weights, positions, normal(batch), normal(batch, atoms, 3)
-
     return loss, arguments
 
 
@@ -236,27 +215,6 @@ def spline_flow(pick: Pick) -> Case:
     return network.apply, lambda: (network.init(jax.random.PRNGKey(0), normal(batch, width)), normal(batch, width))
 
 
-@entry("flowjax", "masked autoregressive flow")
-def autoregressive_flow(pick: Pick) -> Case:
-    import equinox as eqx
-    import paramax
-    from flowjax import distributions, flows
-
-    width, batch = pick(64, 4), pick(16384, 16)
-
-    def build() -> Any:
-        base = distributions.Normal(jnp.zeros(width))
-        layers = {"flow_layers": pick(8, 2), "nn_width": pick(256, 8)}
-        return flows.masked_autoregressive_flow(key(), base_dist=base, **layers)
-
-    static = eqx.partition(eqx.filter_eval_shape(build), lambda x: isinstance(x, jax.ShapeDtypeStruct))[1]
-
-    def loss(weights: Any, x: jax.Array) -> jax.Array:
-        return -jnp.mean(paramax.unwrap(eqx.combine(weights, static)).log_prob(x))
-
-    return loss, lambda: (eqx.filter(build(), eqx.is_array), normal(batch, width))
-
-
 @entry("ott-jax", "Sinkhorn divergence of a generator's samples")
 def sinkhorn(pick: Pick) -> Case:
     from ott.geometry import pointcloud
@@ -288,7 +246,7 @@ def hidden_markov(pick: Pick) -> Case:
     return loss, lambda: (model.initialize(key())[0], normal(batch, steps, width))
 
 
-@entry("blackjax", "path-integral objective: mean-field variational inference")
+@entry("blackjax", "mean-field variational inference")
 def mean_field(pick: Pick) -> Case:
     from blackjax.vi import meanfield_vi
 
