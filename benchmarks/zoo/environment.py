@@ -45,10 +45,10 @@ def _install(python: Path, *packages: str, check: bool = False) -> str:
 
 
 def _installed(python: Path) -> Mapping[str, str]:
-    """Return the versions of the installed packages."""
+    """Return the versions of the installed packages by their names in lower case, with hyphens."""
     command = [python, "-m", "pip", "list", "--format=json"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True)
-    return {package["name"]: package["version"] for package in json.loads(listed.stdout)}
+    return {package["name"].lower().replace("_", "-"): package["version"] for package in json.loads(listed.stdout)}
 
 
 def versions(python: Path, packages: Sequence[str]) -> dict[str, str | None]:
