@@ -18,7 +18,7 @@ from unity.search.memory.backend import backend_of
 from unity.search.memory.leanest import working_set_bytes, working_set_limits
 from unity.search.memory.lower_bound import LeastMemory, least_memory
 from unity.search.memory.memory import predict_memory
-from unity.search.solver.frontier import corners, fastest_fitting, frontier, least_time
+from unity.search.solver.frontier import corners, fastest_fitting, frontier, time_within
 from unity.search.solver.minimizer import Minimizer, minimize
 from unity.search.solver.problem import Point
 from unity.search.space.masks import Restrict, marked
@@ -125,7 +125,7 @@ class Search:
         """The fastest strategy of the first search, which takes a small part of the time of `fastest`; none if there is none."""
         return tuple(self.candidate(self.assembled, point) for point in self.minimizer.at([0.0]))
 
-    def least_time(self, memory: float) -> float:
+    def time_within(self, memory: float) -> float:
         """Return about the least time of the strategies that need at most `memory` bytes; infinite if there are none.
 
         It takes a small part of the time of `under`, and errs on the low side: it is a lower bound of the first search, if that
@@ -135,7 +135,7 @@ class Search:
             return math.inf
         fast, lean = self.minimizer.at([0.0, math.inf])
         working = (self.unrefined[0].memory - fast.memory, self.candidate(self.assembled, lean).memory - lean.memory)
-        return least_time(self.minimizer, memory - min(working))
+        return time_within(self.minimizer, memory - min(working))
 
     @cached_property
     def fastest(self) -> Candidate:

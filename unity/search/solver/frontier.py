@@ -96,7 +96,7 @@ def fastest_fitting(
     return _last([lambda point=point: point for point in reversed(every) if point.time < below], fits)
 
 
-def least_time(minimizer: Minimizer, memory: float) -> float:
+def time_within(minimizer: Minimizer, memory: float) -> float:
     """Return a lower bound on the time of every point with at most this memory: infinite if there is none.
 
     It is the dual of the problem with the limit: the least time + weight * (excess of memory), for weights of the hull around it.
