@@ -139,7 +139,15 @@ def _as_body(eqn: core.JaxprEqn) -> core.JaxprEqn:
         program = called(eqn.params)
     if program is None:
         return with_nested(eqn, _as_body)
-    return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": with_equations(program, _as_body)})
+    body = _without_names(with_equations(program, _as_body))
+    return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": body})
+
+
+def _without_names(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """Return a program without its arguments' names: a custom call also names static arguments, and JAX cannot prune it then."""
+    jaxpr = program.jaxpr
+    unnamed = core.DebugInfo(jaxpr.debug_info.traced_for, jaxpr.debug_info.func_src_info, None, None)
+    return core.ClosedJaxpr(jaxpr.replace(debug_info=unnamed), program.consts)
 
 
 def with_foreign(program: Program) -> bool:
