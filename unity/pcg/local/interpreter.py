@@ -248,8 +248,11 @@ def _undifferentiated(equation: Equation, operands: list, layout: Layout, axes: 
     return varied(out, layout.results)
 
 
-def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
-    """Run a custom_jvp call on pieces, with its rule on pieces as the derivative."""
+def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...], widened: bool = False) -> list:
+    """Run a custom_jvp call on pieces, with its rule on pieces as the derivative.
+
+    Second derivatives of a `widened` call are not held against the rule: an equation for that would be rounded.
+    """
     if equation.motionless:
         return _undifferentiated(equation, operands, layout, axes)
     if is_reverse_only(equation):
@@ -263,7 +266,7 @@ def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[
         placed = (tuple(replace(p, axes=narrow_axes) for p in part) for part in (layout.operands, layout.results))
         inner = Layout(layout.primitive, layout.params, *placed)
         return applied(
-            lambda pieces: _custom_jvp(equation, pieces, inner, narrow_axes),
+            lambda pieces: _custom_jvp(equation, pieces, inner, narrow_axes, widened=True),
             operands,
             layout,
             value=lambda pieces: varied(run_body(body, pieces, types, results, axes), layout.results),
@@ -276,7 +279,7 @@ def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[
     @call.defjvp
     def derivative(primals: Any, tangents: Any) -> Any:
         chosen = [t for t, f in zip(tangents, rule.floating, strict=True) if f]
-        primals = once(primals, rule.calls, equation.source)
+        primals = primals if widened else once(primals, rule.calls, equation.source)
         out = run_body(rule.body, (*primals, *chosen), types + tangent_types, results + results, axes)
         out = varied(out, layout.results * 2)
         return out[: len(results)], out[len(results) :]
