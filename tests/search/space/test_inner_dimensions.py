@@ -1,6 +1,6 @@
 """Choices on several axes divide the dimensions inside of an operator, too, as far as these can be divided."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 
 import jax
@@ -10,10 +10,12 @@ import pytest
 from jax import lax
 
 from unity.machine.machine import Machine
-from unity.pcg.ir.program import close
+from unity.pcg.ir.program import Atom, Body, Equation, close
 from unity.pcg.propagation.choices import choices
 from unity.pcg.propagation.placement import along_axis
-from unity.pcg.types.parallel_type import REPLICATED, misfit
+from unity.pcg.propagation.propagation import Solution
+from unity.pcg.propagation.solver import nested_body
+from unity.pcg.types.parallel_type import REPLICATED, State, misfit
 from unity.search.space.configurations import fits
 
 AXES = Machine.grid(2, 4, "a100").axes
@@ -33,7 +35,36 @@ def regrouped(rows: jax.Array, scale: jax.Array) -> jax.Array:
     return jnp.sin(lax.reshape(rows, (6, 4))).sum(0) * scale
 
 
-CASES = [(weighted, (3,), (3, 8)), (grouped, (4, 4, 6), (4, 8, 6)), (regrouped, (12, 2), (4,))]
+def summed(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.repeat(jnp.broadcast_to(jnp.sin(x)[:, None], (3, 4)), 2, axis=1) * w)
+
+
+RULED = jax.custom_jvp(summed)
+RULED.defjvp(lambda primals, tangents: jax.jvp(summed, primals, tangents))
+
+
+def nested(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Divide inside of a program in the body, as `weighted` does in the body itself."""
+    return jnp.cos(RULED(x, w) * 2)
+
+
+CASES = [(nested, (3,), (3, 8)), (weighted, (3,), (3, 8)), (grouped, (4, 4, 6), (4, 8, 6)), (regrouped, (12, 2), (4,))]
+
+
+def divides(body: Body, per_axis: Sequence[Solution | None]) -> bool:
+    """Return whether all axes together divide what they divide of a body's variables, those of nested programs too."""
+
+    def types(atoms: Iterable[Atom]) -> list[tuple[State, ...]]:
+        return [tuple(REPLICATED if s is None or not isinstance(a, int) else s.seen(a) for s in per_axis) for a in atoms]
+
+    def nested(e: Equation) -> bool:
+        program, operands, results = nested_body(e), types(e.operands), types(e.results)
+        ends = ([tuple(t[k] for t in end) for end in (operands, results)] for k in range(len(per_axis)))
+        return divides(program, [along_axis(program, *states) for states in ends])
+
+    shapes = (body.tensors[v].shape for v in body.tensors)
+    whole = all(misfit(shape, type_, AXES) is None for shape, type_ in zip(shapes, types(body.tensors), strict=True))
+    return whole and all(nested(e) for e in body.equations if e.name == "custom_jvp_call")
 
 
 @pytest.mark.parametrize(("fn", "first", "second"), CASES)
@@ -42,12 +73,6 @@ def test_what_is_divided_inside_fits(fn: Callable, first: tuple[int, ...], secon
     cs = choices(body)
     picks = np.array(list(product(range(len(cs)), repeat=len(AXES))), np.int16)
     solutions = [along_axis(body, c.operands, c.results) for c in cs]
-
-    def divides(pick: np.ndarray) -> bool:
-        per_axis = [solutions[k] for k in pick]
-        types = {v: tuple(REPLICATED if s is None else s.seen(v) for s in per_axis) for v in body.tensors}
-        return all(misfit(body.tensors[v].shape, t, AXES) is None for v, t in types.items())
-
     good = fits(cs, [body.tensor(a).shape for a in (*body.inputs, *body.outputs)], picks, AXES)
     assert good.any()
-    assert all(map(divides, picks[good]))
+    assert all(divides(body, [solutions[k] for k in pick]) for pick in picks[good])

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from unity.pcg.ir.program import Atom, Body, Equation
-from unity.pcg.jaxprs.jaxprs import CALLS
+from unity.pcg.jaxprs.jaxprs import CALLS, NESTING
 from unity.pcg.propagation.agreements import forwarded_inputs, nested_agreements
 from unity.pcg.propagation.dominance import superfluous
 from unity.pcg.propagation.halos import HaloEdge, halo_edges
@@ -70,11 +70,11 @@ class Scattered:
 
 @dataclass(frozen=True)
 class InnerSlot:
-    """How a choice divides a dimension of a variable that is neither an operand nor a result.
+    """How a choice divides something inside of a body: a dimension of a variable that is no operand or result, or a nested program.
 
     Attributes:
-        size: the size of the dimension.
-        outer: how far outside the choice divides it, as in a `State`; 0 if it does not.
+        size: the size of the dimension, or what the degrees of the nested program's choice must divide.
+        outer: how far outside the dimension is divided, as in a `State`; 1 for a nested program; 0 if it is not divided.
     """
 
     size: int
@@ -92,9 +92,7 @@ class Choice:
     divided: float  # fraction of the operator's FLOPs that the devices share
     reduced: tuple[Reduced, ...] = ()
     partitions: frozenset[int] = frozenset()  # variables of the body that are partitioned
-    inner_slots: tuple[
-        InnerSlot, ...
-    ] = ()  # of each dimension inside that two choices may divide together; all choices have the same
+    inner_slots: tuple[InnerSlot, ...] = ()  # for everything inside that some choice of the body divides
     halos: tuple[HaloEdge, ...] = ()  # neighbours along the axis exchange the edges of their slices for them
     scattered: tuple[Scattered, ...] = ()  # all variables that this or another choice of the body scatters
 
@@ -435,14 +433,30 @@ def _with_inner_states(body: Body, unmarked: list[Choice], solutions: Mapping[Ch
 
 
 def _inner_slots(body: Body, solutions: Sequence[Solution | None]) -> list[tuple[InnerSlot, ...]]:
-    """Return for each solution how it divides the dimensions inside, equal ones once, without those of operands and results."""
-    variables = list(body.tensors)
+    """Return for each solution how it divides what is inside, once for what all solutions divide alike.
+
+    Choices on several axes must divide it together. What they divide like an operand or a result is left out.
+    """
     boundary = {*body.inputs, *(a for a in body.outputs if isinstance(a, int))}
-    columns: dict[tuple[InnerSlot, ...], bool] = {}  # whether it is one of the boundary's
-    for v in sorted(variables, key=lambda v: v not in boundary):
-        states = [UNUSED if s is None else s.scattered.get(v, s.states.get(v, UNUSED)) for s in solutions]
-        for dim in {s.dim for s in states if s.kind == "P"}:
-            outer = (s.outer if s.kind == "P" and s.dim == dim else 0 for s in states)
-            columns.setdefault(tuple(InnerSlot(body.tensors[v].shape[dim], o) for o in outer), v in boundary)
-    inside = [column for column, bordering in columns.items() if not bordering]
-    return [tuple(column[k] for column in inside) for k in range(len(solutions))]
+    outside = {slots for v in boundary for slots in _slots_of_variable(body, v, solutions)}
+    variables = (v for v in body.tensors if v not in boundary)
+    programs = (k for k, e in enumerate(body.equations) if e.name in NESTING)
+    inside = {slots: None for v in variables for slots in _slots_of_variable(body, v, solutions)}
+    inside |= {slots: None for k in programs for slots in _slots_of_program(k, solutions)}
+    return [tuple(slots[k] for slots in inside if slots not in outside) for k in range(len(solutions))]
+
+
+def _slots_of_variable(body: Body, v: int, solutions: Sequence[Solution | None]) -> Iterator[tuple[InnerSlot, ...]]:
+    """Yield how each solution divides a dimension of a variable, for each that some solution divides."""
+    states = [UNUSED if s is None else s.scattered.get(v, s.states.get(v, UNUSED)) for s in solutions]
+    for dim in sorted({s.dim for s in states if s.kind == "P"}):
+        size = body.tensors[v].shape[dim]
+        yield tuple(InnerSlot(size, s.outer if s.kind == "P" and s.dim == dim else 0) for s in states)
+
+
+def _slots_of_program(number: int, solutions: Sequence[Solution | None]) -> Iterator[tuple[InnerSlot, ...]]:
+    """Yield which solutions divide the program of an equation in one way, for each way."""
+    matches = [None if s is None or not s.matches else s.matches[number] for s in solutions]
+    sizes = {match.states: match.size for match in matches if match is not None and match.size}
+    for states, size in sizes.items():
+        yield tuple(InnerSlot(size, int(match is not None and match.states == states)) for match in matches)
