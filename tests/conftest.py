@@ -46,10 +46,14 @@ def _unchanged_precision() -> Iterator[None]:
     """No module of tests leaves 64-bit types enabled, which would change the programs of all tests after it."""
     import jax  # the process that hands out tests does not need it
 
+    def wide() -> bool:
+        return jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+
+    before = wide()
     yield
-    wide = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
-    jax.config.update("jax_enable_x64", False)
-    assert not wide, "these tests changed jax_enable_x64, as exported files do when they are run: enable it by precision.in_64_bits"
+    after = wide()
+    jax.config.update("jax_enable_x64", before)
+    assert after == before, "these tests changed jax_enable_x64, as exported files do when they are run: enable it by in_64_bits"
 
 
 @pytest.fixture

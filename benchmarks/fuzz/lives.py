@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def loaded(one: Trial, reference: Reference) -> str:
 
 
 def exported(one: Trial, reference: Reference) -> str:
-    """Exports the plan and runs the source."""
+    """Exports the plan and runs the source. Files are not for second derivatives (docs/export.md)."""
+    reference = replace(reference, order=min(reference.order, 1))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "exported.py"
         one.plan.export(path)

@@ -64,8 +64,8 @@ def planned(call: Callable[[Any], Any]) -> tuple[Callable[[Any], Any], unity.Pla
 @pytest.mark.parametrize("call", [scaled(1.0), attention()], ids=["calls itself", "calls another"])
 def test_rules_that_call_derivatives_are_differentiated_again(call: Callable, divided: bool) -> None:
     loss, plan = planned(call if divided else lambda x: jnp.sort(call(x).ravel()[::-1]).reshape(x.shape))
-    wanted, found = (curvature(f, x) for f, x in ((loss, X), (plan, plan.shard(X))))
-    np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-10)
+    wanted, computed = (curvature(f, x) for f, x in ((loss, X), (plan, plan.shard(X))))
+    np.testing.assert_allclose(computed, wanted, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("call", [scaled(3.0), rounded()], ids=["vjp", "jvp"])
@@ -87,5 +87,22 @@ def test_a_rule_is_held_against_a_function_without_derivative() -> None:
     call = jax.custom_vjp(plain)
     call.defvjp(lambda x: (lambda y: (y, y))(call(x)), lambda y, g: (g / (1 + jnp.sin(y)),))
     _, plan = planned(lambda x: call(x / 8))
+    with pytest.raises(PlanError, match="a second derivative"):
+        curvature(plan, plan.shard(X))
+
+
+def test_a_function_of_positive_numbers_is_compared_there() -> None:
+    """Its rule and its program are NaN together at half of all random numbers."""
+    root = jax.custom_jvp(lambda x: jnp.sqrt(x))
+    root.defjvp(lambda primals, tangents: (root(*primals), tangents[0] / (2 * root(*primals))))
+    loss, plan = planned(lambda x: root(1 + x * x))
+    wanted, computed = (curvature(f, x) for f, x in ((loss, X), (plan, plan.shard(X))))
+    np.testing.assert_allclose(computed, wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_a_rule_that_differs_for_negative_numbers_alone_is_refused() -> None:
+    leaky = jax.custom_jvp(lambda x: jnp.maximum(x, 0))
+    leaky.defjvp(lambda primals, tangents: (leaky(*primals), tangents[0] * jnp.where(primals[0] > 0, 1, 0.1)))
+    _, plan = planned(leaky)
     with pytest.raises(PlanError, match="a second derivative"):
         curvature(plan, plan.shard(X))

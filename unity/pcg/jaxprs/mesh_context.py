@@ -1,8 +1,11 @@
-"""Tracing outside of any mesh that the user has set by `jax.set_mesh`, which types would otherwise mention."""
+"""Tracing and running outside of any mesh that the user has set by `jax.set_mesh`, which types would otherwise mention."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -10,6 +13,8 @@ from jax.sharding import AbstractMesh, Mesh, get_mesh, use_abstract_mesh
 
 NO_MESH = AbstractMesh((), ())
 NO_DEVICES = Mesh(np.empty((), object), ())
+
+T = TypeVar("T")
 
 
 def without_mesh() -> AbstractContextManager[object]:
@@ -23,3 +28,15 @@ def unset() -> AbstractContextManager[object]:
         return without_mesh() if get_mesh().empty else jax.set_mesh(NO_DEVICES)
     except ValueError:  # inside of a jit, where no program is run
         return without_mesh()
+
+
+def in_new_thread(run: Callable[[], T]) -> T:
+    """Run a function in a new thread, so outside of any trace and any mesh, with the precision of this one."""
+    wide = bool(jax.config.read("jax_enable_x64"))
+
+    def alone() -> T:
+        with jax.enable_x64(wide):
+            return run()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(alone).result()

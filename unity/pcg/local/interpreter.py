@@ -21,7 +21,7 @@ from unity.pcg.local import replicated_calls
 from unity.pcg.local import varying_loops as loops
 from unity.pcg.local.collectives import apply, contribute
 from unity.pcg.local.halo_exchange import exchanged
-from unity.pcg.local.second_derivatives import once
+from unity.pcg.local.second_derivatives import with_checked_derivative
 from unity.pcg.local.widening import applied, rounded, sent, widens
 from unity.pcg.operators.layout import Layout, PlacedTensor
 from unity.pcg.operators.table import TABLE
@@ -251,7 +251,7 @@ def _undifferentiated(equation: Equation, operands: list, layout: Layout, axes: 
 def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...], widened: bool = False) -> list:
     """Run a custom_jvp call on pieces, with its rule on pieces as the derivative.
 
-    Second derivatives of a `widened` call are not held against the rule: an equation for that would be rounded.
+    Second derivatives of a `widened` call are not checked: the equation that checks them would round its operands.
     """
     if equation.motionless:
         return _undifferentiated(equation, operands, layout, axes)
@@ -279,7 +279,7 @@ def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[
     @call.defjvp
     def derivative(primals: Any, tangents: Any) -> Any:
         chosen = [t for t, f in zip(tangents, rule.floating, strict=True) if f]
-        primals = primals if widened else once(primals, rule.calls, equation.source)
+        primals = primals if widened else with_checked_derivative(primals, rule.calls, equation.source)
         out = run_body(rule.body, (*primals, *chosen), types + tangent_types, results + results, axes)
         out = varied(out, layout.results * 2)
         return out[: len(results)], out[len(results) :]
@@ -322,11 +322,12 @@ def _custom_vjp(equation: Equation, operands: list, layout: Layout, axes: tuple[
         return varied(run_body(body, primals, types, results, axes), layout.results)
 
     def run_forward(*primals: Any) -> Any:
-        out = BodyInterpreter(rule.forward, forward_placing, axes).run(once(primals, rule.calls, equation.source))
+        values = with_checked_derivative(primals, rule.calls, equation.source)
+        out = BodyInterpreter(rule.forward, forward_placing, axes).run(values)
         return varied(out[:n], layout.results), out[n:]
 
     def run_backward(residuals: Any, cotangents: Any) -> Any:
-        values = once((*residuals, *cotangents), rule.calls, equation.source)
+        values = with_checked_derivative((*residuals, *cotangents), rule.calls, equation.source)
         gradients = iter(BodyInterpreter(rule.backward, backward_placing, axes).run(values))
         flagged = zip(rule.floating, layout.operands, strict=True)
         return tuple(vary(as_held(next(gradients), p), names) if f else None for f, p in flagged)

@@ -18,7 +18,7 @@ from jax.extend import core
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.foreign_primitives import own_program
 from unity.pcg.jaxprs.jaxprs import RULED, equations
-from unity.pcg.local.second_derivatives import once
+from unity.pcg.local.second_derivatives import with_checked_derivative
 from unity.pcg.operators.kernel_primitive import KERNEL
 from unity.pcg.propagation.derivative_rules import (
     Unreadable,
@@ -73,7 +73,7 @@ def _jvp(equation: Equation, value: Body, operands: Sequence[Any], run: Run) -> 
     def derivative(primals: Any, tangents: Any) -> Any:
         active = tuple(not isinstance(t, SymbolicZero) for t in tangents)
         rule = jvp_body(equation, active)
-        primals = once(primals, rule.calls, equation.source)
+        primals = with_checked_derivative(primals, rule.calls, equation.source)
         out = run(rule.body, (*primals, *(t for t in tangents if not isinstance(t, SymbolicZero))))
         return out[: len(out) // 2], out[len(out) // 2 :]
 
@@ -98,7 +98,7 @@ def _vjp(equation: Equation, value: Body, operands: Sequence[Any], run: Run) -> 
     def forward(*arguments: Any) -> Any:
         active, primals = tuple(x.perturbed for x in arguments), [x.value for x in arguments]
         pulled = pull(equation, everything or active)
-        out = run(pulled.forward, once(primals, pulled.calls, equation.source))
+        out = run(pulled.forward, with_checked_derivative(primals, pulled.calls, equation.source))
         return out[:n], (out[n:] if everything else (primals, [jnp.zeros((int(flag), 0)) for flag in active]))
 
     def backward(residuals: Any, cotangents: Any) -> Any:
@@ -107,7 +107,7 @@ def _vjp(equation: Equation, value: Body, operands: Sequence[Any], run: Run) -> 
         residuals = residuals if everything else run(pulled.forward, residuals[0])[n:]
         nonzero = tuple(not isinstance(c, SymbolicZero) for c in cotangents)
         nonzero_cotangents = [c for c in cotangents if not isinstance(c, SymbolicZero)]
-        values = once((*residuals, *nonzero_cotangents), backward_calls(pulled, nonzero), equation.source)
+        values = with_checked_derivative((*residuals, *nonzero_cotangents), backward_calls(pulled, nonzero), equation.source)
         gradients = iter(run(backward_body(pulled, nonzero), values))
         return tuple(vary(next(gradients), names) if flag else None for flag, names in zip(active, axes, strict=True))
 

@@ -1,16 +1,15 @@
 """Second derivatives of calls with derivative rules.
 
 A rule may call functions with rules of their own, often the one that it belongs to: `lambda x: (f(x), x)`. On pieces these are
-replaced by their programs (`first_order`), so what differentiates the rule differentiates them without their rules. The values
-are the same where those rules are derivatives, and others where they are not, as of a straight-through estimator. So each is
-compared when a rule is differentiated, which is seldom.
+replaced by their programs (`first_order`), so a second derivative is that of the program, and not by the called function's rule.
+The two are equal if the rule is the program's derivative, and differ for a straight-through estimator, say. They are compared when
+a second derivative is taken, which is seldom.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import sqrt
 from typing import Any
 
@@ -20,20 +19,23 @@ import numpy as np
 from jax.extend import core
 
 from unity.base.errors import PlanError
-from unity.pcg.jaxprs.jaxprs import CUSTOM_JVP, callable_of, called, chosen_of, floating, merged
+from unity.pcg.jaxprs.jaxprs import callable_of, called
+from unity.pcg.jaxprs.mesh_context import in_new_thread
 from unity.pcg.jaxprs.precision import precision_of
-from unity.pcg.operators.kernel_trials import relative_difference
+from unity.pcg.operators.kernel_primitive import pulled
+from unity.pcg.operators.kernel_trials import relative_difference, sample
 
 
-def once(values: Sequence[Any], calls: Sequence[core.JaxprEqn], place: str) -> list[Any]:
-    """Return values that are differentiated only if the rules of some calls are derivatives.
+def with_checked_derivative(values: Sequence[Any], calls: Sequence[core.JaxprEqn], place: str) -> list[Any]:
+    """Return the values that a derivative rule reads, such that a second derivative, which differentiates them, checks the rule.
 
     Args:
-        values: what a derivative rule reads, on this device.
-        calls: the calls with rules in it.
+        values: pieces on this device.
+        calls: the calls with rules of their own in the rule.
         place: the line of the call that the rule belongs to.
+
     Raises:
-        PlanError: while the values are differentiated.
+        PlanError: when the values are differentiated, if a call's rule is not the derivative of its program.
     """
     if not calls:
         return list(values)
@@ -58,46 +60,33 @@ def once(values: Sequence[Any], calls: Sequence[core.JaxprEqn], place: str) -> l
 
 @lru_cache(maxsize=1024)
 def _has_true_rule(call: core.JaxprEqn) -> bool:
-    """Return whether the rule of a call and its program have the same derivative at random numbers; False if either has none."""
-    with ThreadPoolExecutor(1) as thread:  # outside of the trace that asks
-        return thread.submit(_agrees, call).result()
+    """Return whether the rule of a call and its program have the same derivative at random numbers; False if either has none.
+
+    Numbers between 0 and 1 are tried, too, since a function may be defined for these alone.
+    """
+    return all(in_new_thread(partial(_agree, call, positive)) for positive in (False, True))
 
 
-def _agrees(call: core.JaxprEqn) -> bool:
+def _agree(call: core.JaxprEqn, positive: bool) -> bool:
     types: list[Any] = [v.aval for v in call.invars]
     results: list[Any] = [v.aval for v in call.outvars]
-    derivative = _pushed if call.primitive.name in CUSTOM_JVP else _pulled
-    rng = np.random.default_rng(0)
     with precision_of([*types, *results]):
-        operands, directions = ([_random(rng, t) for t in types] for _ in range(2))
-        cotangents = [_random(rng, t) for t in results]
+        operands = [sample(k, t.shape, t.dtype, positive) for k, t in enumerate(types)]
+        cotangents = [sample(k, t.shape, t.dtype) for k, t in enumerate(results) if jnp.issubdtype(t.dtype, jnp.inexact)]
         try:
-            ruled, plain = (
-                derivative(function, operands, directions, cotangents)
-                for function in (callable_of(call), core.jaxpr_as_fun(called(call.params)))
+            # The program first: a `while` loop has no reverse-mode derivative, and might not end at random numbers.
+            plain, ruled = (
+                jax.jit(lambda *x, function=function: pulled(function, *x)[1](cotangents))(*operands)
+                for function in (core.jaxpr_as_fun(called(call.params)), callable_of(call))
             )
-        except Exception:  # a rule may read values, and a loop has no reverse-mode derivative but by a rule
+        except Exception:  # a rule may read values
             return False
-    limits = (sqrt(float(jnp.finfo(x.dtype).eps)) for x in plain)
-    return all(relative_difference(x, y) <= limit for x, y, limit in zip(plain, ruled, limits, strict=True))
+    return all(map(_is_close, plain, ruled))
 
 
-def _random(rng: np.random.Generator, type_: Any) -> Any:
-    """Return random numbers, or zeros in the place of what has no derivative."""
-    if jnp.issubdtype(type_.dtype, jax.dtypes.prng_key):
-        return jax.random.split(jax.random.key(0), type_.shape)
-    return jnp.asarray(rng.normal(size=type_.shape) if floating(type_) else np.zeros(type_.shape), type_.dtype)
-
-
-def _pushed(function: Any, operands: Sequence[Any], directions: Sequence[Any], _: Any) -> list[Any]:
-    flags = tuple(map(floating, operands))
-    others = chosen_of(flags, operands, False)
-    run = jax.jit(lambda chosen: [x for x in function(*merged(flags, chosen, others)) if floating(x)])
-    return jax.jvp(run, (chosen_of(flags, operands),), (chosen_of(flags, directions),))[1]
-
-
-def _pulled(function: Any, operands: Sequence[Any], _: Any, cotangents: Sequence[Any]) -> list[Any]:
-    flags = tuple(map(floating, operands))
-    others = chosen_of(flags, operands, False)
-    run = jax.jit(lambda chosen: [x for x in function(*merged(flags, chosen, others)) if floating(x)])
-    return jax.vjp(run, chosen_of(flags, operands))[1]([c for c in cotangents if floating(c)])[0]
+def _is_close(x: jax.Array, y: jax.Array) -> bool:
+    """Return whether two gradients are equal within the rounding of their type, and NaN or infinite at the same places."""
+    odd_x, odd_y = (np.where(np.isfinite(value), 0, value) for value in (x, y))
+    finite_x, finite_y = (jnp.where(jnp.isfinite(value), value, 0) for value in (x, y))
+    limit = sqrt(float(jnp.finfo(x.dtype).eps))
+    return np.array_equal(odd_x, odd_y, equal_nan=True) and relative_difference(finite_x, finite_y) <= limit

@@ -72,6 +72,16 @@ def _outputs(
     return outputs
 
 
+def sample(number: int, shape: tuple[int, ...], dtype: Any, positive: bool = False) -> jax.Array:
+    """Return random numbers, between 0 and 1 if `positive`; random keys; or zeros in place of integers, which may be indices."""
+    key = jax.random.key(number)
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return jax.random.split(key, shape)
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.zeros(shape, dtype)
+    return (jax.random.uniform if positive else jax.random.normal)(key, shape).astype(dtype)
+
+
 def half(arrays: Sequence[jax.Array], terms: Terms, name: str, which: int) -> list[jax.Array]:
     """Return one half of each array that has the name, and the other arrays whole."""
     return [jnp.split(x, 2, term.index(name))[which] if name in term else x for x, term in zip(arrays, terms, strict=True)]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -25,10 +24,11 @@ from jax.extend import core
 
 from unity.base.lru_cache import Recent
 from unity.pcg.jaxprs.foreign_primitives import outside
-from unity.pcg.jaxprs.jaxprs import Program, each, equations, floating, with_equations, with_nested
+from unity.pcg.jaxprs.jaxprs import Program, each, equations, with_equations, with_nested
+from unity.pcg.jaxprs.mesh_context import in_new_thread
 from unity.pcg.jaxprs.parameter_text import identities
 from unity.pcg.operators.kernel_primitive import KernelDimensions, bind
-from unity.pcg.operators.kernel_trials import half, relative_difference
+from unity.pcg.operators.kernel_trials import half, relative_difference, sample
 from unity.pcg.operators.pallas_sums import asks_for_step, is_sum
 from unity.pcg.types.parallel_type import Shape
 
@@ -347,11 +347,11 @@ def _trial(kernel: PallasKernel, eqn: core.JaxprEqn) -> str:
         return f"{where}: it has scratch memory, and is too large for a trial" if kernel.carries else ""
 
     def difference() -> float:
-        arrays = [_sample(k, shape, t.dtype) for k, (shape, t) in enumerate(zip(shapes, types, strict=True))]
+        arrays = [sample(k, shape, t.dtype) for k, (shape, t) in enumerate(zip(shapes, types, strict=True))]
         return _difference(kernel, [kernel.blocked(k, x) for k, x in enumerate(arrays)])
 
     try:
-        worst = _in_new_thread(difference)
+        worst = in_new_thread(difference)
     except Exception as problem:  # Pallas' interpreter does not know everything that compilers do
         return f"{where}: a trial of it fails ({str(problem).strip().partition(chr(10))[0]})"
     return "" if worst <= CLOSE else f"{where}: in a trial, the results of halves differ from the whole by {worst:.2g}"
@@ -376,25 +376,6 @@ def _difference(kernel: PallasKernel, operands: Sequence[jax.Array]) -> float:
         raise ValueError("its results are zeros, which tell nothing")
     differences = [relative_difference(x, y) for x, y in zip(whole, together, strict=True)]
     return float(np.max(differences))  # NaN if any is
-
-
-def _in_new_thread(run: Callable[[], float]) -> float:
-    """Run a function in a new thread, so outside of any trace and any mesh, with the precision of this one."""
-    wide = bool(jax.config.read("jax_enable_x64"))
-
-    def alone() -> float:
-        with jax.enable_x64(wide):
-            return run()
-
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(alone).result()
-
-
-def _sample(number: int, shape: Shape, dtype: Any) -> jax.Array:
-    """Return random numbers, or zeros in place of integers, which may be indices."""
-    if not floating(jax.ShapeDtypeStruct(shape, dtype)):
-        return jnp.zeros(shape, dtype)
-    return jax.random.normal(jax.random.key(number), shape).astype(dtype)
 
 
 def kernel_of(function: Callable[..., Any]) -> PallasKernel | None:
