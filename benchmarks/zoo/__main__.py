@@ -1,7 +1,10 @@
 """Plans training losses of packages on PyPI, unchanged: `python -m benchmarks.zoo [case]...`.
 
-Installs the packages into an environment of its own, in the user's cache folder (`ZOO_ENVIRONMENT` names another), and measures
-every case in a process of its own. Writes `benchmarks/results/zoo.json`; the rows of cases that are not run again stay.
+Installs all the packages into an environment of its own, in the user's cache folder (`ZOO_ENVIRONMENT` names another): 2.3 GB.
+Plans every case at full size and runs it at a tiny size, each in a process of its own; `ZOO_STAGES=full` or `tiny` does one.
+
+Writes `benchmarks/results/zoo.json`. A package that pip cannot install beside the newest JAX is recorded with pip's reason,
+a stage that fails or takes more than ten minutes with its error. Results of cases and stages that are not run again stay.
 """
 
 from __future__ import annotations
@@ -16,40 +19,57 @@ from benchmarks.record import RESULTS, asked, record, show
 from benchmarks.zoo import ENTRIES, Entry
 from benchmarks.zoo.environment import VARIABLES, environment, versions
 
-SECONDS = 600  # for one case
+STAGES = ("full", "tiny")
+SECONDS = 600  # for one stage of a case
 ROOT = Path(__file__).parents[2]
 
 
-def measured(entry: Entry, python: Path) -> dict[str, Any]:
-    """Return the row of an entry, measured by another process."""
-    command = [python, "-W", "ignore", "-m", "benchmarks.zoo.measure", entry.label]
+def measured(entry: Entry, stage: str, python: Path) -> dict[str, Any]:
+    """Return the figures of one stage of an entry, measured by another process, or its error."""
+    command = [python, "-W", "ignore", "-m", "benchmarks.zoo.measure", entry.label, stage]
     variables = {**os.environ, **VARIABLES, "PYTHONPATH": str(ROOT)}
-    problem = {"package": entry.package, "loss": entry.name, "lines": entry.lines}
     try:
         run = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return problem | {"error": f"not measured within {SECONDS} s"}
+        return {"error": f"not measured within {SECONDS} s"}
     if run.returncode:
-        return problem | {"error": (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1]}
+        return {"error": ": ".join([f"exit code {run.returncode}", *run.stderr.strip().splitlines()[-1:]])}
     return json.loads(run.stdout.splitlines()[-1])
+
+
+def flat(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row for the printed table, without the lists of operators."""
+    figures = {f"{stage} {name}": value for stage in STAGES for name, value in row.get(stage, {}).items()}
+    return {name: value for name, value in (row | figures).items() if not isinstance(value, (dict, list))}
 
 
 def main() -> None:
     chosen, _ = asked(__doc__, [entry.label for entry in ENTRIES], "recorded beside the results of the others")
+    stages = os.environ.get("ZOO_STAGES", " ".join(STAGES)).split()
+    if unknown := set(stages) - set(STAGES):
+        raise SystemExit(f"ZOO_STAGES names {', '.join(sorted(unknown))}; the stages are {', '.join(STAGES)}")
     path = RESULTS / "zoo.json"
     rows = {(row["package"], row["loss"]): row for row in (json.loads(path.read_text())["rows"] if path.exists() else ())}
     packages = sorted({entry.package for entry in ENTRIES})
     python, problems = environment(packages)
+    installed = versions(python, [*packages, "jax"])
     for entry in ENTRIES:
         if entry.label not in chosen:
             continue
-        problem = problems.get(entry.package)
-        row = {"package": entry.package, "loss": entry.name, "not installed": problem} if problem else measured(entry, python)
+        row: dict[str, Any] = {"package": entry.package, "loss": entry.name, "lines": entry.lines}
+        if problem := problems.get(entry.package):
+            row["not installed"] = problem
+        else:
+            before = rows.get((entry.package, entry.name), {})
+            for stage in STAGES:
+                if stage in stages:
+                    row[stage] = measured(entry, stage, python)
+                elif stage in before:
+                    row[stage] = before[stage]
         rows[entry.package, entry.name] = row
         print(json.dumps(row), flush=True)
-        recorded = [rows[e.package, e.name] for e in ENTRIES if (e.package, e.name) in rows]
-        record("zoo", recorded, packages=versions(python, [*packages, "jax"]))
-    show("the zoo", [rows[e.package, e.name] for e in ENTRIES if e.label in chosen])
+        record("zoo", [rows[e.package, e.name] for e in ENTRIES if (e.package, e.name) in rows], packages=installed)
+    show("the zoo", [flat(rows[e.package, e.name]) for e in ENTRIES if e.label in chosen])
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ VARIABLES = {"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", "XLA_FLAGS": "--xla
 
 
 def environment(packages: Sequence[str]) -> tuple[Path, dict[str, str]]:
-    """Create the environment, or reuse it, and install the packages.
+    """Create the environment, or reuse it, and install what it lacks.
 
     Returns:
-        its interpreter, and the last line of pip's errors for each package that cannot be installed.
+        its interpreter, and pip's reason for each package that cannot be installed.
     """
     if sys.version_info < REQUIRES:
         raise SystemExit(f"the zoo needs Python {REQUIRES[0]}.{REQUIRES[1]} or newer, not {sys.version.split()[0]}")
@@ -29,19 +29,25 @@ def environment(packages: Sequence[str]) -> tuple[Path, dict[str, str]]:
     python = folder / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        _install(python, *OWN, check=True)
-    problems = {package: _install(python, package) for package in packages if package not in _installed(python)}
+    installed = _installed(python)
+    if absent := [package for package in OWN if package not in installed]:
+        if problem := _install(python, *absent):
+            raise SystemExit(f"unity's own packages cannot be installed into {folder}: {problem}")
+        installed = _installed(python)
+    same_jax = [f"{package}=={installed[package]}" for package in ("jax", "jaxlib")]
+    problems = {}
+    for package in packages:
+        if package not in installed:
+            problems[package] = _install(python, package, *(["--no-deps"] if package in ALONE else same_jax))
     return python, {package: problem for package, problem in problems.items() if problem}
 
 
-def _install(python: Path, *packages: str, check: bool = False) -> str:
-    """Install packages without changing the version of JAX, and return the last line of pip's errors."""
-    jax = _installed(python).get("jax")
-    kept = [f"jax=={jax}", f"jaxlib=={jax}"] if jax else []
-    alone = ["--no-deps"] if set(packages) & set(ALONE) else kept
-    command = [python, "-m", "pip", "install", "-q", *packages, *alone]
-    run = subprocess.run(command, capture_output=True, text=True, check=check)
-    return (run.stderr.strip().splitlines() or ["pip failed"])[-1] if run.returncode else ""
+def _install(python: Path, *arguments: str) -> str:
+    """Install packages, and return pip's first error, or an empty text."""
+    command = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    errors = [line for line in run.stderr.splitlines() if line.startswith("ERROR: ")]
+    return (errors or [f"pip's exit code is {run.returncode}"])[0] if run.returncode else ""
 
 
 def _installed(python: Path) -> Mapping[str, str]:

@@ -1,6 +1,7 @@
 """Measure one entry of the zoo: plans at full size, and a run at tiny size against the function itself.
 
-`python -m benchmarks.zoo.measure LABEL` prints a row as JSON; its exit code is 1 where the entry cannot be built.
+`python -m benchmarks.zoo.measure LABEL full` (or `tiny`) prints the figures as JSON, or the error that ended the measurement;
+`ZOO_TRACEBACK=1` prints the error's traceback, too.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def tiny(entry: Entry) -> dict[str, Any]:
         "value": value,
         "gradients": gradient,
         "right": max(value, gradient) < TOLERANCE,
-        "tiny whole": round(whole(plan)[0], 4),
+        "whole": round(whole(plan)[0], 4),
         "collectives agree": plan.check().agrees(),
     }
 
@@ -106,25 +107,16 @@ def shortened(text: str) -> str:
     return text[:LENGTH]
 
 
-def attempt(measurement: Any, entry: Entry, stage: str) -> dict[str, Any]:
-    """Return the figures of a measurement, or the error that ended it."""
+def main(label: str, stage: str) -> None:
+    entry = next(entry for entry in ENTRIES if entry.label == label)
     try:
-        return measurement(entry)
+        figures = {"full": full, "tiny": tiny}[stage](entry)
     except Exception as error:
         if os.environ.get("ZOO_TRACEBACK"):
             traceback.print_exc()
-        return {f"{stage} error": shortened(f"{type(error).__name__}: {error}")}
-
-
-def main(label: str) -> None:
-    entry = next(entry for entry in ENTRIES if entry.label == label)
-    row = {"package": entry.package, "loss": entry.name, "lines": entry.lines}
-    stages = os.environ.get("ZOO_STAGES", "full tiny").split()
-    for stage, measurement in (("full", full), ("tiny", tiny)):
-        if stage in stages:
-            row |= attempt(measurement, entry, stage)
-    print(json.dumps(row))
+        figures = {"error": shortened(f"{type(error).__name__}: {error}")}
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
