@@ -5,7 +5,7 @@ is deleted, replaced by others, cut, repeated, renamed or swapped. The other hal
 changed, numbers become NaN or too large, values are nested deeply, keys are given twice, spaces and the order of keys are changed.
 
 Each document whose values were edited is read a second time with right checksums, as if another program had written it: it is
-refused with a PlanError or read. `tests/plan/test_edited_plan_files.py` checks the types of the plans that are read.
+refused with a PlanError or read. `tests/plan/files/test_edited_plan_files.py` checks the types of the plans that are read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jax import lax
 import unity
 from benchmarks.record import record, show
 from unity.base.errors import PlanError
-from unity.plan.plan_file import sealed
+from unity.plan.files.plan_file import sealed
 
 EDITS = 10_000
 GRID = unity.Machine.grid(2, 4, "a100")

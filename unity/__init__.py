@@ -19,9 +19,9 @@ from unity.kernel import Kernel, kernel
 from unity.machine.machine import Device, Level, Machine, MachineError
 from unity.optimize import optimize
 from unity.pcg.operators.kernel_primitive import KernelError
+from unity.plan.files.plan_file import load
 from unity.plan.frontier import Frontier
 from unity.plan.plan import Plan
-from unity.plan.plan_file import load
 from unity.plan.stream import Flight, Stream
 from unity.training.marked_loss import loss
 from unity.training.step import TrainingStep, step

@@ -22,8 +22,8 @@ from unity.pcg.capture.capture import capture
 from unity.pcg.ir.gradient_flow import losses
 from unity.pcg.jaxprs.effects import warn
 from unity.pcg.jaxprs.mesh_context import unset
-from unity.plan import cache
 from unity.plan.effects import dropped_effects
+from unity.plan.files import cache
 from unity.plan.options import (
     obeyed,
     refuse,

@@ -16,7 +16,7 @@ import unity
 from unity.cli import main
 from unity.pcg.ir.compact_json import fold
 from unity.pcg.ir.graph_json import to_json
-from unity.plan.plan_file import SCHEMA, sealed
+from unity.plan.files.plan_file import SCHEMA, sealed
 
 EIGHT = unity.Machine.grid(1, 8, "a100")
 

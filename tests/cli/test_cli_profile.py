@@ -20,7 +20,7 @@ from unity.exec.measure.local_machine import where
 from unity.exec.measure.operators import Timing
 from unity.machine.machine import Machine
 from unity.machine.profiles.store import Store
-from unity.plan import cache
+from unity.plan.files import cache
 from unity.search.cost.profile_lookup import MEASURED
 
 SMALL = """

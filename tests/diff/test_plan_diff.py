@@ -29,7 +29,7 @@ from unity.pcg.ir.compact_json import fold, unfold
 from unity.pcg.ir.graph import PARALLELIZATION, PCG
 from unity.pcg.ir.graph_json import from_json as read_graph
 from unity.pcg.ir.graph_json import to_json as graph_json
-from unity.plan.plan_file import read, sealed, summaries
+from unity.plan.files.plan_file import read, sealed, summaries
 from unity.plan.summary import Summary, differentiated_in
 from unity.search.cost.prediction import predict
 

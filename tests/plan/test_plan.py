@@ -26,8 +26,8 @@ from unity.base.atomic_files import write
 from unity.base.errors import OptionError, PlanError
 from unity.pcg.operators.table.elementwise import elementwise
 from unity.pcg.types.factors import TABLE, Entry, Factor, Facts, Spec
-from unity.plan import cache
-from unity.plan.plan_file import sealed
+from unity.plan.files import cache
+from unity.plan.files.plan_file import sealed
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -18,7 +18,7 @@ from unity.pcg.ir.program import close
 from unity.pcg.propagation.choices import choices
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, partitioned
-from unity.plan.plan_file import sealed
+from unity.plan.files.plan_file import sealed
 from unity.substitutions.language.axioms import default_library
 from unity.substitutions.language.parallel_derivation import Parallelization, ParallelizationRecord
 from unity.verify.derivations.parallel import check_parallelization

@@ -9,8 +9,8 @@ from unity.base.atomic_files import save
 from unity.base.documents import parsed
 from unity.base.errors import PlanError, PlanFileError
 from unity.pcg.ir import compact_json, graph_json
-from unity.plan.plan_file import read as read_plan
-from unity.plan.plan_file import summaries
+from unity.plan.files.plan_file import read as read_plan
+from unity.plan.files.plan_file import summaries
 from unity.plan.summary import Summary
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from unity.cli.errors import CommandError, user_code_error
 from unity.optimize import optimize
+from unity.plan.files.plan_file import load
 from unity.plan.plan import Plan
-from unity.plan.plan_file import load
 
 FORM = "expected MODULE:FUNCTION, a function that gives (fn, args) or (fn, args, options of unity.optimize)"
 METAVAR = "MODULE:FUNCTION"

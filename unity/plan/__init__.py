@@ -1,1 +1,1 @@
-"""Plans: `Plan` and its parts as data, plan files, the cache, and the placement of arguments."""
+"""Plans: `Plan` and its parts as data, their files, and the shardings of their arguments and results."""

@@ -30,13 +30,13 @@ from unity.pcg.parallel.check import check
 from unity.pcg.parallel.parallelize import parallelize
 from unity.plan.call_arguments import by_position, checked, in_reverse, refuse_weak
 from unity.plan.derivation_check import check_derivation
-from unity.plan.devices import mesh_for
 from unity.plan.effects import with_effects
-from unity.plan.following_shardings import following, weights_of
 from unity.plan.frontier import Frontier
-from unity.plan.placement import Placement
 from unity.plan.plan_family import PlanFamily, Tried
-from unity.plan.specs import Boundary, SpecRules, rules
+from unity.plan.shardings.devices import mesh_for
+from unity.plan.shardings.following_shardings import following, weights_of
+from unity.plan.shardings.placement import Placement
+from unity.plan.shardings.specs import Boundary, SpecRules, rules
 from unity.plan.step import step_of
 from unity.plan.stream import Stream
 from unity.plan.summary import captured_summary_of, differentiated_in, summary_of
@@ -573,7 +573,7 @@ class Plan:
 
         A crash while saving leaves an old file intact.
         """
-        from unity.plan.plan_file import save
+        from unity.plan.files.plan_file import save
 
         save(path, self.family, self.candidate)
 

@@ -27,7 +27,7 @@ from unity.exec.measure.trial import ratio
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.payloads import ScheduleKind
-from unity.plan import cache
+from unity.plan.files import cache
 from unity.plan.options import no_branches, no_pipeline, out_of_reach, shortfall
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily

@@ -13,9 +13,9 @@ from unity.base.formatting import duration, size
 from unity.machine.machine import Machine
 from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.parallel.serial_view import erased
+from unity.plan.files.plan_file import read, reading, summaries
+from unity.plan.files.strategies import candidates
 from unity.plan.plan import Plan
-from unity.plan.plan_file import read, reading, summaries
-from unity.plan.strategies import candidates
 from unity.plan.summary import RuleUse, Summary, captured_summary_of, step_seconds, summary_of
 from unity.report import arguments, costs
 from unity.report.drawing import Drawing, drawing_of

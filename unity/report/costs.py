@@ -9,7 +9,7 @@ from unity.base.formatting import duration, short, size
 from unity.pcg.ir.graph import Node
 from unity.pcg.ir.user_lines import line_behind
 from unity.pcg.types.axis import Axis
-from unity.plan.document import MemoryTable
+from unity.plan.files.document import MemoryTable
 from unity.plan.summary import RuleUse, Summary, Talk, seconds_by_line
 from unity.report.picture import Description, Rows
 from unity.search.cost.prediction import CollectiveTerm, Prediction

@@ -12,7 +12,7 @@ from unity.base.documents import Misfit, at
 from unity.explain.brief import gap_in_words
 from unity.explain.tables import blocked
 from unity.pcg.ir.graph import PCG
-from unity.plan.document import CostsRecord, MemoryTable, ReportRecord, TimelineTable
+from unity.plan.files.document import CostsRecord, MemoryTable, ReportRecord, TimelineTable
 from unity.plan.plan import Plan
 from unity.plan.summary import Summary, differentiated_in
 from unity.report import costs, steps

@@ -17,7 +17,7 @@ from unity.diff.matching import matching
 from unity.pcg.ir.compact_json import folded_all, unfolded_all
 from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.parallel.serial_view import erased
-from unity.plan.document import StepRecord, StepsRecord
+from unity.plan.files.document import StepRecord, StepsRecord
 from unity.plan.plan import Plan
 from unity.plan.summary import RuleUse, Summary
 from unity.search.joint.nested import program

@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 
 from unity.base.documents import plain
 from unity.base.formatting import duration
-from unity.plan.document import TimelineRow, TimelineTable
+from unity.plan.files.document import TimelineRow, TimelineTable
 from unity.report.picture import Interned
 from unity.search.simulator import Simulation
 

@@ -23,8 +23,8 @@ from unity.pcg.jaxprs.mesh_context import unset, without_mesh
 from unity.pcg.jaxprs.shardings import sharding_of
 from unity.plan.call_arguments import by_position, refuse_others
 from unity.plan.options import refuse_uncallable
-from unity.plan.placement import Placement
 from unity.plan.plan import Plan
+from unity.plan.shardings.placement import Placement
 from unity.training.array_call import ArrayCall, Form, Structured, next_values
 from unity.training.following import following_specs
 from unity.training.marked_loss import MarkedCall, PlannedTrace, Survey, traced_with

@@ -29,7 +29,7 @@ from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.ir.program import Body, program_of
 from unity.pcg.propagation.choices import choices
 from unity.pcg.propagation.relaxation import Relaxed
-from unity.plan import cache
+from unity.plan.files import cache
 
 X = np.ones((8, 32, 64), np.float32)
 IMAGE = np.ones((8, 16, 16, 32), np.float32)

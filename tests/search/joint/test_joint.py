@@ -20,7 +20,7 @@ from unity.base.errors import DerivationError, PlanError, RuleError
 from unity.exec.measure.trial import ratio
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
-from unity.plan.plan_file import sealed
+from unity.plan.files.plan_file import sealed
 from unity.plan.step import step_of
 from unity.search.cost.cost import Training
 from unity.search.joint.backtracking import backtrack

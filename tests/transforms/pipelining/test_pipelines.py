@@ -27,9 +27,9 @@ from unity.pcg.parallel.parallelize import parallelize
 from unity.pcg.parallel.stages import Schedule
 from unity.pcg.parallel.traffic import traffic
 from unity.pcg.types.parallel_type import REPLICATED, UNUSED, partitioned
+from unity.plan.files.plan_file import sealed
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
-from unity.plan.plan_file import sealed
 from unity.search.cost.cost import Training
 from unity.search.session import Search
 from unity.search.simulator import simulate

@@ -29,7 +29,7 @@ from unity.pcg.parallel.check import check
 from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, Mixed
 from unity.pcg.parallel.traffic import traffic
 from unity.pcg.types.parallel_type import UNUSED
-from unity.plan.plan_file import sealed
+from unity.plan.files.plan_file import sealed
 from unity.search.cost.prediction import predict
 from unity.transforms.pipelining.balance import Cuts, Loads, cut, estimated
 from unity.transforms.pipelining.buffers import layouts

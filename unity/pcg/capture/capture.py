@@ -111,7 +111,7 @@ def capture(
         fn: the function.
         *args: pytrees of arrays or `jax.ShapeDtypeStruct`s.
         argnums: the arguments that the gradient is for, as in `jax.grad`.
-        clustering: partitions the equations into operators (`unity.plan.cache` replays a stored partition).
+        clustering: partitions the equations into operators (`unity.plan.files.cache` replays a stored partition).
         marking: returns the marks that keep the shardings that the function states (`unity.constraints.stated`).
 
     Raises:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import unity
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import UNUSED, partitioned
-from unity.plan.specs import Boundary, rules
+from unity.plan.shardings.specs import Boundary, rules
 
 P = PartitionSpec
 
@@ -129,9 +129,9 @@ def test_processes_that_share_chosen_devices_compare_their_plans(pinned, monkeyp
     devices = [RemoteDevice(k, k // 4) for k in range(16)]
     monkeypatch.setattr("unity.base.processes.several", lambda: True)
     monkeypatch.setattr("unity.base.processes.jax.devices", lambda: devices)
-    monkeypatch.setattr("unity.plan.devices.mesh_of", lambda axes, chosen: chosen)
+    monkeypatch.setattr("unity.plan.shardings.devices.mesh_of", lambda axes, chosen: chosen)
     compared = []
-    monkeypatch.setattr("unity.plan.devices.check_alike", compared.append)
+    monkeypatch.setattr("unity.plan.shardings.devices.check_alike", compared.append)
     assert pinned.on(devices[:8]).mesh == tuple(devices[:8])
     assert len(compared) == 1
     assert "the plan" in compared[0]

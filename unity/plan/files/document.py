@@ -10,7 +10,7 @@ from unity.base.documents import Natural, Record
 from unity.constraints.bound import BoundRecord
 from unity.machine.machine import Machine
 from unity.pcg.ir.compact_json import FoldedGraphs
-from unity.plan.strategies import Figure, Strategies
+from unity.plan.files.strategies import Figure, Strategies
 from unity.plan.summary import RuleUse, SummaryRecord
 from unity.search.substitution.trace import RuleApplication
 from unity.substitutions.language.parallel_derivation import ParallelizationRecord

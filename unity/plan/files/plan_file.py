@@ -22,10 +22,10 @@ from unity.base.documents import Misfit, encoded, parsed, refuse_unknown, typed
 from unity.base.errors import PlanError, PlanFileError, UnityError
 from unity.constraints.stated import marking
 from unity.pcg.capture.capture import Captured, capture
-from unity.plan.document import SCHEMA, AnyTransformation, PlanDocument, SavedPlan, TrainingRecord
+from unity.plan.files.document import SCHEMA, AnyTransformation, PlanDocument, SavedPlan, TrainingRecord
+from unity.plan.files.strategies import candidates, strategies
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
-from unity.plan.strategies import candidates, strategies
 from unity.plan.summary import Summary, captured_summary_of, read_summary, summary_of
 from unity.search.cost.cost import Training
 from unity.search.session import Candidate, Search

@@ -17,8 +17,8 @@ from benchmarks.plan_edits import GRID, PLANS, W, X, edited, has_content, outcom
 from unity.base.errors import PlanError, UnityError
 from unity.cli import main
 from unity.pcg.parallel.check import check
-from unity.plan.document import SavedPlan
-from unity.plan.plan_file import CHECKSUMS, sealed
+from unity.plan.files.document import SavedPlan
+from unity.plan.files.plan_file import CHECKSUMS, sealed
 
 EDITS = 400
 

@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from unity.base.errors import PlanError
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Shape, State, Type
-from unity.plan.following_shardings import names_of
+from unity.plan.shardings.following_shardings import names_of
 
 SpecRules: TypeAlias = tuple[tuple[str, PartitionSpec], ...]  # regular expressions of paths, and the specifications of their leaves
 

@@ -28,9 +28,9 @@ from unity.pcg.capture.clustering import EquationCluster, clusters, restored
 from unity.pcg.ir.program import Body
 from unity.pcg.jaxprs.parameter_text import text_of
 from unity.pcg.operators.table import BUILT_IN, TABLE
-from unity.plan.document import PlanDocument
+from unity.plan.files.document import PlanDocument
+from unity.plan.files.plan_file import document_of, read, restore, written
 from unity.plan.plan_family import PlanFamily
-from unity.plan.plan_file import document_of, read, restore, written
 from unity.search.cost.cost import Training
 from unity.search.session import Candidate
 from unity.substitutions.language.library import Library

@@ -1,0 +1,1 @@
+"""Plans as files, in which they are saved, cached and read again."""

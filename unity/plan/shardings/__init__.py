@@ -1,0 +1,1 @@
+"""The devices of a plan, and the shardings of its arguments and results on them."""
