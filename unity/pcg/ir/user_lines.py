@@ -42,12 +42,15 @@ def line_behind(node: Node) -> str:
 
 
 def source_of_use(node: Node, graph: PCG) -> str:
-    """Return the source of a node of a graph; of an argument or a change of its type, which have none, that of its first use."""
-    uses = [node]
-    for use in uses:  # grows: the uses of a change of type are uses of its operand
+    """Return the source of a node of a graph, or, if it has none, as arguments and changes of type, that of its first use."""
+    uses, seen = [node], {id(node)}
+    for use in uses:  # grows: a breadth-first search along the uses
         if use.source:
             return use.source
-        uses += [user for user, _ in graph.users[id(use)]]
+        for user, _ in graph.users[id(use)]:
+            if id(user) not in seen:
+                seen.add(id(user))
+                uses.append(user)
     return ""
 
 
