@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unity.diff.lines import REMOVED, SAME_LINES, renumbered, renumbering
+from unity.diff.lines import BEFORE, SAME_LINES, renumbered, renumbering
 from unity.diff.matching import matching
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.graph import PCG
@@ -80,7 +80,7 @@ def test_a_removed_statement_whose_number_is_taken_is_named_apart() -> None:
     texts = [source([statement(k) for k in chosen]) for chosen in ((0, 1, 2), (0, 2))]
     before, after = map(graph_of, texts)
     line = renumbering(before, after, matching(before, after))
-    assert line("model.py:3 (f)") == "model.py:3 (f)" + REMOVED  # the line of w2 now
+    assert line("model.py:3 (f)") == "model.py:3 (f)" + BEFORE  # the line of w2 now
     assert line("model.py:4 (f)") == "model.py:3 (f)"
 
 

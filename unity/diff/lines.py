@@ -23,7 +23,7 @@ from unity.pcg.ir.user_lines import line_behind
 from unity.plan.summary import LiveBytes, Summary, Talk, Work
 
 NUMBERED = re.compile(r"([^:]*):(\d+)(.*)")  # file, number, function
-REMOVED = " before"  # behind the line of code that only the first version has, and whose number the second has for other code
+BEFORE = " before"  # behind the line of code that only the first version has, and whose number the second has for other code
 
 AMOUNTS = {Work: ("count", "seconds"), Talk: ("count", "seconds"), LiveBytes: ("nbytes",)}  # of rows, which add up
 
@@ -54,7 +54,7 @@ class Renumbering:
         number = _between(int(parts[2]), self.anchors[parts[1]])
         if number is not None:
             return f"{parts[1]}:{number}{parts[3]}"
-        return line + REMOVED if line in self.later else line
+        return line + BEFORE if line in self.later else line
 
 
 SAME_LINES = Renumbering({}, {}, frozenset())  # of one version of a source

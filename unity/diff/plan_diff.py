@@ -20,7 +20,7 @@ from unity.diff.graph_diff import GraphDiff, diff_matched
 from unity.diff.lines import SAME_LINES, Renumbering, renumbered, renumbering
 from unity.diff.matching import matching
 from unity.diff.regions import Collectives, RegionDiff
-from unity.diff.verdict import Limits, Verdict
+from unity.diff.verdict import ChangeVerdict, GrowthLimits
 from unity.plan.summary import RuleUse, Summary
 
 FORMATS = ("text", "markdown", "json", "dot", "html")
@@ -92,7 +92,7 @@ class PlanDiff:
         }
         return bool(self.graph) or len(figures) > 1
 
-    def verdict(self, *, slower: float | None = None, larger: float | None = None, strict: bool = False) -> Verdict:
+    def verdict(self, *, slower: float | None = None, larger: float | None = None, strict: bool = False) -> ChangeVerdict:
         """Return whether the change from the first plan to the second is within limits, and which lines cause it (docs: ci).
 
         Args:
@@ -103,7 +103,7 @@ class PlanDiff:
         Raises:
             PlanError: one of the two is a graph, which has no costs.
         """
-        return Verdict(self, Limits(slower, larger, strict))
+        return ChangeVerdict(self, GrowthLimits(slower, larger, strict))
 
     @cached_property
     def document(self) -> Document:

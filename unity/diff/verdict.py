@@ -38,7 +38,7 @@ VERBS = {
 
 
 @dataclass(frozen=True)
-class Limits:
+class GrowthLimits:
     """The growth that is admitted.
 
     Attributes:
@@ -85,11 +85,11 @@ class Cause:
 
 
 @dataclass(frozen=True, eq=False)
-class Verdict:
+class ChangeVerdict:
     """A verdict on the difference of two plans."""
 
     diff: PlanDiff
-    limits: Limits
+    limits: GrowthLimits
 
     def __post_init__(self) -> None:
         if not (self.diff.before.machine and self.diff.after.machine):

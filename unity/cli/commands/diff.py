@@ -13,7 +13,7 @@ from unity.cli.files import read, write
 from unity.diff import FORMATS, PlanDiff
 from unity.diff.plan_diff import FORMAT_OF_SUFFIX
 from unity.diff.verdict import FORMATS as VERDICT_FORMATS
-from unity.diff.verdict import Verdict
+from unity.diff.verdict import ChangeVerdict
 from unity.plan.summary import Summary
 
 HELP = "say what is different between two saved plans, or two graphs"
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     return ACCEPTED if verdict.accepted else REFUSED
 
 
-def _put(result: PlanDiff | Verdict, form: str, options: argparse.Namespace) -> None:
+def _put(result: PlanDiff | ChangeVerdict, form: str, options: argparse.Namespace) -> None:
     """Print a result, in colour on a terminal, or write it to a file."""
     if form == "text" and options.output is None:
         if not options.quiet:
