@@ -380,6 +380,31 @@ def test_a_step_follows_the_settings_of_jax() -> None:
     assert "HIGHEST" not in step.lower(state, batch).as_text()
 
 
+@unity.loss
+def noisy(w: jax.Array, x: jax.Array, key: jax.Array) -> jax.Array:
+    return jnp.mean(jnp.tanh(x @ w + jax.random.normal(key, (64, 128))) ** 2)
+
+
+@pytest.mark.parametrize(("name", "other"), [("jax_threefry_partitionable", False), ("jax_random_seed_offset", 5)])
+def test_random_numbers_follow_the_settings_of_jax(name: str, other: Any) -> None:
+    def step(w: jax.Array, x: jax.Array) -> Any:
+        key = jax.random.key(3)
+        return jax.value_and_grad(noisy)(w, x, key), jax.random.normal(key, (4,))
+
+    args = initial()[0]["params"]["up"], jnp.ones((64, 64))
+    planned, jitted = unity.step(step, search="data-parallel", **OPTIONS), jax.jit(step)
+    usual = getattr(jax.config, name)
+    drawn = []
+    try:
+        for value in (usual, other, usual):
+            jax.config.update(name, value)
+            jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), planned(*args), jitted(*args))
+            drawn.append(jitted(*args)[1])
+    finally:
+        jax.config.update(name, usual)
+    assert not np.allclose(drawn[0], drawn[1])
+
+
 def refused(step: Any, *args: Any) -> str:
     with pytest.raises(unity.PlanError) as caught:
         step(*args)

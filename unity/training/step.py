@@ -31,7 +31,18 @@ from unity.training.marked_loss import MarkedCall, PlannedTrace, Survey, traced_
 from unity.training.scalar_sums import with_single_reductions
 
 _NAMED = [name for name, p in inspect.signature(optimize).parameters.items() if p.kind == p.KEYWORD_ONLY]
-_SETTINGS = ("jax_default_matmul_precision", "jax_default_prng_impl", "jax_enable_x64", "jax_numpy_dtype_promotion")
+_SETTINGS = (  # of JAX, under which a function computes other values or types, or is refused
+    "jax_accurate_erf_inv",
+    "jax_allow_f16_reductions",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_random_seed_offset",
+    "jax_softmax_custom_jvp",
+    "jax_threefry_partitionable",
+)
 OPTIONS = frozenset(_NAMED) - {"argnums", "training", "pack"}
 
 
@@ -169,7 +180,7 @@ class TrainingStep:
 
     def _compiled_for(self, call: ArrayCall) -> CompiledStep:
         """Return the compiled step for a call. Other weak types and settings are compiled again, other shapes are an error."""
-        key = call.inputs.key, call.inputs.types, tuple(getattr(jax.config, name) for name in _SETTINGS)
+        key = call.inputs.key, call.inputs.types, tuple(getattr(jax.config, name, None) for name in _SETTINGS)
         try:
             is_compiled = key in self._compiled
         except TypeError as error:
