@@ -44,7 +44,7 @@ def brief(plan: Plan) -> str:
 
 
 def gap_in_words(plan: Plan) -> str:
-    """Return how far a plan is at most from the best sharding of its program that fits its limit, or "" if there is no bound.
+    """Return how far a plan is at most from the best sharding of its program that fits its limit, or "" without a bound.
 
     The percentage is rounded up to tenths.
     """
