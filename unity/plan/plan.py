@@ -16,23 +16,21 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from unity.base.errors import PlanError
 from unity.exec.compiled.entangled import refuse_entangled
-from unity.exec.context import automatic, explicit_mesh, on_mesh, typed, typed_mesh
+from unity.exec.context import automatic, on_mesh, typed_mesh
 from unity.exec.hosts.arrays import place
 from unity.exec.lowering import partitioned_program, program, spec_of
 from unity.machine.machine import Machine
-from unity.pcg.capture.capture import ResultTypes, result_types
 from unity.pcg.capture.packed_arguments import Packing
 from unity.pcg.ir.graph import PCG
 from unity.pcg.jaxprs.mesh_context import without_mesh
-from unity.pcg.jaxprs.shardings import sharding_of
-from unity.pcg.jaxprs.weak_types import is_weak, with_weak_type
 from unity.pcg.parallel.check import check
 from unity.pcg.parallel.parallelize import parallelize
-from unity.plan.call_arguments import by_position, checked, in_reverse, refuse_weak
+from unity.plan.call_arguments import by_position
 from unity.plan.derivation_check import check_derivation
 from unity.plan.effects import with_effects
 from unity.plan.frontier import Frontier
 from unity.plan.plan_family import PlanFamily, Tried
+from unity.plan.planned_call import PlannedCall
 from unity.plan.shardings.devices import mesh_for
 from unity.plan.shardings.following_shardings import following, weights_of
 from unity.plan.shardings.placement import Placement
@@ -79,8 +77,6 @@ class Plan:
         self.__name__ = getattr(family.fn, "__name__", "plan")
         self.__doc__ = family.fn.__doc__
         self._placements: dict[Mesh | None, Placement] = {}  # by the user's mesh
-        self._types: dict[Any, ResultTypes] = {}  # the cache of `_result_types`
-        self._typed: dict[Any, Callable[..., tuple]] = {}  # the program for each mesh and types of results
 
     @property
     def machine(self) -> Machine:
@@ -383,6 +379,10 @@ class Plan:
         refuse_entangled(self.pcg, self._compiled_mesh)
         return self._program
 
+    @cached_property
+    def _planned_call(self) -> PlannedCall:
+        return PlannedCall(self, lambda: self._runnable_program)
+
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Compute the planned function of arguments with the planned shapes and types, passed by position or by name.
 
@@ -391,31 +391,7 @@ class Plan:
                 rule in it is for reverse only (docs: plan#derivatives); or the devices are CPU devices, whose runtime would mix up
                 the messages of branches (docs: branches#on-virtual-devices).
         """
-        return self._call(lambda: self._runnable_program, self._typed, args, named)
-
-    def _call(self, lowered: Callable[[], Any], typed_programs: dict[Any, Any], args: tuple[Any, ...], named: Any) -> Any:
-        """Call a program of all leaves with the function's arguments.
-
-        Args:
-            lowered: returns the program, once the arguments are known to be right.
-            typed_programs: a cache of the program for values whose types state shardings of a mesh with explicit axes.
-            args: the arguments by position.
-            named: those by name.
-        """
-        captured = self.family.captured
-        args = by_position(self.family.fn, args, named)
-        leaves = self.placement_on(None).leaves(checked(self.__name__, captured, self.packing, args), depth=4)
-        mesh = explicit_mesh((*leaves, *captured.consts))
-        types = self._result_types(jax.tree.leaves(args), mesh)
-        run = lowered()
-        if mesh is not None:
-            if (mesh, types.specs) not in typed_programs:
-                typed_programs[mesh, types.specs] = typed(run, mesh, types.specs)
-            run = typed_programs[mesh, types.specs]
-        with in_reverse(self.__name__):
-            # the conversions are outside of the program, so that JAX makes a gradient as weakly typed as its argument
-            results = run(*(with_weak_type(x, False) for x in leaves), *captured.consts)
-        return jax.tree.unflatten(captured.out_tree, map(with_weak_type, results, types.weak))
+        return self._planned_call(args, named)
 
     def constrained(self) -> Callable[..., Any]:
         """Return the planned program for XLA's partitioner: on whole arrays, with sharding constraints where types change.
@@ -428,32 +404,12 @@ class Plan:
         """
         mesh = self._compiled_mesh
         partitioned = jax.jit(with_effects(partitioned_program(self.pcg, mesh), self.family.captured, self.pcg, mesh))
-        typed_programs: dict[Any, Any] = {}
+        planned_call = PlannedCall(self, lambda: partitioned)
 
         def call(*args: Any, **named: Any) -> Any:
-            return self._call(lambda: partitioned, typed_programs, args, named)
+            return planned_call(args, named)
 
         return call
-
-    def _result_types(self, leaves: Sequence[Any], mesh: AbstractMesh | None) -> ResultTypes:
-        """Return the types of the results for arguments with these leaves, under a mesh with explicit axes or under none.
-
-        Raises PlanError where the function then computes in other types than were planned.
-        """
-        original = self.family.original
-        weak = tuple(map(is_weak, leaves))
-        if mesh is None and weak == original.weak[0]:
-            return ResultTypes(original.weak[1], ())
-        shapes = (node.tensors[0].shape for node in original.graph.inputs)  # a packed weight is of another, and of no user's type
-        avals = [jax.typeof(x) for x in leaves]
-        shardings = tuple(sharding_of(a) if a.shape == shape else None for a, shape in zip(avals, shapes, strict=False))
-        if (key := (weak, mesh, shardings)) not in self._types:
-            is_own = mesh is not None and self.machine.has_mesh(mesh.shape)
-            planned = self._boundary.specs[len(self.family.captured.paths) :] if is_own else ()
-            self._types[key] = result_types(self.family.fn, original, weak, shardings, mesh, planned)
-        if not self._types[key].same:
-            refuse_weak(self.__name__, original, weak)
-        return self._types[key]
 
     @cached_property
     def stream(self) -> Stream:

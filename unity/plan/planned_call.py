@@ -1,0 +1,70 @@
+"""Calls of a planned program: arguments checked and placed, and results of the types that the function itself would return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.sharding import AbstractMesh
+
+from unity.exec.context import explicit_mesh, typed
+from unity.pcg.capture.capture import ResultTypes, result_types
+from unity.pcg.jaxprs.shardings import sharding_of
+from unity.pcg.jaxprs.weak_types import is_weak, with_weak_type
+from unity.plan.call_arguments import by_position, checked, in_reverse, refuse_weak
+
+if TYPE_CHECKING:
+    from unity.plan.plan import Plan
+
+
+class PlannedCall:
+    """A planned program of all leaves as a function of the user's arguments."""
+
+    def __init__(self, plan: Plan, lowered: Callable[[], Callable[..., tuple]]) -> None:
+        """Wrap a program.
+
+        Args:
+            plan: the plan.
+            lowered: returns the program. It is called in each call, once the arguments are known to be right.
+        """
+        self._plan, self._lowered = plan, lowered
+        self._types: dict[Any, ResultTypes] = {}  # the cache of `_result_types`
+        self._typed: dict[Any, Callable[..., tuple]] = {}  # the program for each mesh and types of results
+
+    def __call__(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """Call the program with the function's arguments by position, `args`, and by name."""
+        plan, captured = self._plan, self._plan.family.captured
+        args = by_position(plan.family.fn, args, named)
+        leaves = plan.placement_on(None).leaves(checked(plan.__name__, captured, plan.packing, args), depth=4)
+        mesh = explicit_mesh((*leaves, *captured.consts))
+        types = self._result_types(jax.tree.leaves(args), mesh)
+        run = self._lowered()
+        if mesh is not None:
+            if (mesh, types.specs) not in self._typed:
+                self._typed[mesh, types.specs] = typed(run, mesh, types.specs)
+            run = self._typed[mesh, types.specs]
+        with in_reverse(plan.__name__):
+            # the conversions are outside of the program, so that JAX makes a gradient as weakly typed as its argument
+            results = run(*(with_weak_type(x, False) for x in leaves), *captured.consts)
+        return jax.tree.unflatten(captured.out_tree, map(with_weak_type, results, types.weak))
+
+    def _result_types(self, leaves: Sequence[Any], mesh: AbstractMesh | None) -> ResultTypes:
+        """Return the types of the results for arguments with these leaves, under a mesh with explicit axes or under none.
+
+        Raises PlanError where the function then computes in other types than were planned.
+        """
+        plan, original = self._plan, self._plan.family.original
+        weak = tuple(map(is_weak, leaves))
+        if mesh is None and weak == original.weak[0]:
+            return ResultTypes(original.weak[1], ())
+        shapes = (node.tensors[0].shape for node in original.graph.inputs)  # a packed weight is of another, and of no user's type
+        avals = [jax.typeof(x) for x in leaves]
+        shardings = tuple(sharding_of(a) if a.shape == shape else None for a, shape in zip(avals, shapes, strict=False))
+        if (key := (weak, mesh, shardings)) not in self._types:
+            is_own = mesh is not None and plan.machine.has_mesh(mesh.shape)
+            planned = jax.tree.leaves(plan.out_specs) if is_own else ()
+            self._types[key] = result_types(plan.family.fn, original, weak, shardings, mesh, planned)
+        if not self._types[key].same:
+            refuse_weak(plan.__name__, original, weak)
+        return self._types[key]
