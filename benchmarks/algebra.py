@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import re
 import tempfile
@@ -37,7 +36,7 @@ from benchmarks.models.recommenders import dlrm, xdl
 from benchmarks.models.recurrent import rnnlm
 from benchmarks.models.resnet import resnet
 from benchmarks.models.unrolled import rnnlm_unrolled
-from benchmarks.record import RESULTS, record, show
+from benchmarks.record import record, results, show
 
 ROUNDS = 20
 BUDGET = 40.0  # seconds of search
@@ -170,8 +169,8 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.cases) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
-    names, old = options.cases or list(CASES), RESULTS / "algebra.json"
-    rows = {row["case"]: row for row in json.loads(old.read_text())["rows"]} if old.exists() else {}
+    names = options.cases or list(CASES)
+    rows = {row["case"]: row for row in results("algebra")["rows"]}
     with tempfile.TemporaryDirectory() as cache:
         os.environ["XDG_CACHE_HOME"] = cache
         folder = options.plans or Path(cache)

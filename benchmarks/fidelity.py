@@ -21,7 +21,7 @@ import unity
 from benchmarks.models import tiny
 from benchmarks.models.gpt import gpt
 from benchmarks.models.model import Model
-from benchmarks.record import RESULTS, record, show
+from benchmarks.record import record, results, show
 from unity.exec.compiled.check import Check
 
 TOLERANCE = 0.02
@@ -108,8 +108,7 @@ def alone(name: str) -> list[dict[str, Any]]:
 
 def main(names: list[str]) -> None:
     """Compiles the named cases, or all of them. What was recorded of other cases stays."""
-    old = RESULTS / "fidelity.json"
-    rows = json.loads(old.read_text())["rows"] if old.exists() else []
+    rows = results("fidelity")["rows"]
     for name in names or CASES:
         found = alone(name)
         rows = [*(row for row in rows if row["model"] != name and row["model"] in CASES), *found]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import tempfile
 import time
@@ -35,7 +34,7 @@ from benchmarks.models.model import Model
 from benchmarks.models.recommenders import dlrm
 from benchmarks.models.registry import tiny
 from benchmarks.models.resnet import resnet
-from benchmarks.record import RESULTS, record, show
+from benchmarks.record import RESULTS, record, results, show
 from unity.exec.measure.local_machine import where
 from unity.machine.machine import Machine
 from unity.machine.profiles.profile import Profile
@@ -124,8 +123,7 @@ def case(name: str, small: bool, rounds: int) -> dict[str, Any]:
 
 def kept(place: str) -> list[dict[str, Any]]:
     """What was recorded on this device before."""
-    path = RESULTS / "gpu.json"
-    content = json.loads(path.read_text()) if path.exists() else {}
+    content = results("gpu")
     return content["rows"] if content.get("device") == place else []
 
 
@@ -140,7 +138,7 @@ def with_all(machine: Machine, path: Path) -> Machine:
 def by_others() -> list[dict[str, Any]]:
     """The models that are kept, each predicted from the operators of the others, and from those of none."""
     rows = []
-    for row in json.loads((RESULTS / "gpu.json").read_text())["rows"]:
+    for row in results("gpu")["rows"]:
         model, machine = CASES[row["model"]].full(), Machine.load(RESULTS / MACHINE.format(row["device"]))
         plan = unity.optimize(model.loss, model.params, model.batch, machine=machine, search="captured", progress=False)
         own, profile = wanted(plan, domains=True, every=False), machine.profile

@@ -26,7 +26,6 @@ os.environ["XLA_FLAGS"] = " ".join(
 
 import argparse
 import datetime
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +40,7 @@ from benchmarks.models.bert import bert
 from benchmarks.models.gpt import gpt
 from benchmarks.models.model import Model
 from benchmarks.models.resnet import resnet
-from benchmarks.record import RESULTS, record, show
+from benchmarks.record import record, results, show
 
 DEVICES = 8
 TOLERANCE = 0.02  # of the total, in elements
@@ -109,8 +108,7 @@ def main() -> None:
     names = parser.parse_args().cases
     if unknown := set(names) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
-    old = RESULTS / "gpu_programs.json"
-    rows, devices = json.loads(old.read_text())["rows"] if old.exists() else [], described(DEVICES)
+    rows, devices = results("gpu_programs")["rows"], described(DEVICES)
     with tempfile.TemporaryDirectory() as cache:
         os.environ["XDG_CACHE_HOME"] = cache
         for name in names or CASES:

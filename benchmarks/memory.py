@@ -27,7 +27,7 @@ from typing import Any
 import unity
 from benchmarks.models import registry
 from benchmarks.models.model import Model
-from benchmarks.record import RESULTS, record, show
+from benchmarks.record import record, results, show
 
 DEVICES = 8
 POINTS = 6  # of each frontier: the fastest, the leanest, and some between
@@ -103,8 +103,7 @@ BRIEF = ("case", "point", "predicted_all_MB", "compiled_all_MB", "ratio", "met")
 
 def keep(found: list[dict]) -> None:
     """Writes the rows of one case, and leaves what is there of others."""
-    path = RESULTS / "memory.json"
-    kept = json.loads(path.read_text())["rows"] if path.exists() else []
+    kept = results("memory")["rows"]
     rows = [*(row for row in kept if row["case"] != found[0]["case"]), *found]
     rows.sort(key=lambda row: list(CASES).index(row["case"]))
     record("memory", rows, target={"worst": WORST}, **_errors(rows), devices=DEVICES)

@@ -27,7 +27,7 @@ import numpy as np
 import unity
 from benchmarks.models import concrete, tiny
 from benchmarks.models.model import Model, Tree
-from benchmarks.record import RESULTS, record, show
+from benchmarks.record import record, results, show
 
 DEVICES = 8
 WIDE, TIMES = 1e-10, 10.0  # targets: relative in float64; of the conditioning in float32
@@ -121,8 +121,7 @@ def _alone(name: str, dtype: str) -> list[dict[str, Any]]:
 
 def main(names: list[str]) -> None:
     """Measures the named cases, or all of them. What was recorded of other cases stays."""
-    old = RESULTS / "numerics.json"
-    rows = json.loads(old.read_text())["rows"] if old.exists() else []
+    rows = results("numerics")["rows"]
     for name in names or CASES:
         rows = [row for row in rows if row["model"] != name and row["model"] in CASES]
         for dtype in ("float64", "float32"):

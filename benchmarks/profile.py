@@ -28,7 +28,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import argparse
 import datetime
-import json
 import sys
 import tempfile
 import time
@@ -52,7 +51,7 @@ from benchmarks.models.gpt import gpt
 from benchmarks.models.model import Model
 from benchmarks.models.recommenders import dlrm
 from benchmarks.models.recurrent import rnnlm
-from benchmarks.record import RESULTS, record, show
+from benchmarks.record import record, results, show
 from unity.baselines.by_hand import usual
 from unity.exec.measure.local_machine import where
 from unity.machine.machine import Machine
@@ -260,8 +259,8 @@ def main() -> None:
 
 def recorded(figures: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     """Writes a model's figures in the place of what is there of it."""
-    old = json.loads((RESULTS / "profile.json").read_text()) if (RESULTS / "profile.json").exists() else {}
-    kept = {r["model"]: r for r in old.get("rows", ())} | {figures["model"]: figures}
+    old = results("profile")
+    kept = {r["model"]: r for r in old["rows"]} | {figures["model"]: figures}
     every = [r for r in old.get("strategies", ()) if r["model"] != figures["model"]] + rows
     ordered = [kept[name] for name in CASES if name in kept]
     record("profile", ordered, strategies=every, targets={"kendall": KENDALL, "error": ERROR, "chosen": CHOSEN})

@@ -17,7 +17,6 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import datetime
-import json
 import math
 import tempfile
 import time
@@ -30,7 +29,7 @@ from jax.sharding import PartitionSpec as P
 import unity
 from benchmarks.models import get
 from benchmarks.models.model import Model
-from benchmarks.record import RESULTS, asked, record, show
+from benchmarks.record import BESIDE, asked, by_case, in_order, record, results, show
 from unity.base.formatting import duration
 from unity.constraints import Constraint, forbid, pin, require
 from unity.diff.regions import CostChange
@@ -322,22 +321,19 @@ def slower_than_recipes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def recorded() -> tuple[dict[str, dict[str, Any]], dict[str, list[dict[str, Any]]]]:
     """The plans and the rows on record, by case."""
-    path = RESULTS / "recipes.json"
-    content = json.loads(path.read_text()) if path.exists() else {"plans": [], "rows": []}
-    plans = {plan["case"]: plan for plan in content["plans"]}
-    return plans, {name: [row for row in content["rows"] if row["case"] == name] for name in plans}
+    content = results("recipes")
+    return {plan["case"]: plan for plan in content.get("plans", ())}, by_case(content["rows"], "case")
 
 
 def keep(plans: Mapping[str, dict[str, Any]], rows: Mapping[str, list[dict[str, Any]]]) -> None:
     """Records the results of all cases so far, in the order of the cases."""
-    names = [name for name in CASES if name in plans]
-    every = [row for name in names for row in rows[name]]
+    every = in_order(rows, CASES)
     notes = {"samples_per_device": SAMPLES, "slower": slower_than_recipes(every)}
-    record("recipes", every, plans=[plans[name] for name in names], **notes)
+    record("recipes", every, plans=[plans[name] for name in CASES if name in plans], **notes)
 
 
 def main() -> None:
-    chosen, every = asked(__doc__, CASES, "recorded beside the results of others that there are")
+    chosen, every = asked(__doc__, CASES, BESIDE)
     plans, rows = ({}, {}) if every else recorded()
     with tempfile.TemporaryDirectory() as cache:
         os.environ["XDG_CACHE_HOME"] = cache  # this version's own plans

@@ -8,6 +8,7 @@ recomputes none. Seconds of a step are predicted; those of the choice are of the
 
 from __future__ import annotations
 
+import datetime
 import math
 import time
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.models import get
-from benchmarks.record import asked, record, show
+from benchmarks.record import BESIDE, asked, by_case, in_order, record, results, show
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured, capture
 from unity.search.cost.assembly import Listed
@@ -78,7 +79,8 @@ class Case:
             times = {way: None if c is None else c.time for way, c in under.items()}
             least = min((t for t in times.values() if t is not None), default=math.inf)
             rows.append({
-                "model": name, "GB": limit / 1e9, "unity s": chosen and chosen.time, **times,
+                "model": name, "date": datetime.date.today().isoformat(), "GB": limit / 1e9,
+                "unity s": chosen and chosen.time, **times,
                 "unity / best by hand": chosen and chosen.time / least, "choice, CPU s": seconds,
                 "recomputed": "" if choice.best is None else str(choice.best.transformation),
             })  # fmt: skip
@@ -86,16 +88,14 @@ class Case:
 
 
 def main() -> None:
-    cases, whole = asked(__doc__, MODELS)
-    rows = list[dict[str, Any]]()
+    cases, whole = asked(__doc__, MODELS, BESIDE)
+    rows = {} if whole else by_case(results("recomputation")["rows"], "model")
     for name in cases:
         model, sizes = MODELS[name]
         built = get(model, **sizes)
-        mine = Case(capture(built.loss, built.params, built.batch)).rows(name)
-        show("recomputed layers", mine)
-        rows += mine
-    if whole:
-        record("recomputation", rows, device=MACHINE.name)
+        rows[name] = Case(capture(built.loss, built.params, built.batch)).rows(name)
+        show("recomputed layers", rows[name])
+        record("recomputation", in_order(rows, MODELS), device=MACHINE.name, missing=[n for n in MODELS if n not in rows])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import datetime
 import json
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,7 @@ from unity.base.atomic_files import write
 
 VERSIONS = ("jax", "numpy", "scipy", "numba")
 RESULTS = Path(__file__).parent / "results"
+BESIDE = "recorded beside the results of others that there are"
 
 
 def record(name: str, rows: list[dict[str, Any]], **notes: Any) -> Path:
@@ -33,6 +34,25 @@ def record(name: str, rows: list[dict[str, Any]], **notes: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, json.dumps(content, indent=1) + "\n")
     return path
+
+
+def results(name: str) -> dict[str, Any]:
+    """Return the content of `results/name.json`: no rows if there is no such file."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else {"rows": []}
+
+
+def by_case(rows: Iterable[dict[str, Any]], column: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of each case, which a column names."""
+    cases: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        cases.setdefault(row[column], []).append(row)
+    return cases
+
+
+def in_order(rows: Mapping[str, list[dict[str, Any]]], cases: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the rows of all cases that have some, in the order of `cases`."""
+    return [row for case in cases for row in rows.get(case, ())]
 
 
 def asked(description: str | None, cases: Iterable[str], recorded: str = "not recorded") -> tuple[list[str], bool]:
