@@ -17,7 +17,7 @@ from unity.search.cost.prediction import Prediction, predict
 if TYPE_CHECKING:
     from unity.plan.plan import Plan
 
-ROUNDING = 1e-6  # a gap that sums in another order, and the margins of a bound, may leave
+ROUNDING = 1e-6  # the largest gap that the order of sums and the margins of a bound explain
 ROWS = 3  # rows of each subject that are shown; the others are counted
 
 
@@ -44,9 +44,9 @@ def brief(plan: Plan) -> str:
 
 
 def gap_in_words(plan: Plan) -> str:
-    """Return how far a plan is at most from the best sharding of its program that fits its limit, or "" without a bound.
+    """Return the most by which a plan is slower than the best sharding of its program within its memory limit, in words.
 
-    The percentage is rounded up to tenths.
+    The percentage is rounded up to tenths. Without a bound, the text is empty.
     """
     gap, limit = plan.gap, plan.family.limit
     if gap is None:

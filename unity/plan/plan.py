@@ -98,7 +98,8 @@ class Plan:
         """Seconds that no sharding of the plan's program goes below, by the same costs and within the same memory limit.
 
         The program is `serial`: other rewritings, pipelines, branches and recomputed layers are not covered. The first access
-        takes about as long as the search of that program; it is None on machines of many devices (docs: search#bound).
+        takes about as long as the search of that program, also for a plan from a file or from the cache; `explain`, `report` and
+        `save` access it. It is None on machines of many devices (docs: search#bound).
         """
         limit = math.inf if self.family.limit is None else self.family.limit
         with without_mesh():
@@ -527,16 +528,17 @@ class Plan:
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON, with its frontier if that is known, or else some points of it (docs: plan#the-frontier).
 
-        A crash while saving leaves an old file intact.
+        The file has the text of the report, which includes `bound`. A crash while saving leaves an old file intact.
         """
         from unity.plan.files.plan_file import save
 
-        save(path, self.family, self.candidate)
+        save(path, self)
 
     def report(self, path: str | Path) -> None:
         """Write a self-contained HTML page: graph, steps, frontier, timeline, memory, and each device's part of every tensor.
 
-        Needs jinja2 (the extra `html`). The page shows some points of the frontier, or all of it if `plan.frontier` was accessed.
+        Needs jinja2 (the extra `html`). The page shows some points of the frontier, or all of it if `plan.frontier` was accessed,
+        and computes `bound`.
         """
         from unity.report import content, of_plan, save
 

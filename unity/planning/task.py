@@ -1,8 +1,8 @@
 """One request to `unity.optimize`: the programs that are searched for it, and the choice of the plan among their strategies.
 
 The searches "unity" and "captured" start from the captured program. A rewritten program replaces it where that is better by the
-objective; then a pipeline, and branches on separate groups of devices, are tried on the better of the two. If nothing fits, all of
-this is done again with the captured program in which layers are recomputed.
+objective. If the limit excludes the fastest strategy of the better one, layers of that are recomputed; if it excludes all, the
+program with recomputed layers is rewritten, too. Last, a pipeline, and branches on separate groups of devices, are tried on both.
 """
 
 from __future__ import annotations

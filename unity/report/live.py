@@ -34,7 +34,7 @@ class Live:
         memory: the live buffers of a device at its peak.
         timeline: a simulated step, with the labels of its bars.
         blocked: the dimensions that could not be split.
-        gap: how far the plan is at most from the best sharding of its program, in words; empty if there is no bound.
+        gap: the most by which the best sharding of the program may be faster, in words; empty without a bound.
     """
 
     steps: tuple[ReportStep, ...]

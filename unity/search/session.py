@@ -18,7 +18,7 @@ from unity.search.memory.backend import backend_of
 from unity.search.memory.leanest import working_set_bytes, working_set_limits
 from unity.search.memory.lower_bound import LeastMemory, least_memory
 from unity.search.memory.memory import predict_memory
-from unity.search.solver.frontier import corners, fastest_fitting, frontier, time_within
+from unity.search.solver.frontier import corners, fastest_fitting, frontier, relaxed_time
 from unity.search.solver.minimizer import Minimizer, minimize
 from unity.search.solver.problem import Point
 from unity.search.space.masks import Restrict, marked
@@ -122,20 +122,21 @@ class Search:
 
     @cached_property
     def unrefined(self) -> tuple[Candidate, ...]:
-        """The fastest strategy of the first search, which takes a small part of the time of `fastest`; none if there is none."""
+        """The fastest strategy of the first search, which takes a small part of the time of `fastest`; empty if all are illegal."""
         return tuple(self.candidate(self.assembled, point) for point in self.minimizer.at([0.0]))
 
-    def time_within(self, memory: float) -> float:
-        """Return about the least time of the strategies that need at most `memory` bytes; infinite if there are none.
+    def estimated_time(self, memory: float) -> float:
+        """Estimate the seconds of `under(memory)` in a small part of the time that this takes; infinite if nothing seems to fit.
 
-        It takes a small part of the time of `under`, and errs on the low side: it is a lower bound of the first search, if that
-        counts of the working sets what both the fastest and the leanest strategy need.
+        It proves nothing, unlike `least_time`, which takes longer. It is too low where the first search has no strategy between the
+        line of time and memory and the limit, and too high where refinement is faster, or where working sets are smaller than the
+        smaller one of the fastest and the leanest strategy.
         """
         if self.least_memory.total > memory or not self.unrefined:
             return math.inf
         fast, lean = self.minimizer.at([0.0, math.inf])
         working = (self.unrefined[0].memory - fast.memory, self.candidate(self.assembled, lean).memory - lean.memory)
-        return time_within(self.minimizer, memory - min(working))
+        return relaxed_time(self.minimizer, memory - min(working))
 
     @cached_property
     def fastest(self) -> Candidate:
@@ -252,9 +253,16 @@ class Search:
         return [candidates[point]] if point else []
 
     def least_time(self, known: float, memory: float) -> float | None:
-        """Return seconds that no strategy of at most `memory` bytes per device goes below, at most `known`, those of some strategy.
+        """Return a proved lower bound on the seconds of every strategy that needs at most `memory` bytes on a device.
 
-        Returns None on machines with too many axes to consider every value.
+        It covers the values that the search leaves out, so it may take as long as `under`. `estimated_time` is a quick estimate.
+
+        Args:
+            known: The seconds of some strategy, which the bound does not exceed.
+            memory: Bytes on one device; infinite without a limit.
+
+        Returns:
+            The bound; None on machines with too many axes to consider every value.
         """
         self.say("bounding every strategy")
         return least_time(self.assembled, known, memory)

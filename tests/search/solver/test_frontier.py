@@ -6,7 +6,7 @@ import pytest
 from factor_graphs import brute_force, lower_left, problems, segments
 from hypothesis import given, settings
 
-from unity.search.solver.frontier import frontier, frontier_under, time_within
+from unity.search.solver.frontier import frontier, frontier_under, relaxed_time
 from unity.search.solver.local_search import improved
 from unity.search.solver.minimizer import Minimizer
 from unity.search.solver.problem import Cost, Edge, Point, Problem, points
@@ -65,11 +65,11 @@ def test_the_fastest_fitting_point_is_found(problem: Problem) -> None:
 
 @settings(max_examples=100)
 @given(problems())
-def test_no_point_under_a_limit_is_faster_than_the_time_within_it(problem: Problem) -> None:
+def test_no_point_within_a_limit_is_faster_than_its_relaxed_time(problem: Problem) -> None:
     every, minimizer = brute_force(problem), Minimizer(problem)
     for memory in range(-1, 60, 4):
         fitting = [p.time for p in every if p.memory <= memory]
-        least = time_within(minimizer, memory)
+        least = relaxed_time(minimizer, memory)
         assert least <= min(fitting, default=math.inf) * (1 + 1e-9)
         assert least >= min((p.time for p in every), default=math.inf)
         assert (least == math.inf) == (not fitting)

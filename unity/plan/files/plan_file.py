@@ -106,14 +106,13 @@ def document_of(family: PlanFamily, chosen: Candidate, points: bool) -> PlanDocu
     )
 
 
-def save(path: str | Path, family: PlanFamily, chosen: Candidate) -> None:
+def save(path: str | Path, plan: Plan) -> None:
     """Write a plan's file: the plan, quickly found points of its frontier, its derivation, summaries and the report's data."""
     from unity.report import live  # imports rich, which takes a while
 
-    plan = Plan(family, chosen)
     planned = summary_of(plan)
     document = SavedPlan(
-        **asdict(document_of(family, chosen, points=True)),
+        **asdict(document_of(plan.family, plan.candidate, points=True)),
         captured=captured_summary_of(plan).record,
         planned=planned.record,
         parallelization=plan.parallelization.to_record(),

@@ -69,9 +69,7 @@ def _entries(assembled: Assembled) -> int:
 
 
 def _whole(assembled: Assembled) -> Assembled | None:
-    """Return the problem with every legal value of every site, and without reruns, which only take more time. None if it is too
-    large.
-    """
+    """Return the problem with every legal value of every site; None if it is too large."""
     axes = assembled.machine.axes
 
     def legal_picks(site: int, old: Domain) -> Array:
@@ -82,7 +80,7 @@ def _whole(assembled: Assembled) -> Assembled | None:
 
     if any(len(d.choices) ** len(axes) > VALUES for d in assembled.domains):
         return None
-    whole = _with_picks(replace(assembled, rerun=False), legal_picks)
+    whole = _with_picks(assembled, legal_picks)
     for s, p in whole.ports:
         port = whole.opened.sites[s].ports[p]
         if len(whole.domains[port.source].types[whole.position(port)][0]) * len(whole.domains[s].types[p][0]) > PAIRS:
@@ -141,7 +139,10 @@ def _singletons(rows: Array, axes: Sequence[Axis]) -> _Partition:
 
 @dataclass(frozen=True, eq=False)
 class _Relaxation:
-    """A problem over classes of values whose costs are the least of their members'; its memory is that of arguments alone."""
+    """A problem over classes of values whose costs are the least of their members'; its memory is that of arguments alone.
+
+    No operator recomputes or reruns, which only takes more time.
+    """
 
     assembled: Assembled
     partitioning: Partitioning

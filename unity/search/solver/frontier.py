@@ -96,10 +96,10 @@ def fastest_fitting(
     return _last([lambda point=point: point for point in reversed(every) if point.time < below], fits)
 
 
-def time_within(minimizer: Minimizer, memory: float) -> float:
-    """Return a lower bound on the time of every point with at most this memory: infinite if there is none.
+def relaxed_time(minimizer: Minimizer, memory: float) -> float:
+    """Return the time of the Lagrangian relaxation of a memory limit, after a few cuts; infinite if no point has so little memory.
 
-    It is the dual of the problem with the limit: the least time + weight * (excess of memory), for weights of the hull around it.
+    It is a lower bound on the time of every point within the limit where the minimizer is exact. `lagrangian` bounds it elsewhere.
     """
     ends = minimizer.at([0.0, math.inf])
     if not ends or ends[1].memory > memory:

@@ -158,7 +158,7 @@ class _Programs:
         """
         limit, least = self.wish.limit, search.least_memory.total
         try:
-            if least > limit or self.is_beaten(search.time_within(limit), least):
+            if least > limit or self.is_beaten(search.estimated_time(limit), least):
                 return None
             candidate = self.wish.choose(search)
         except InfeasibleError:  # the user's constraints leave an operator of it no choice
