@@ -20,7 +20,7 @@ from jax.extend.core.primitives import eq_to_p
 from jax.extend.random import threefry_2x32
 from jax.sharding import PartitionSpec
 
-from unity.pcg.jaxprs.rotation import rotate
+from unity.pcg.jaxprs.shard_maps.rotation import rotate
 from unity.pcg.operators.promised_reads import promised
 from unity.pcg.parallel.marks import constrain
 

@@ -15,9 +15,9 @@ from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
 from unity.search.cost.cost import Training
 from unity.search.session import Search
-from unity.transforms.pipelining.balance import Loads, estimated
-from unity.transforms.pipelining.chain import chain_of
-from unity.transforms.pipelining.unlike import unlike
+from unity.transforms.pipelining.unlike.balance import Loads, estimated
+from unity.transforms.pipelining.unlike.chain import chain_of
+from unity.transforms.pipelining.unlike.pipelining import unlike
 
 TREE, SQUARE = Machine.grid(2, 4), Machine.grid(2, 2)
 WIDTHS = (12, 32, 8, 48, 24, 4)

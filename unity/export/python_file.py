@@ -28,7 +28,7 @@ from unity.pcg.ir.program import Tensor
 from unity.pcg.jaxprs.effects import TITLES, Notice, warn
 from unity.pcg.types.varying_axes import CAST
 from unity.plan.plan import Plan
-from unity.transforms.pipelining.staged import by_gpipe
+from unity.transforms.pipelining.pipeline_operator import by_gpipe
 
 CLOSED_OVER = "closed over/"  # the paths of arrays that the planned function closes over
 

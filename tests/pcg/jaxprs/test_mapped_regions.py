@@ -24,8 +24,8 @@ from mapped_programs import IDIOMS
 from unity.base.errors import CaptureError
 from unity.pcg.capture.capture import capture
 from unity.pcg.jaxprs.jaxprs import equations
-from unity.pcg.jaxprs.mapped_regions import raised
-from unity.pcg.jaxprs.stacked_collectives import COLLECTIVES
+from unity.pcg.jaxprs.shard_maps.regions import raised
+from unity.pcg.jaxprs.shard_maps.stacked_collectives import COLLECTIVES
 
 N = 24  # rows and columns of the operands: 12 devices divide them
 

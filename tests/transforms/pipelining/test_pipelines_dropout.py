@@ -18,7 +18,7 @@ from unity.plan.plan_family import PlanFamily
 from unity.search.cost.cost import Training
 from unity.search.session import Search
 from unity.transforms.pipelining import PipelineSource, pipelined
-from unity.transforms.pipelining.numbered import sample_bits
+from unity.transforms.pipelining.sample_bits import sample_bits
 
 TREE = Machine.grid(2, 4)
 LAYERS, WIDTH = 4, 8

@@ -21,7 +21,7 @@ from unity.plan.plan_family import PlanFamily
 from unity.search.cost.cost import Training
 from unity.search.session import Search
 from unity.transforms.pipelining import PipelineSource, pipelined
-from unity.transforms.pipelining.evened import places
+from unity.transforms.pipelining.step_padding import places
 
 TREE = Machine.grid(2, 4)
 WIDTH = 8

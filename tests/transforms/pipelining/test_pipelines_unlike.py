@@ -31,11 +31,11 @@ from unity.pcg.parallel.traffic import traffic
 from unity.pcg.types.parallel_type import UNUSED
 from unity.plan.files.plan_file import sealed
 from unity.search.cost.prediction import predict
-from unity.transforms.pipelining.balance import Cuts, Loads, cut, estimated
-from unity.transforms.pipelining.buffers import layouts
-from unity.transforms.pipelining.chain import chain_of
-from unity.transforms.pipelining.named import with_nodes
-from unity.transforms.pipelining.unlike import unlike
+from unity.transforms.pipelining.unlike.balance import Cuts, Loads, cut, estimated
+from unity.transforms.pipelining.unlike.buffers import layouts
+from unity.transforms.pipelining.unlike.chain import chain_of
+from unity.transforms.pipelining.unlike.pipelining import unlike
+from unity.transforms.pipelining.user_lines import with_nodes
 
 ADDING = ("all-reduce", "reduce-scatter")
 

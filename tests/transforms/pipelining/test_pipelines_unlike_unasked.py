@@ -10,8 +10,8 @@ from unlike_models import mlp
 
 import unity
 from unity import Machine
-from unity.transforms.pipelining import unlike as module
-from unity.transforms.pipelining.unlike import Unlike
+from unity.transforms.pipelining.unlike import pipelining as module
+from unity.transforms.pipelining.unlike.pipelining import Unlike
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

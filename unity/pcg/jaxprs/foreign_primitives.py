@@ -17,10 +17,10 @@ from jax.extend.core import primitives
 
 from unity.pcg.jaxprs.function_primitives import HELD, function_of, name_of
 from unity.pcg.jaxprs.jaxprs import RULED, Program, called, chosen_of, equations, floating, merged, with_equations, with_nested
-from unity.pcg.jaxprs.mapped_regions import raised
 from unity.pcg.jaxprs.mesh_context import without_mesh
 from unity.pcg.jaxprs.precision import precision_of
 from unity.pcg.jaxprs.pullbacks import EquationPullback
+from unity.pcg.jaxprs.shard_maps.regions import raised
 from unity.pcg.jaxprs.shardings import without_shardings
 from unity.pcg.jaxprs.weak_types import struct_of
 from unity.pcg.types.factors import TABLE

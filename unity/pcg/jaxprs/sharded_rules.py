@@ -15,7 +15,7 @@ from jax.extend import core
 
 from unity.pcg.jaxprs.foreign_primitives import outside, with_vjp
 from unity.pcg.jaxprs.jaxprs import callable_of, called, chosen_of, floating, merged
-from unity.pcg.jaxprs.mapped_regions import without_scope
+from unity.pcg.jaxprs.shard_maps.regions import without_scope
 from unity.pcg.jaxprs.shardings import without_shardings
 
 

@@ -11,9 +11,9 @@ reduce, which later operators may postpone: a concatenation or a sum of branches
 slice for each group, and is partitioned in these. Inside, everything is replicated along the axes: no operator needs to know that
 the devices of another group run something else. `unity.exec.branches` runs it.
 
-The stages of a pipeline may be such programs, too, if they differ (`unity.transforms.pipelining.apart`): a device runs its
-stage's program (`STAGES`). All of them compute the same results for different samples, so types are the same inside and outside of
-that operator.
+The stages of a pipeline may be such programs, too, if they differ (`unity.transforms.pipelining.unlike`): a device runs its stage's
+program (`STAGES`). All of them compute the same results for different samples, so types are the same inside and outside of that
+operator.
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ from unity.pcg.types.axis import Axis
 from unity.transforms.branches.packing import packed
 from unity.transforms.branches.regions import Branch, BranchRegion, joins_sums, regions
 from unity.transforms.pipelining import Pipelining
-from unity.transforms.pipelining.apart import applied
-from unity.transforms.pipelining.micro import WALK
-from unity.transforms.pipelining.named import with_nodes
+from unity.transforms.pipelining.micro_batches import WALK
 from unity.transforms.pipelining.splice import within
+from unity.transforms.pipelining.unlike.pipeline_operator import applied
+from unity.transforms.pipelining.user_lines import with_nodes
 from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
 
 

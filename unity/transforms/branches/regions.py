@@ -21,7 +21,7 @@ from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.jaxprs import LOOPED
 from unity.pcg.propagation.solver import spec_of
 from unity.pcg.types.factors import facts_of
-from unity.transforms.pipelining.micro import WALK
+from unity.transforms.pipelining.micro_batches import WALK
 from unity.transforms.pipelining.splice import within
 
 END = -1

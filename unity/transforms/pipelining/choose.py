@@ -23,7 +23,7 @@ from unity.pcg.types.axis import Axis
 from unity.search.request import Wish
 from unity.search.session import Search
 from unity.transforms.pipelining.pipelining import PipelineSource, Pipelining, pipelined
-from unity.transforms.pipelining.rolled import LEAST
+from unity.transforms.pipelining.rolling import LEAST
 from unity.transforms.transformation import TransformationCandidate
 
 T = TypeVar("T", bound=Pipelining)

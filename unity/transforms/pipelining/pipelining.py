@@ -16,12 +16,12 @@ from unity.pcg.ir.payloads import ScheduleKind
 from unity.pcg.parallel.stages import FOLLOWED, GPIPE, TWO_BW, Mixed, Schedule
 from unity.pcg.propagation.solver import nested_body
 from unity.pcg.types.axis import Axis
-from unity.transforms.pipelining.evened import EVENED, evened
-from unity.transforms.pipelining.micro import LayerScan, Positioned, scans, walked
-from unity.transforms.pipelining.numbered import NUMBERED, draws, numbered
-from unity.transforms.pipelining.rolled import ROLLED, EqualLayers, layers, rolled
+from unity.transforms.pipelining.micro_batches import LayerScan, Positioned, scans, walked
+from unity.transforms.pipelining.pipeline_operator import with_stages
+from unity.transforms.pipelining.rolling import ROLLED, EqualLayers, layers, rolled
+from unity.transforms.pipelining.sample_bits import NUMBERED, draws, numbered
 from unity.transforms.pipelining.splice import within
-from unity.transforms.pipelining.staged import with_stages
+from unity.transforms.pipelining.step_padding import EVENED, evened
 from unity.transforms.pipelining.tails import Tail, tail_of
 from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
 

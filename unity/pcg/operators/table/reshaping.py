@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from unity.pcg.jaxprs.rotation import ROTATION
+from unity.pcg.jaxprs.shard_maps.rotation import ROTATION
 from unity.pcg.operators.layout import Layout
 from unity.pcg.operators.table.elementwise import every_dimension
 from unity.pcg.types.factors import NOTHING, WRAPPED, Factor, Facts, Halo, Role, Slot, Spec, operator

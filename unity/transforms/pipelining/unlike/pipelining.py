@@ -14,12 +14,12 @@ from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.payloads import ScheduleKind
 from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, TWO_BW, Mixed, Schedule
 from unity.pcg.types.axis import Axis
-from unity.transforms.pipelining.apart import with_stages
-from unity.transforms.pipelining.balance import Cuts, Loads, estimated
-from unity.transforms.pipelining.chain import SampleChain, chain_of
 from unity.transforms.pipelining.choose import PipelineCandidate, PipelineWish, ladders, scheduled
 from unity.transforms.pipelining.pipelining import MicroBatched, PipelineRecord, Pipelining
-from unity.transforms.pipelining.staging import Staging, tail_after
+from unity.transforms.pipelining.unlike.balance import Cuts, Loads, estimated
+from unity.transforms.pipelining.unlike.chain import SampleChain, chain_of
+from unity.transforms.pipelining.unlike.pipeline_operator import with_stages
+from unity.transforms.pipelining.unlike.staging import Staging, tail_after
 
 TRIES = 3  # sets of axes, or pipelines where nothing fits, that are searched unless a pipeline is asked for
 

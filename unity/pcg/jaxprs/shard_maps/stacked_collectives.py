@@ -21,7 +21,7 @@ from jax.extend import core
 from jax.interpreters import batching
 
 from unity.pcg.jaxprs.jaxprs import floating
-from unity.pcg.jaxprs.rotation import rotate
+from unity.pcg.jaxprs.shard_maps.rotation import rotate
 
 Sizes = Mapping[str, int]  # of the axes, in the order of the mesh
 

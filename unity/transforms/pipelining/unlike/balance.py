@@ -23,7 +23,7 @@ from unity.pcg.ir.program import Body
 from unity.pcg.parallel.stages import Mixed, Schedule
 from unity.pcg.types.axis import Axis
 from unity.search.cost.cost import Pieces, seconds
-from unity.transforms.pipelining.chain import SampleChain
+from unity.transforms.pipelining.unlike.chain import SampleChain
 
 WIDTHS = 12  # bounds on the width that are tried
 SENT = 6  # messages of a tick, forward and backward (`unity.pcg.parallel.stages.sends`)

@@ -24,8 +24,8 @@ from unity.pcg.operators.counter_bits import WORD, bits, is_counter_based
 from unity.pcg.propagation.scan_programs import REMATERIALIZED, programs
 from unity.pcg.propagation.solver import nested_body
 from unity.pcg.types.factors import facts_of
-from unity.transforms.pipelining.named import with_steps
 from unity.transforms.pipelining.splice import spliced
+from unity.transforms.pipelining.user_lines import with_steps
 
 NUMBERED = "unity:numbers"  # scope of the scan with samples' numbers; no model has it
 

@@ -1,7 +1,7 @@
 """A chain of stages of different operators as a pipeline, which is one operator of the graph; its tail is another.
 
 The pipeline has one step for every stage, which a device selects by its own stage (`unity.pcg.ir.graph.STAGES`). Steps carry the
-buffers in which stages forward the values that cross cuts (`unity.transforms.pipelining.staging`).
+buffers in which stages forward the values that cross cuts (`unity.transforms.pipelining.unlike.staging`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from unity.pcg.ir.payloads import Input, Pipeline, Scan, Stages
 from unity.pcg.ir.program import Tensor, close, tensor_type
 from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, Schedule, staged
 from unity.pcg.types.axis import Axis
-from unity.transforms.pipelining.micro import WALK
-from unity.transforms.pipelining.named import named, with_nodes
+from unity.transforms.pipelining.micro_batches import WALK
+from unity.transforms.pipelining.pipeline_operator import following
 from unity.transforms.pipelining.splice import within
-from unity.transforms.pipelining.staged import following
-from unity.transforms.pipelining.staging import Staging, traced
 from unity.transforms.pipelining.tails import Tail
+from unity.transforms.pipelining.unlike.staging import Staging, traced
+from unity.transforms.pipelining.user_lines import named, with_nodes
 
 
 def with_stages(

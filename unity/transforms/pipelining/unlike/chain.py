@@ -5,7 +5,7 @@
 The operator table identifies the samples: an axis that partitions them in an argument must go through every operator, with nothing
 reduced. A value with samples that is computed before a cut and read after it crosses the cut. Skip connections, encoders that every
 layer of a decoder reads, and layers of different shapes are therefore possible. Random bits are drawn for each sample by its number
-(`unity.transforms.pipelining.numbered`), which crosses cuts with the samples.
+(`unity.transforms.pipelining.sample_bits`), which crosses cuts with the samples.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.solver import Solution, Unmatched, solve
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
-from unity.transforms.pipelining.numbered import NUMBERED, by_sample, sample_bits
+from unity.transforms.pipelining.sample_bits import NUMBERED, by_sample, sample_bits
 from unity.transforms.pipelining.splice import operator_at, spliced, variables_of
 
 CHAIN = core.Primitive("chain")  # stands for the chain as one equation

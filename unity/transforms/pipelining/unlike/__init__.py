@@ -1,0 +1,1 @@
+"""Pipelines of stages of different operators: the chain of a program, its cuts, and the stages' program and operator."""
