@@ -52,12 +52,18 @@ def test_explain_prints_into_a_file(plan: unity.Plan, tmp_path: Path) -> None:
         plan.explain(first, file=second)
 
 
-def test_a_check_of_gradients_that_jax_cannot_take_names_the_option() -> None:
-    def looped(w: Any, x: Any) -> Any:
-        return jnp.sum(jax.lax.while_loop(lambda y: jnp.sum(y) > 1, lambda y: jnp.tanh(y @ w), x))
+def _looped(w: Any, x: Any) -> Any:
+    return jnp.sum(jax.lax.while_loop(lambda y: jnp.sum(y) > 1, lambda y: jnp.tanh(y @ w), x))
 
+
+def _multiplied_into(w: Any, x: Any) -> Any:
+    return jnp.sum(jax.ops.segment_prod(x @ w, jnp.arange(len(x)) // 2, num_segments=4))
+
+
+@pytest.mark.parametrize("function", [_looped, _multiplied_into])
+def test_a_check_of_gradients_that_jax_cannot_take_names_the_option(function: Any) -> None:
     for training in (True, False):
-        plan = unity.optimize(looped, X, X, machine=unity.Machine.grid(1, 2), training=training, search="captured", progress=False)
+        plan = unity.optimize(function, X, X, machine=unity.Machine.grid(1, 2), training=training, search="captured", progress=False)
         if training:
             with pytest.raises(unity.OptionError, match="Plan with training=False"):
                 plan.check()

@@ -92,11 +92,11 @@ class PlannedStep:
             return jax.jit(run).lower(*self.structs).compile(compiler_options=options)
 
     def _differentiated(self, step: Callable[..., Any]) -> Any:
-        """Return the lowered step. Raises OptionError if a loop of unknown length has no derivative in JAX."""
+        """Return the lowered step. Raises OptionError if the function has no derivative in JAX."""
         try:
             return jax.jit(step).lower(*self.grouped(self.structs))
-        except ValueError as error:
-            if not str(error).startswith("Reverse-mode differentiation does not work"):
+        except (ValueError, NotImplementedError) as error:
+            if isinstance(error, ValueError) and not str(error).startswith("Reverse-mode differentiation does not work"):
                 raise
             raise OptionError(
                 f"the step of this plan has a backward pass, but JAX cannot differentiate the function: {error}\n    Plan with"
