@@ -63,7 +63,9 @@ def _multiplied_into(w: Any, x: Any) -> Any:
 @pytest.mark.parametrize("function", [_looped, _multiplied_into])
 def test_a_check_of_gradients_that_jax_cannot_take_names_the_option(function: Any) -> None:
     for training in (True, False):
-        plan = unity.optimize(function, X, X, machine=unity.Machine.grid(1, 2), training=training, search="captured", progress=False)
+        plan = unity.optimize(
+            function, X, X, machine=unity.Machine.grid(1, 2), training=training, search="captured", progress=False
+        )
         if training:
             with pytest.raises(unity.OptionError, match="Plan with training=False"):
                 plan.check()
