@@ -4,6 +4,7 @@ from unity.base.errors import (
     CaptureError,
     ConstraintError,
     DerivationError,
+    ExportError,
     InfeasibleError,
     OptionError,
     ParallelTypeError,
@@ -14,7 +15,6 @@ from unity.base.errors import (
 )
 from unity.base.installation import VERSION
 from unity.constraints import Constraint, constrain, forbid, only, pin, require, without_rules
-from unity.export.errors import ExportError
 from unity.kernel import Kernel, kernel
 from unity.machine.machine import Device, Level, Machine, MachineError
 from unity.optimize import optimize

@@ -21,7 +21,7 @@ from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.gradient_flow import losses
 from unity.pcg.jaxprs.effects import warn
-from unity.pcg.jaxprs.mesh_context import unset
+from unity.pcg.jaxprs.trace_contexts import unset
 from unity.plan.effects import dropped_effects
 from unity.plan.files import cache
 from unity.plan.options import (

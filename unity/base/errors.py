@@ -2,6 +2,8 @@
 
 import re
 
+from unity.base.formatting import short
+
 LINK = re.compile(r"\s*\(docs: ([\w/-]+(?:#[\w-]+)?)\)")
 
 
@@ -45,6 +47,15 @@ class PlanError(UnityError):
     """A plan meets other arguments, devices or files than those it was made for."""
 
     docs = "plan#files"
+
+
+class ExportError(PlanError):
+    """A plan that has no counterpart in plain JAX: the operator, the source line, and the reason."""
+
+    def __init__(self, source: str, operator: str, why: str) -> None:
+        self.operator, self.why = operator, why
+        place = f"{short(source)}: " if source else ""
+        super().__init__(f"{place}{operator} cannot be exported: {why}. Nothing was written. (docs: export#what-is-refused)")
 
 
 class PlanFileError(PlanError):

@@ -17,7 +17,7 @@ from unity.exec.lowering import partitioned_program, platform_of, program, spec_
 from unity.exec.two_buffered_weights import Streamed
 from unity.pcg.ir.gradient_flow import losses
 from unity.pcg.ir.graph import PCG
-from unity.pcg.jaxprs.mesh_context import without_mesh
+from unity.pcg.jaxprs.trace_contexts import without_mesh
 from unity.pcg.parallel.pipeline_cut import undrained
 from unity.search.cost.cost import Training
 from unity.search.memory.backend import CPU, GPU, Backend

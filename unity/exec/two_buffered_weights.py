@@ -14,8 +14,9 @@ The operators before the pipeline run forward on the new batch, and their residu
 the old batch, after the operators that follow the tail. Each runs once in a step, as without 2BW. JAX cannot differentiate such a
 step: its pullbacks are called here.
 
-The gradients of the old batch's weights are complete after S - 1 ticks. The loop is split there (`unity.exec.pipelines.cool_down`),
-so that their collectives overlap with the rest of the ticks."""
+The gradients of the old batch's weights are complete after S - 1 ticks. The loop is split there (`_CoolDown`), so that their
+collectives overlap with the rest of the ticks.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +33,9 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from unity.exec.context import own
 from unity.exec.lowering import pair_of, run_graph, spec_of
-from unity.exec.pipelines.cool_down import Homeward
 from unity.exec.pipelines.gpipe import Arrays
 from unity.exec.pipelines.guarded import Pullback, Zeros, zeros_of
-from unity.exec.pipelines.half_ticks import Batch, HalfTickLoop, LoopState, batch_of
+from unity.exec.pipelines.half_ticks import Batch, HalfTickLoop, LoopState, Sums, batch_of
 from unity.exec.pipelines.one_forward_one_backward import scaled
 from unity.pcg.ir.gradient_flow import gradients
 from unity.pcg.ir.graph import PCG
@@ -59,6 +59,35 @@ class _Begun(NamedTuple):
     batch: Batch
     kept: Arrays
     read: Arrays
+
+
+class _CoolDown(HalfTickLoop):
+    """The ticks after the last backward pass of the batch before: two batches are in flight, and the older one has no passes left.
+
+    With S stages that pass is over after S - 1 ticks, on stage 0; only gradients of samples are still in flight. The weights'
+    gradients of that batch are complete, so these ticks do not carry them, and their collectives may overlap with them.
+    """
+
+    def after(self, state: LoopState, ticks: int) -> LoopState:
+        """Run the rest of a step's ticks, of which the first `ticks` are over."""
+        new, old = state.sums
+        left = Sums((), (), old.parts, (), (), old.read)
+        state = self.on(state._replace(sums=(new, left)), range(ticks, self.schedule.turns))
+        new, left = state.sums
+        return state._replace(sums=(new, old._replace(parts=left.parts, read=left.read)))
+
+    @cached_property
+    def newest(self) -> HalfTickLoop:
+        """The loop of the new batch alone."""
+        return HalfTickLoop(self.pair, self.batches[:1], self.schedule, self.wanted, self.moving, self.pullback, self.results)
+
+    def work(self, s: LoopState, at: Any) -> tuple[Arrays, LoopState]:
+        results, after = self.newest.work(s._replace(sums=s.sums[:1]), at)
+        return results, after._replace(sums=(*after.sums, *s.sums[1:]))
+
+    def ended(self, s: LoopState, at: Any, results: Arrays) -> tuple[LoopState, tuple[Arrays, Arrays]]:
+        after, gradients = self.newest.ended(s._replace(sums=s.sums[:1]), at, results)
+        return after._replace(sums=(*after.sums, *s.sums[1:])), gradients
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +215,7 @@ class _Local:
         loop = self.loop((0, begun.batch), (1, flight.batch))
         done = loop.schedule.done
         state = loop.run(done, flight.state)
-        rest = Homeward(loop.pair, loop.batches, loop.schedule, loop.wanted, loop.moving, loop.pullback)
+        rest = _CoolDown(loop.pair, loop.batches, loop.schedule, loop.wanted, loop.moving, loop.pullback)
         state = rest.after(state, done)
         return self.flown(begun, state), *self.end(flight, pullback, loop, state)
 

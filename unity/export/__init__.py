@@ -1,6 +1,6 @@
 """Export of plans as files of plain JAX, which do not import unity."""
 
-from unity.export.errors import ExportError
+from unity.base.errors import ExportError
 from unity.export.python_file import source, write
 
 __all__ = ["ExportError", "source", "write"]

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import PartitionSpec
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from unity.export.errors import ExportError
+from unity.base.errors import ExportError
 from unity.export.source_code import Code, call, code, literal, mapping, sequence
 from unity.pcg.ir.program import Tensor
 

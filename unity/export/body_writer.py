@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from unity.export.errors import ExportError
+from unity.base.errors import ExportError
 from unity.export.primitives.collectives import COLLECTIVES, axis_names
 from unity.export.primitives.primitive_call import AppliedPrimitive, Operand
 from unity.export.primitives.public_names import NoPublicName, printer_of

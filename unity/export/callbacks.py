@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from unity.base.errors import ExportError
 from unity.export.arguments import is_plain, tree_literal
-from unity.export.errors import ExportError
 from unity.export.primitives.primitive_call import dtype_code
 from unity.export.source_code import Code, call, packed
 from unity.pcg.ir.program import Equation

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from unity.export.errors import ExportError
+from unity.base.errors import ExportError
 from unity.export.source_code import Code, call
 from unity.pcg.ir.nested_programs import bodies
 from unity.pcg.ir.program import Body, Equation

@@ -20,7 +20,7 @@ from unity.export.nested import applied_program, combiner, is_scatter_apply
 from unity.export.simplification import simplified
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, close, params_key
 from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, RULED
-from unity.pcg.jaxprs.scan_operands import constants_and_carry
+from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.propagation.linear_solves import program_names, solve_program, split_operands
 from unity.pcg.propagation.solver import branches, nested_body
 

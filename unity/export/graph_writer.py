@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from unity.base.errors import ExportError
 from unity.base.formatting import short
 from unity.export.body_writer import RESULT_NAMES, Block, program_operands
 from unity.export.checkpoint_policies import policy_code
 from unity.export.equivalence import meanings
-from unity.export.errors import ExportError
 from unity.export.layers import Item, Layer, LayerCall, Unit, items
 from unity.export.module import ModuleWriter, function_lines
 from unity.export.nested import ScanLoop, checkpoint_decorator

@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 
 from jax.extend import core
 
+from unity.base.errors import ExportError
 from unity.export.body_writer import Block, BodyWriter, InnerFunction, program_operands
 from unity.export.callbacks import pure_callback
 from unity.export.checkpoint_policies import policy_code
 from unity.export.derivative_rules import rule_of
-from unity.export.errors import ExportError
 from unity.export.primitives.indexing import index_parameters, scatter_dimensions
 from unity.export.primitives.primitive_call import Operand
 from unity.export.source_code import WIDTH, Code, call, letters, lines, literal, packed, packed_targets, sequence, stem, unpacked
 from unity.export.tracing import LocalProgram, closed, varying_of
 from unity.pcg.ir.program import Equation
 from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, RULED
-from unity.pcg.jaxprs.scan_operands import constants_and_carry
+from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.propagation.linear_solves import is_symmetric, program_names, split_operands
 from unity.pcg.propagation.solver import nested_body
 

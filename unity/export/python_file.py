@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from unity.base.atomic_files import path_of, save
+from unity.base.errors import ExportError
 from unity.exec.lowering import run_graph, spec_of
 from unity.export.arguments import FileArguments, arguments_of, is_plain, spec_code, table_row, tree_literal
 from unity.export.body_writer import Block
 from unity.export.equivalence import meanings
-from unity.export.errors import ExportError
 from unity.export.graph_writer import GraphWriter
 from unity.export.module import ModuleWriter, imports
 from unity.export.primitives.collectives import UNREPLICATE_DEFINITION

@@ -16,7 +16,7 @@ from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.graph import PCG, Value
 from unity.pcg.ir.program import Body, close
 from unity.pcg.jaxprs.foreign_primitives import first_order
-from unity.pcg.jaxprs.mesh_context import without_mesh
+from unity.pcg.jaxprs.trace_contexts import without_mesh
 from unity.pcg.jaxprs.weak_types import is_weak
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import UNUSED, local_shape

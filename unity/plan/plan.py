@@ -22,7 +22,7 @@ from unity.exec.lowering import partitioned_program, program, spec_of
 from unity.machine.machine import Machine
 from unity.pcg.capture.packed_arguments import Packing
 from unity.pcg.ir.graph import PCG
-from unity.pcg.jaxprs.mesh_context import without_mesh
+from unity.pcg.jaxprs.trace_contexts import without_mesh
 from unity.pcg.parallel.check import check
 from unity.pcg.parallel.parallelize import parallelize
 from unity.plan.call_arguments import by_position

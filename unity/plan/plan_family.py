@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from unity.constraints.bound import Bound
 from unity.pcg.capture.capture import Captured
-from unity.pcg.jaxprs.mesh_context import without_mesh
+from unity.pcg.jaxprs.trace_contexts import without_mesh
 from unity.search.session import Candidate, Search
 from unity.search.substitution.trace import RuleApplication
 from unity.transforms.transformation import Transformation, transformed

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unity.pcg.ir.program import Tensor, tensor_type
 from unity.pcg.jaxprs.jaxprs import BRANCHED, SCANNED, called
-from unity.pcg.jaxprs.scan_operands import constants_and_carry
+from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.jaxprs.shardings import MANUAL, PLACING
 from unity.pcg.operators.table import TABLE
 from unity.pcg.types.factors import Place, Slot

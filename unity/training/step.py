@@ -19,8 +19,8 @@ from unity.base.errors import OptionError, PlanError
 from unity.exec.context import automatic, explicit_mesh
 from unity.exec.hosts.arrays import place
 from unity.optimize import optimize
-from unity.pcg.jaxprs.mesh_context import unset, without_mesh
 from unity.pcg.jaxprs.shardings import sharding_of
+from unity.pcg.jaxprs.trace_contexts import unset, without_mesh
 from unity.plan.call_arguments import by_position, refuse_others
 from unity.plan.options import refuse_uncallable
 from unity.plan.plan import Plan

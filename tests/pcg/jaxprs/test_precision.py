@@ -6,7 +6,7 @@ import pytest
 
 from unity.pcg.analysis.traced_residuals import TracedResiduals, TypedEquation, traced_residuals
 from unity.pcg.ir.program import close
-from unity.pcg.jaxprs.precision import precision_of
+from unity.pcg.jaxprs.trace_contexts import precision_of
 from unity.pcg.propagation.derivative_rules import jvp_body, value_body
 
 

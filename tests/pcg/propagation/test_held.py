@@ -15,7 +15,7 @@ from test_agreed import SLOW
 
 import unity
 from unity.pcg.capture.capture import capture, unparallelized
-from unity.pcg.jaxprs.function_primitives import HELD
+from unity.pcg.jaxprs.foreign_primitives import HELD
 
 Held: Any = getattr(hijax, "HiPrim", None) or hijax.VJPHiPrimitive  # as JAX 0.12 names it, and as those before
 

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unity.search.solver import frontier as frontiers
-from unity.search.solver.between_corners import between
 from unity.search.solver.domains import domains
 from unity.search.solver.elimination import BUDGET, Elimination
-from unity.search.solver.frontier import corners, frontier, frontier_under
+from unity.search.solver.frontier import between, corners, frontier, frontier_under
 from unity.search.solver.minimizer import Minimizer
 from unity.search.solver.nearby import nearby
 from unity.search.solver.pareto import JoinBudget, pareto
@@ -63,7 +62,7 @@ def test_the_fastest_that_fits_is_found_without_the_whole_frontier(problem: Prob
 def test_with_less_time_some_are_found(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = segments(12, (4, 3, 5), ((0, 1), (1, 2), (2, 3), (0, 3)))
     every = {(p.time, p.memory) for p in frontier(problem).points}
-    monkeypatch.setattr("unity.search.solver.between_corners.ROWS", rows)
+    monkeypatch.setattr("unity.search.solver.frontier.ROWS", rows)
     minimizer = Minimizer(problem)
     whole = [between(minimizer, fast, lean) for fast, lean in pairwise(corners(minimizer, 1000))]
     assert any(done for _, done in whole) == (rows > 50)

@@ -35,7 +35,7 @@ from unity.transforms.pipelining.unlike.balance import Cuts, Loads, cut, estimat
 from unity.transforms.pipelining.unlike.buffers import layouts
 from unity.transforms.pipelining.unlike.chain import chain_of
 from unity.transforms.pipelining.unlike.pipelining import unlike
-from unity.transforms.pipelining.user_lines import with_nodes
+from unity.transforms.splice import with_nodes
 
 ADDING = ("all-reduce", "reduce-scatter")
 

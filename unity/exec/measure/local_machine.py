@@ -22,7 +22,7 @@ from unity.machine.machine import Machine, device_name
 from unity.machine.presets import DEVICES, KINDS
 from unity.machine.profiles.profile import Where
 from unity.machine.profiles.store import ProfileError, Store
-from unity.pcg.jaxprs.mesh_context import unset
+from unity.pcg.jaxprs.trace_contexts import unset
 
 WAY = 3  # version of the way of measuring: a new number discards cached machines
 JaxDevice: TypeAlias = Any  # jax.Device, which is no type to a type checker: jaxlib has no stubs

@@ -11,7 +11,7 @@ from jax.extend import core
 
 from unity.pcg.ir.nested_programs import programs
 from unity.pcg.ir.program import Body, Equation
-from unity.pcg.jaxprs.precision import precision_of
+from unity.pcg.jaxprs.trace_contexts import precision_of
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,13 @@ from unity.pcg.ir.payloads import Input, Remat, Scan
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.jaxprs.effects import Notice, warn
 from unity.pcg.jaxprs.jaxprs import NESTING
-from unity.pcg.jaxprs.mesh_context import without_mesh
+from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.jaxprs.parameter_text import text_of
-from unity.pcg.jaxprs.scan_operands import constants_and_carry
 from unity.pcg.jaxprs.shard_maps.regions import raised
 from unity.pcg.jaxprs.sharded_rules import with_own_rules
 from unity.pcg.jaxprs.shardings import Marking, sharding_of, without_shardings
 from unity.pcg.jaxprs.source_lines import owner
+from unity.pcg.jaxprs.trace_contexts import without_mesh
 from unity.pcg.jaxprs.weak_types import is_weak, struct_of
 from unity.pcg.operators.pallas_kernels import with_kernels
 from unity.pcg.operators.table import TABLE

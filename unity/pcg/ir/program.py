@@ -21,10 +21,9 @@ from jax.extend import core
 
 from unity.base.documents import Record
 from unity.base.errors import CaptureError
-from unity.pcg.jaxprs.batched_loops import predicates, with_one_predicate
-from unity.pcg.jaxprs.foreign_primitives import adopted
-from unity.pcg.jaxprs.function_primitives import HELD, name_of
+from unity.pcg.jaxprs.foreign_primitives import HELD, adopted, name_of
 from unity.pcg.jaxprs.jaxprs import RULED, Program, each, floating, is_reference
+from unity.pcg.jaxprs.loops import predicates, with_one_predicate
 from unity.pcg.jaxprs.parameter_text import array_text, identities, text_of
 from unity.pcg.jaxprs.source_lines import Place, place_of
 from unity.pcg.jaxprs.weak_types import changes_weak_type_alone

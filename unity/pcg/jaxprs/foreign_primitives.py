@@ -3,11 +3,15 @@
 Their derivative and lowering rules compare the types of their operands with those they were made for. Inside of a `shard_map` types
 also list the axes along which values vary, so the rules would refuse everything. Therefore each is replaced by the program that it
 computes in JAX's own primitives, with its own reverse-mode derivative as the rule of a `custom_vjp`.
+
+Functions with an object among their parameters (`jax.experimental.hijax`) are, since JAX 0.12, `jnp.searchsorted`, `jnp.nonzero`,
+`lax.custom_root` and others, and packages may define more. A few of JAX's are elementwise, with derivatives made of themselves:
+these stay, under names of the operator table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -15,16 +19,31 @@ import jax
 from jax.extend import core
 from jax.extend.core import primitives
 
-from unity.pcg.jaxprs.function_primitives import HELD, function_of, name_of
 from unity.pcg.jaxprs.jaxprs import RULED, Program, called, chosen_of, equations, floating, merged, with_equations, with_nested
-from unity.pcg.jaxprs.mesh_context import without_mesh
-from unity.pcg.jaxprs.precision import precision_of
 from unity.pcg.jaxprs.pullbacks import EquationPullback
 from unity.pcg.jaxprs.shard_maps.regions import raised
 from unity.pcg.jaxprs.shardings import without_shardings
+from unity.pcg.jaxprs.trace_contexts import precision_of, without_mesh
 from unity.pcg.jaxprs.weak_types import struct_of
 from unity.pcg.types.factors import TABLE
 from unity.pcg.types.varying_axes import CAST
+
+HELD = "call_hi_primitive"
+NAMES = {"Frexp": "frexp", "Ldexp": "ldexp"}  # JAX's classes of the functions that stay
+
+
+def name_of(primitive: str, params: Mapping[str, Any]) -> str:
+    """Return the name of a primitive, or of the function that it represents."""
+    if primitive != HELD:
+        return primitive
+    kind = type(params["_prim"])
+    return NAMES.get(kind.__name__, HELD) if kind.__module__.startswith("jax.") else HELD
+
+
+def function_of(params: Mapping[str, Any]) -> Callable[..., list]:
+    """Return the represented function, of flat operands, in ordinary primitives."""
+    held = params["_prim"]
+    return lambda *operands: list(held.out_tree.flatten_up_to(held.expand(*held.in_tree.unflatten(operands))))
 
 
 def foreign(primitive: core.Primitive) -> bool:

@@ -21,7 +21,7 @@ from jax.extend.core import primitives
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from unity.pcg.jaxprs.jaxprs import RULED, Program, is_reference
-from unity.pcg.jaxprs.mesh_context import NO_MESH, without_mesh
+from unity.pcg.jaxprs.trace_contexts import NO_MESH, without_mesh
 from unity.pcg.jaxprs.weak_types import is_weak
 
 PLACING = {"reshard": "dst_sharding", "sharding_constraint": "sharding"}  # identities, and their parameter with a sharding

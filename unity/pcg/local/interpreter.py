@@ -16,7 +16,7 @@ from jax import lax
 
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, close
 from unity.pcg.jaxprs.jaxprs import CUSTOM_JVP, CUSTOM_VJP, LINEAR_SOLVE, REMATERIALIZED
-from unity.pcg.jaxprs.scan_operands import constants_and_carry
+from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.local import replicated_calls
 from unity.pcg.local import varying_loops as loops
 from unity.pcg.local.collectives import apply, contribute

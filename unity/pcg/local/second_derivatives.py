@@ -20,8 +20,7 @@ from jax.extend import core
 
 from unity.base.errors import PlanError
 from unity.pcg.jaxprs.jaxprs import callable_of, called
-from unity.pcg.jaxprs.mesh_context import in_new_thread
-from unity.pcg.jaxprs.precision import precision_of
+from unity.pcg.jaxprs.trace_contexts import in_new_thread, precision_of
 from unity.pcg.operators.kernel_primitive import pulled
 from unity.pcg.operators.kernel_trials import relative_difference, sample
 

@@ -25,8 +25,8 @@ from jax.extend import core
 from unity.base.lru_cache import Recent
 from unity.pcg.jaxprs.foreign_primitives import outside
 from unity.pcg.jaxprs.jaxprs import Program, each, equations, with_equations, with_nested
-from unity.pcg.jaxprs.mesh_context import in_new_thread
 from unity.pcg.jaxprs.parameter_text import identities
+from unity.pcg.jaxprs.trace_contexts import in_new_thread
 from unity.pcg.operators.kernel_primitive import KernelDimensions, bind
 from unity.pcg.operators.kernel_trials import half, relative_difference, sample
 from unity.pcg.operators.pallas_sums import asks_for_step, is_sum

@@ -20,7 +20,7 @@ from unity.pcg.ir.nested_programs import bodies
 from unity.pcg.ir.program import Body, Equation, close, from_jaxpr
 from unity.pcg.jaxprs.foreign_primitives import first_order
 from unity.pcg.jaxprs.jaxprs import CALLS, LINEAR_SOLVE, RULED, called
-from unity.pcg.jaxprs.scan_operands import constants_and_carry
+from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.propagation import linear_solves as linear
 from unity.pcg.propagation.agreements import agreements, as_match, constant_results, is_agreeable
 from unity.pcg.propagation.derivative_rules import Unreadable, is_readable, jvp_body, vjp_bodies

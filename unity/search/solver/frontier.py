@@ -7,11 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from unity.search.solver.between_corners import between
+import numpy as np
+
+from unity.search.solver.bounds import Bounds
+from unity.search.solver.domains import narrowed
+from unity.search.solver.elimination import Elimination
 from unity.search.solver.local_search import improved, search_steps
 from unity.search.solver.minimizer import Minimizer
+from unity.search.solver.nearby import nearby
 from unity.search.solver.pareto import JoinBudget, JoinTooLarge, pareto
-from unity.search.solver.problem import Point, Problem, nondominated
+from unity.search.solver.problem import Point, Problem, direction, nondominated
 
 # Rows that may be joined to find the whole frontier: some seconds.
 EXACT = 3_000_000
@@ -29,6 +34,11 @@ SMALL = 1e-5
 CLOSE = 5e-4
 # A new point must be below the line between its neighbours by more than rounding, relatively.
 BELOW = 1e-9
+# Between two corners: rows that may be joined, and sums that eliminations may compute, a second or two; passes of the bounds; the
+# share of the distance that is searched first, and the factor by which it grows; the relative difference of sums in another order.
+ROWS, WORK = 1_000_000, 4_000_000
+PASSES, FIRST, FARTHER = 6, 1 / 256, 4.0
+ROUNDING = 1e-11
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +148,40 @@ def corners(minimizer: Minimizer, most: int) -> tuple[Point, ...]:
     return hull
 
 
+def between(minimizer: Minimizer, fast: Point, lean: Point) -> tuple[tuple[Point, ...], bool]:
+    """Return the nondominated points between two corners of the hull, fastest first, and whether these are all.
+
+    No weight finds them. On the line that joins the corners, time + weight * memory is least; a larger value means a larger
+    distance from the line. Beyond the corner of two known neighbours, the point with the time of the slower and the memory of the
+    larger one, every strategy is dominated by one of them. So the distance to search is known, and shrinks as points are found. All
+    points within it are found: bounds on the strategies that use a value exclude values (`bounds`), and the least cost of
+    strategies that use an entry of a table excludes entries, and points of them (`nearby`, `pareto`). The search widens step by
+    step as long as something better may exist, and it stays affordable.
+    """
+    weight = _slope(fast, lean)
+    line = max(fast.time + weight * fast.memory, lean.time + weight * lean.memory)
+    bounds = Bounds(minimizer.elimination.energy(np.array(direction(weight))))
+    bounds.improve(PASSES)
+    front, work = nondominated([fast, lean]), JoinBudget(ROWS)
+    far = _corner(front, weight) - line
+    reach, done = far * FIRST, False
+    while not done:
+        most = line + reach + ROUNDING * abs(line)
+        near = narrowed(minimizer.domains, bounds.left(most))
+        elimination = Elimination(minimizer.problem, near)
+        schedule = elimination.schedule
+        if not schedule.exact or schedule.work > WORK:
+            break
+        try:
+            new = pareto(minimizer.problem, near, schedule, work, nearby(elimination, weight, most))
+        except JoinTooLarge:
+            break
+        front = nondominated([*front, *(point for point in new if fast.time < point.time < lean.time)])
+        far = _corner(front, weight) - line
+        done, reach = far <= reach, min(far, reach * FARTHER)
+    return tuple(point for point in front if fast.time < point.time < lean.time), done
+
+
 def _first(minimizer: Minimizer, known: Sequence[Point], fits: Callable[[Point], bool], below: float = math.inf) -> Point | None:
     """Return the fastest fitting point, from the points of a hull: first narrow a gap of the hull, then search inside it.
 
@@ -192,6 +236,11 @@ def _last(steps: Sequence[Callable[[], Point]], fits: Callable[[Point], bool]) -
         point = steps[middle]()
         best, start, end = (point, middle + 1, end) if fits(point) else (best, start, middle)
     return best
+
+
+def _corner(front: tuple[Point, ...], weight: float) -> float:
+    """Return the largest objective that a nondominated point between known points can have."""
+    return max(lean.time + weight * fast.memory for fast, lean in pairwise(front))
 
 
 def _filled(problem: Problem, hull: tuple[Point, ...]) -> list[Point]:

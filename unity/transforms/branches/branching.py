@@ -25,9 +25,8 @@ from unity.transforms.branches.packing import packed
 from unity.transforms.branches.regions import Branch, BranchRegion, joins_sums, regions
 from unity.transforms.pipelining import Pipelining
 from unity.transforms.pipelining.micro_batches import WALK
-from unity.transforms.pipelining.splice import within
 from unity.transforms.pipelining.unlike.pipeline_operator import applied
-from unity.transforms.pipelining.user_lines import with_nodes
+from unity.transforms.splice import with_nodes, within
 from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
 
 

@@ -22,7 +22,7 @@ from unity.pcg.jaxprs.jaxprs import LOOPED
 from unity.pcg.propagation.solver import spec_of
 from unity.pcg.types.factors import facts_of
 from unity.transforms.pipelining.micro_batches import WALK
-from unity.transforms.pipelining.splice import within
+from unity.transforms.splice import within
 
 END = -1
 

@@ -26,7 +26,7 @@ from unity.base.formatting import short
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.payloads import Scan
 from unity.pcg.ir.program import Body, Equation, Tensor, close
-from unity.pcg.jaxprs.scan_operands import constants_and_carry
+from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.parallel.stages import Mixed, first_mixed
 from unity.pcg.propagation.placement import along_axis
@@ -35,8 +35,8 @@ from unity.pcg.propagation.solver import Unmatched, nested_body, solve
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
 from unity.pcg.types.varying_axes import TIME
-from unity.transforms.pipelining.splice import spliced
 from unity.transforms.pipelining.tails import Tail
+from unity.transforms.splice import spliced
 
 WALK = "unity:micro-batches"  # scope of the loop over micro-batches; no model has it
 WAYS = 64  # combinations of the carries' dimensions that are tried for each size

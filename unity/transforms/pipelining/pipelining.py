@@ -20,9 +20,9 @@ from unity.transforms.pipelining.micro_batches import LayerScan, Positioned, sca
 from unity.transforms.pipelining.pipeline_operator import with_stages
 from unity.transforms.pipelining.rolling import ROLLED, EqualLayers, layers, rolled
 from unity.transforms.pipelining.sample_bits import NUMBERED, draws, numbered
-from unity.transforms.pipelining.splice import within
 from unity.transforms.pipelining.step_padding import EVENED, evened
 from unity.transforms.pipelining.tails import Tail, tail_of
+from unity.transforms.splice import within
 from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
 
 UNDRAINED = "in plan.stream, where gradients are of the batch before, at weights one version older (docs: pipelines#2bw)"

@@ -24,8 +24,7 @@ from unity.pcg.local.interpreter import run_body
 from unity.search.joint.segments import LEAST as LARGE
 from unity.search.joint.segments import Segment, cuts, part
 from unity.substitutions.rewriting.rewriting import content_key
-from unity.transforms.pipelining.splice import spliced, within
-from unity.transforms.pipelining.user_lines import named, with_nodes
+from unity.transforms.splice import named, spliced, with_nodes, within
 
 LEAST = 4  # layers, at least
 ROLLED = "unity:layers"  # the scope of the scan over them, which no model has

@@ -18,14 +18,13 @@ from jax import lax
 
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.program import Body, Equation, close
-from unity.pcg.jaxprs.scan_operands import constants_and_carry
+from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.local.interpreter import BodyInterpreter
 from unity.pcg.operators.counter_bits import WORD, bits, is_counter_based
 from unity.pcg.propagation.scan_programs import REMATERIALIZED, programs
 from unity.pcg.propagation.solver import nested_body
 from unity.pcg.types.factors import facts_of
-from unity.transforms.pipelining.splice import spliced
-from unity.transforms.pipelining.user_lines import with_steps
+from unity.transforms.splice import spliced, with_steps
 
 NUMBERED = "unity:numbers"  # scope of the scan with samples' numbers; no model has it
 

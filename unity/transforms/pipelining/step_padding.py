@@ -21,11 +21,10 @@ from jax import lax
 
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.program import close
-from unity.pcg.jaxprs.scan_operands import constants_and_carry
+from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.propagation.solver import nested_body
-from unity.transforms.pipelining.splice import spliced
-from unity.transforms.pipelining.user_lines import with_steps
+from unity.transforms.splice import spliced, with_steps
 
 EVENED = "unity:places"  # scope of the scan over places; no model has it
 

@@ -21,7 +21,7 @@ from unity.pcg.parallel.stages import Mixed
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.solver import Solution, Unmatched, solve
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
-from unity.transforms.pipelining.splice import operator_at, variables_of
+from unity.transforms.splice import operator_at, variables_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from jax.extend import core
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from unity.pcg.ir.program import Body, Literal, Tensor
-from unity.pcg.jaxprs.precision import precision_of
+from unity.pcg.jaxprs.trace_contexts import precision_of
 from unity.pcg.local.interpreter import is_key, run_body, varied
 from unity.pcg.operators.layout import PlacedTensor
 from unity.pcg.propagation.derivative_rules import as_function

@@ -37,13 +37,13 @@ from unity.pcg.jaxprs.jaxprs import (
     with_nested,
     with_programs,
 )
-from unity.pcg.jaxprs.mesh_context import without_mesh
 from unity.pcg.jaxprs.parameter_text import identities, text_of
 from unity.pcg.jaxprs.pullbacks import EquationPullback
 from unity.pcg.jaxprs.shard_maps.stacked_collectives import COLLECTIVES, agreed, gathered, stacked
 from unity.pcg.jaxprs.shard_maps.summed_products import contracted
 from unity.pcg.jaxprs.shardings import PLACING, literal_value, plain, without_shardings
 from unity.pcg.jaxprs.source_lines import Place, place_of
+from unity.pcg.jaxprs.trace_contexts import without_mesh
 from unity.pcg.jaxprs.weak_types import struct_of
 from unity.pcg.types.varying_axes import CASTS
 

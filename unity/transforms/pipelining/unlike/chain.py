@@ -30,7 +30,7 @@ from unity.pcg.propagation.solver import Solution, Unmatched, solve
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
 from unity.transforms.pipelining.sample_bits import NUMBERED, by_sample, sample_bits
-from unity.transforms.pipelining.splice import operator_at, spliced, variables_of
+from unity.transforms.splice import operator_at, spliced, variables_of
 
 CHAIN = core.Primitive("chain")  # stands for the chain as one equation
 TRIED = 6  # dimensions of arguments that are tried as samples

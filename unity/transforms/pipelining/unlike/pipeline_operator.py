@@ -23,10 +23,9 @@ from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, Schedule, staged
 from unity.pcg.types.axis import Axis
 from unity.transforms.pipelining.micro_batches import WALK
 from unity.transforms.pipelining.pipeline_operator import following
-from unity.transforms.pipelining.splice import within
 from unity.transforms.pipelining.tails import Tail
 from unity.transforms.pipelining.unlike.staging import Staging, traced
-from unity.transforms.pipelining.user_lines import named, with_nodes
+from unity.transforms.splice import named, with_nodes, within
 
 
 def with_stages(

@@ -29,11 +29,11 @@ from unity.pcg.types.parallel_type import PARTIAL
 from unity.pcg.types.varying_axes import TIME
 from unity.search.joint.segments import flows
 from unity.transforms.pipelining.micro_batches import WALK, in_order, joined, split, sums
-from unity.transforms.pipelining.splice import spliced
 from unity.transforms.pipelining.tails import Tail, tail_of
 from unity.transforms.pipelining.unlike.balance import Cuts
 from unity.transforms.pipelining.unlike.buffers import BufferLayout, layouts
 from unity.transforms.pipelining.unlike.chain import ChainPart, SampleChain
+from unity.transforms.splice import spliced
 
 
 def tail_after(captured: Captured, chain: SampleChain) -> Tail:

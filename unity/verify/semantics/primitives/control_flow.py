@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend import core
 
 from unity.pcg.ir.program import INLINED
-from unity.pcg.jaxprs.scan_operands import constants_and_carry
+from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.types.parallel_type import Shape
 from unity.verify.semantics.domains import Array
 from unity.verify.semantics.primitives.core import (

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from unity.pcg.jaxprs.function_primitives import name_of
+from unity.pcg.jaxprs.foreign_primitives import name_of
 from unity.pcg.jaxprs.source_lines import Place, place_of
 from unity.pcg.operators.table import TABLE
 from unity.pcg.types.axis import Axis

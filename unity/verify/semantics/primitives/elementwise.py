@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry2x32_p
 
-from unity.pcg.jaxprs.function_primitives import NAMES
+from unity.pcg.jaxprs.foreign_primitives import NAMES
 from unity.verify.semantics.domains import Array, ElementDomain
 from unity.verify.semantics.primitives.core import (
     MEANINGS,

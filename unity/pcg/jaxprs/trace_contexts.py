@@ -1,11 +1,13 @@
-"""Tracing and running outside of any mesh that the user has set by `jax.set_mesh`, which types would otherwise mention."""
+"""Contexts of traces: outside of any mesh that the user has set by `jax.set_mesh`, which types would otherwise mention; and with
+64-bit types, which JAX has while they are enabled, whatever the types of the arguments.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from typing import TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -13,6 +15,7 @@ from jax.sharding import AbstractMesh, Mesh, get_mesh, use_abstract_mesh
 
 NO_MESH = AbstractMesh((), ())
 NO_DEVICES = Mesh(np.empty((), object), ())
+WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # JAX has them only while 64 bits are enabled
 
 T = TypeVar("T")
 
@@ -28,6 +31,11 @@ def unset() -> AbstractContextManager[object]:
         return without_mesh() if get_mesh().empty else jax.set_mesh(NO_DEVICES)
     except ValueError:  # inside of a jit, where no program is run
         return without_mesh()
+
+
+def precision_of(types: Iterable[Any]) -> AbstractContextManager[object]:
+    """Return a context in which a program with values of these types can be traced again: one with 64-bit types if it has any."""
+    return jax.enable_x64(True) if any(str(t.dtype) in WIDE for t in types) else nullcontext()
 
 
 def in_new_thread(run: Callable[[], T]) -> T:

@@ -1,12 +1,23 @@
-"""`while` loops with a predicate for each element, as `vmap` makes them, rewritten to loops with a single predicate."""
+"""Loops of jaxprs: the parts of a scan's operands, and `while` loops with a predicate for each element, as `vmap` makes them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax import lax
 from jax.extend import core
+
+
+def constants_and_carry(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the number of a scan's constants and of its carried operands, from its parameters. The others are scanned over.
+
+    JAX 0.10 gives them as two numbers, later versions as a tree for each part.
+    """
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carry, _ = params["ft_in"].unpack()
+    return len(constants), len(carry)
 
 
 def predicates(eqn: core.JaxprEqn) -> int:
@@ -15,7 +26,10 @@ def predicates(eqn: core.JaxprEqn) -> int:
 
 
 def with_one_predicate(eqn: core.JaxprEqn) -> Callable[..., Sequence[Any]]:
-    """Return a loop that continues while any element does, and leaves finished elements unchanged (`propagation.row_loops`)."""
+    """Return a loop with a single predicate: it continues while any element does, and leaves finished elements unchanged.
+
+    `propagation.row_loops` recognizes it.
+    """
     params, rank = eqn.params, predicates(eqn)
     test, step = core.jaxpr_as_fun(params["cond_jaxpr"]), core.jaxpr_as_fun(params["body_jaxpr"])
     a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
