@@ -5,7 +5,7 @@ import itertools
 import pytest
 from rule_cases import A
 
-from unity.pcg.operators.table.sliding import Window
+from unity.pcg.types.factors import Window
 from unity.substitutions.language.axioms import axioms
 from unity.substitutions.language.text import parse_rule
 from unity.substitutions.language.typecheck import tensor

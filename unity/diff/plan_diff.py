@@ -1,96 +1,27 @@
-"""The difference of two programs as they run: of two plans, or of a plan and the program that it was made for."""
+"""The difference of two plans, in every format and with a verdict on it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from unity.base import atomic_files as atomic
 from unity.base.errors import PlanError
-from unity.diff import document, edits, regions
+from unity.diff import document
+from unity.diff.comparison import Comparison
 from unity.diff.document import Document
-from unity.diff.edits import REMOVED, Edit
 from unity.diff.formats import dot, html, markdown, text
 from unity.diff.formats import json as json_data
-from unity.diff.graph_diff import GraphDiff, diff_matched
-from unity.diff.lines import SAME_LINES, Renumbering, renumbered, renumbering
-from unity.diff.matching import matching
-from unity.diff.regions import Collectives, RegionDiff
 from unity.diff.verdict import ChangeVerdict, GrowthLimits
-from unity.plan.summary import RuleUse, Summary
 
 FORMATS = ("text", "markdown", "json", "dot", "html")
 FORMAT_OF_SUFFIX = {".txt": "text", ".md": "markdown", ".json": "json", ".dot": "dot", ".html": "html"}
 
 
-@dataclass(frozen=True, eq=False)
-class PlanDiff:
-    """The difference of two programs as they run. It prints as text, and is false if nothing differs.
-
-    Attributes:
-        before: the summary of the captured program, of a plan, or of a graph (which has no costs).
-        after: the summary of the plan, or of another plan or graph.
-        same_source: whether both are of one version of the source. Of two versions, a line that moved is named as in the second.
-    """
-
-    before: Summary
-    after: Summary
-    same_source: bool = field(default=False, kw_only=True)
-
-    @cached_property
-    def partner(self) -> Mapping[int, int]:
-        """The matched nodes: from indices in the first graph to indices in the second."""
-        return matching(self.before.graph, self.after.graph)
-
-    @cached_property
-    def graph(self) -> GraphDiff:
-        """The difference of the graphs, as a value that `unity.diff.apply` can apply."""
-        return diff_matched(self.before.graph, self.after.graph, self.partner)
-
-    @cached_property
-    def line(self) -> Renumbering:
-        """The line of the second program for every line of the first."""
-        return SAME_LINES if self.same_source else renumbering(self.before.graph, self.after.graph, self.partner)
-
-    @cached_property
-    def renumbered(self) -> Summary:
-        """The summary of the first program, with its lines named as in the second."""
-        return renumbered(self.before, self.line)
-
-    @cached_property
-    def edits(self) -> tuple[Edit, ...]:
-        """Every single difference of the graphs, in words."""
-        every = edits.edits(self.before.graph, self.after.graph, self.partner)
-        return tuple(replace(e, line=self.line(e.line)) if e.mark == REMOVED else e for e in every)
-
-    @cached_property
-    def regions(self) -> tuple[RegionDiff, ...]:
-        """The differences by source line, with costs before and after."""
-        return regions.regions(self.edits, self.renumbered, self.after, self.line)
-
-    @cached_property
-    def collectives(self) -> tuple[Collectives, ...]:
-        """The collectives whose count or time differs."""
-        return regions.collectives(self.renumbered, self.after)
-
-    @cached_property
-    def rules(self) -> tuple[tuple[str, RuleUse], ...]:
-        """Rules that led to one of the programs only, in the order of their application, marked `-` (before) or `+` (after)."""
-        before, after = self.renumbered, self.after
-        pairs = (before.rules, after.rules), (before.applications, after.applications)
-        removed = [("-", use) for one, other in pairs for use in one if use not in other]
-        return (*removed, *(("+", use) for one, other in pairs for use in other if use not in one))
-
-    def __bool__(self) -> bool:
-        figures = {
-            (s.machine, s.devices, s.time, s.memory, frozenset(s.work), frozenset(s.talk), s.rules, s.applications)
-            for s in (self.renumbered, self.after)
-        }
-        return bool(self.graph) or len(figures) > 1
+class PlanDiff(Comparison):
+    """The difference of two programs as they run. It prints as text, and is false if nothing differs."""
 
     def verdict(self, *, slower: float | None = None, larger: float | None = None, strict: bool = False) -> ChangeVerdict:
         """Return whether the change from the first plan to the second is within limits, and which lines cause it (docs: ci).

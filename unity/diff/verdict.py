@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import inf, prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unity.base.documents import plain
 from unity.base.errors import PlanError
 from unity.base.formatting import duration, size
+from unity.diff.comparison import Comparison
 from unity.diff.document import UNMARKED, Document, DocumentRow, DocumentTable, cut
 from unity.diff.edits import ADDED, REMOVED, Edit
 from unity.diff.formats import html, markdown, text
@@ -19,9 +20,6 @@ from unity.diff.regions import CostChange, RegionDiff
 from unity.pcg.parallel.traffic import BACKWARD
 from unity.plan.summary import Summary
 from unity.plan.warnings import PlanWarning
-
-if TYPE_CHECKING:
-    from unity.diff.plan_diff import PlanDiff
 
 SCHEMA = 1
 FORMATS = ("text", "markdown", "json", "html")
@@ -88,7 +86,7 @@ class Cause:
 class ChangeVerdict:
     """A verdict on the difference of two plans."""
 
-    diff: PlanDiff
+    diff: Comparison
     limits: GrowthLimits
 
     def __post_init__(self) -> None:
@@ -245,7 +243,7 @@ class _Traffic:
 _Place = tuple[str, str, str]  # the user's line, XLA's name of a collective, and what it moves
 
 
-def _communicating(diff: PlanDiff) -> Iterator[Cause]:
+def _communicating(diff: Comparison) -> Iterator[Cause]:
     """Yield the lines that communicate more or less, by the kind of collective and what it moves."""
     before, after = _traffic(diff.renumbered), _traffic(diff.after)
     for place in dict.fromkeys((*after, *before)):

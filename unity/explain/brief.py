@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from math import ceil, isinf, prod
-from typing import TYPE_CHECKING
 
 from unity.base.formatting import duration, pattern, size
 from unity.machine.machine import Machine
 from unity.pcg.ir.graph import Node
 from unity.pcg.types.parallel_type import Type
+from unity.plan.plan import Plan
 from unity.plan.summary import differentiated_in
 from unity.plan.undivided import headline, undivided
 from unity.search.cost.prediction import Prediction, predict
-
-if TYPE_CHECKING:
-    from unity.plan.plan import Plan
 
 ROUNDING = 1e-6  # the largest gap that the order of sums and the margins of a bound explain
 ROWS = 3  # rows of each subject that are shown; the others are counted

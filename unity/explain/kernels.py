@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from unity.base.errors import CaptureError
 from unity.base.formatting import short
@@ -13,9 +12,7 @@ from unity.pcg.operators.kernel_primitive import KERNEL
 from unity.pcg.operators.pallas_kernels import PallasKernel, kernel_of
 from unity.pcg.propagation.derivative_rules import Unreadable, vjp_bodies
 from unity.pcg.propagation.solver import is_reverse_only
-
-if TYPE_CHECKING:
-    from unity.plan.plan import Plan
+from unity.plan.plan import Plan
 
 
 def inferred_kernels(plan: Plan) -> list[str]:

@@ -6,7 +6,7 @@ import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import structs
 from rich.console import Console
@@ -20,6 +20,7 @@ from unity.machine.machine import Machine
 from unity.pcg.ir.user_lines import line_behind
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import copies, show
+from unity.plan.plan import Plan
 from unity.plan.summary import differentiated_in
 from unity.plan.undivided import Undivided, headline, undivided
 from unity.plan.warnings import undividable
@@ -29,9 +30,6 @@ from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction, predict_memory
 from unity.search.session import Candidate
 from unity.transforms.pipelining import scans
-
-if TYPE_CHECKING:
-    from unity.plan.plan import Plan
 
 ROWS = 25  # of a table; the others are counted
 AGAIN = ("", ", inner values again", ", again")  # beside an operator, by how much of it the backward pass recomputes

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import inf, prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -23,15 +23,13 @@ from unity.pcg.ir.user_lines import label, spoken
 from unity.pcg.parallel.serial_view import twins
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import local_shape, show
+from unity.plan.plan import Plan
 from unity.search.cost.prediction import CollectiveTerm, Prediction, predict
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import Held, predict_memory
 from unity.search.space.configurations import ranks
 from unity.search.space.dimensions import ProgramDimensions
 from unity.search.space.offers import offered
-
-if TYPE_CHECKING:
-    from unity.plan.plan import Plan
 
 MOST = 3  # groups of equal nodes that a path is explained for
 ALTERNATIVES = 4  # plans with other types, for each of these

@@ -5,19 +5,17 @@ from __future__ import annotations
 import importlib
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from unity.base.errors import ExportError
 from unity.export.arguments import is_plain, tree_literal
+from unity.export.body_writer import BodyWriter
 from unity.export.primitives.primitive_call import dtype_code
 from unity.export.source_code import Code, call, packed
 from unity.pcg.ir.program import Equation
-
-if TYPE_CHECKING:
-    from unity.export.body_writer import BodyWriter
 
 
 def pure_callback(writer: BodyWriter, e: Equation) -> list[Code]:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unity.base.documents import plain
+from unity.diff.comparison import Comparison
 from unity.diff.graph_diff_json import to_json
 from unity.diff.regions import RegionDiff, step_costs
 from unity.plan.summary import Summary
 
-if TYPE_CHECKING:
-    from unity.diff.plan_diff import PlanDiff
-
 SCHEMA = 1
 
 
-def data(diff: PlanDiff) -> dict[str, Any]:
+def data(diff: Comparison) -> dict[str, Any]:
     """Return all differences. The second graph can be built from the first and `graph` alone."""
     return {
         "unity": "diff",

@@ -17,6 +17,7 @@ import platformdirs
 
 from unity.base.processes import check_alike, check_devices, exchanged, from_first
 from unity.exec.hosts.arrangement import by_host, host_of
+from unity.exec.measure.machine import between, measure
 from unity.machine.hardware import Device, Level, MachineError
 from unity.machine.machine import Machine, device_name
 from unity.machine.presets import DEVICES, KINDS
@@ -90,8 +91,6 @@ def _together(devices: list[JaxDevice]) -> Machine:
 
 def _measured_together(devices: list[JaxDevice]) -> Machine:
     """Measure every host by its own process, all at the same time, and then the links between hosts together."""
-    from unity.exec.measure.machine import between  # imported only where something is measured
-
     hosts = by_host(devices)
     if len(hosts) != jax.process_count():
         raise MachineError(
@@ -189,9 +188,6 @@ def _path(devices: list[JaxDevice]) -> Path:
 
 
 def _measured(devices: list[JaxDevice]) -> Machine:
-    # Imported only where something is measured: planning for another machine does not need the part that runs programs.
-    from unity.exec.measure.machine import measure
-
     result = measure(devices)
     device = Device(
         name=device_name(devices[0].device_kind),

@@ -13,12 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
-
-if TYPE_CHECKING:
-    from unity.pcg.operators.table.sliding import Window
 
 
 @dataclass(frozen=True)
@@ -30,6 +27,28 @@ class Slot:
 
 
 Place = Slot | State | None  # None: the tensor lacks the factor; a State: it must be in this one instead
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window that moves along one dimension."""
+
+    n: int  # indices of the dimension
+    m: int  # positions of the window
+    size: int
+    stride: int
+    padding: tuple[int, int]
+    dilation: int = 1  # of the window
+    base: int = 1  # dilation of the operand
+
+    @property
+    def span(self) -> int:
+        """The number of indices from its first to its last."""
+        return (self.size - 1) * self.dilation + 1
+
+    def least(self, windows: int) -> int:
+        """Return the smallest number of indices that contains this many consecutive windows, without any padding."""
+        return -(-((windows - 1) * self.stride + self.span - 1) // self.base) + 1
 
 
 WRAPPED = "wrapped"

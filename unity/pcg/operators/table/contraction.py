@@ -9,9 +9,9 @@ from typing import Any
 import jax
 
 from unity.pcg.operators.layout import Layout
-from unity.pcg.operators.table.sliding import Window, sliding
+from unity.pcg.operators.table.sliding import sliding
 from unity.pcg.types.accumulation import narrow
-from unity.pcg.types.factors import Factor, Facts, Slot, Spec, at, operator
+from unity.pcg.types.factors import Factor, Facts, Slot, Spec, Window, at, operator
 
 PRODUCT = Facts(linear_in=(at(0), at(1)), product=True, reads_buffers=True, alone=True)
 

@@ -8,31 +8,8 @@ Likewise, the last window of every device reaches equally far beyond its slice.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from unity.pcg.types.factors import Factor, Halo, Place
-
-
-@dataclass(frozen=True)
-class Window:
-    """A window that moves along one dimension."""
-
-    n: int  # indices of the dimension
-    m: int  # positions of the window
-    size: int
-    stride: int
-    padding: tuple[int, int]
-    dilation: int = 1  # of the window
-    base: int = 1  # dilation of the operand
-
-    @property
-    def span(self) -> int:
-        """The number of indices from its first to its last."""
-        return (self.size - 1) * self.dilation + 1
-
-    def least(self, windows: int) -> int:
-        """Return the smallest number of indices that contains this many consecutive windows, without any padding."""
-        return -(-((windows - 1) * self.stride + self.span - 1) // self.base) + 1
+from unity.pcg.types.factors import Factor, Halo, Place, Window
 
 
 def reach(window: Window, outside: str) -> Halo | str:

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from unity.pcg.operators.layout import Layout
-from unity.pcg.operators.table.sliding import Window, sliding
-from unity.pcg.types.factors import OPERANDS, Facts, Slot, Spec, at, operator
+from unity.pcg.operators.table.sliding import sliding
+from unity.pcg.types.factors import OPERANDS, Facts, Slot, Spec, Window, at, operator
 from unity.pcg.types.parallel_type import Shape
 
 REDUCES = Facts(reads_buffers=True, alone=True, slides=True)
