@@ -25,8 +25,7 @@ from unity.search.cost.prediction import Prediction, predict
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import MemoryPrediction, predict_memory
 from unity.search.space.live_buffers import whole
-from unity.substitutions.language.text import print_side
-from unity.transforms.rewriting import Rewriting
+from unity.transforms.transformation import RewrittenLines
 
 if TYPE_CHECKING:
     from unity.plan.plan import Plan
@@ -144,9 +143,10 @@ def summary_of(plan: Plan) -> Summary:
     prediction = predict(plan.pcg, plan.machine, differentiated)
     memory = predict_memory(plan.pcg, differentiated, plan.family.search.training, backend_of(plan.machine))
     figures = plan.__name__, plan.machine.name, plan.machine.devices, plan.time, plan.memory
+    rules = _merged(rule_use(use) for t in plan.transformations for use in t.uses)
     applied = (*_transformations(plan), *_applications(plan))
     costs = _costs(prediction, plan.pcg)
-    return Summary(*figures, plan.pcg, *costs, _rules(plan), applied, _live(memory), warnings_of(plan, prediction))
+    return Summary(*figures, plan.pcg, *costs, rules, applied, _live(memory), warnings_of(plan, prediction))
 
 
 def captured_summary_of(plan: Plan) -> Summary:
@@ -216,20 +216,15 @@ def _live(memory: MemoryPrediction) -> tuple[LiveBytes, ...]:
     return tuple(LiveBytes(*key, nbytes) for key, nbytes in sorted(rows.items(), key=lambda row: -row[1]) if nbytes)
 
 
-def _rules(plan: Plan) -> tuple[RuleUse, ...]:
-    uses = []
-    for use in plan.rewriting.uses:
-        rule = plan.rewriting.library[use.applied.rule].rule
-        sides = (rule.right, rule.left) if use.applied.backward else (rule.left, rule.right)
-        lines = tuple(dict.fromkeys(map(short, use.lines)))
-        uses.append(RuleUse(str(use.applied), "  →  ".join(map(print_side, sides)), use.times, lines))
-    return _merged(uses)
+def rule_use(use: RewrittenLines) -> RuleUse:
+    """Return a use of a rule by a transformation, with its lines in short."""
+    return RuleUse(use.rule, use.statement, use.times, tuple(dict.fromkeys(map(short, use.lines))))
 
 
 def _transformations(plan: Plan) -> Iterator[RuleUse]:
-    """Yield the transformations but rewriting, whose rules `_rules` lists, at the lines of the operators that they lead to."""
+    """Yield the transformations but those by rules, at the lines of the operators that they lead to."""
     for t in plan.transformations:
-        if not isinstance(t, Rewriting):
+        if not t.by_rules:
             lines = tuple(short(node.source) for node in plan.serial.nodes if node.kind == t.kind)
             yield RuleUse(t.kind, str(t), 1, lines, tuple(axis.name for axis in t.along))
 

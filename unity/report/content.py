@@ -59,7 +59,7 @@ class Source:
 def of_plan(plan: Plan) -> Source:
     """Return the data of a plan's report."""
     planned, points = summary_of(plan), plan.family.points
-    live = live_of(plan, planned)
+    live = live_of(plan)
     return Source(captured_summary_of(plan), planned, plan.machine, plan.serial, plan.candidate, *points, live)
 
 

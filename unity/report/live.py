@@ -14,7 +14,7 @@ from unity.explain.tables import blocked
 from unity.pcg.ir.graph import PCG
 from unity.plan.files.document import CostsRecord, MemoryTable, ReportRecord, TimelineTable
 from unity.plan.plan import Plan
-from unity.plan.summary import Summary, differentiated_in
+from unity.plan.summary import differentiated_in
 from unity.report import costs, steps
 from unity.report.picture import Rows
 from unity.report.steps import ReportStep
@@ -45,15 +45,15 @@ class Live:
     gap: str
 
 
-def live_of(plan: Plan, planned: Summary) -> Live:
-    """Return the figures of a plan, given its summary."""
+def live_of(plan: Plan) -> Live:
+    """Return the figures of a plan."""
     differentiated = differentiated_in(plan)
     prediction = predict(plan.pcg, plan.machine, differentiated)
     memory = predict_memory(plan.pcg, differentiated, plan.family.search.training, backend_of(plan.machine))
     description = costs.exact_costs(prediction, memory, plan.pcg.axes)
     by_node = {id(node): description(node) for node, _ in plan.pcg.walk()}
     return Live(
-        steps.steps_between(plan, planned.rules),
+        steps.steps_between(plan),
         by_node,
         costs.live_memory(memory),
         timeline_of(plan.simulate()),

@@ -19,11 +19,10 @@ from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.parallel.serial_view import erased
 from unity.plan.files.document import StepRecord, StepsRecord
 from unity.plan.plan import Plan
-from unity.plan.summary import RuleUse, Summary
-from unity.search.joint.nested import program
+from unity.plan.summary import RuleUse, Summary, rule_use
 from unity.transforms.branches import Branching
 from unity.transforms.pipelining import Pipelining
-from unity.transforms.rewriting import Rewriting, end_of, path_of, programs_of
+from unity.transforms.rewriting import Rewriting
 
 MAX_RULE_STEPS = 16  # if there are more rules, several that follow each other are one step
 
@@ -68,40 +67,14 @@ def _rule_step(uses: tuple[RuleUse, ...], graph: PCG) -> ReportStep:
     return ReportStep(", ".join(dict.fromkeys(u.rule for u in uses)), "\n".join(u.says for u in uses), graph, uses)
 
 
-def steps_between(plan: Plan, uses: Sequence[RuleUse]) -> tuple[ReportStep, ...]:
-    """Return the steps between the captured program and the parallel one.
-
-    Args:
-        plan: the plan, with its function.
-        uses: the rules that rewrote it, as its summary has them.
-    """
+def steps_between(plan: Plan) -> tuple[ReportStep, ...]:
+    """Return the steps of a plan between the captured program and the parallel one."""
     steps = list[ReportStep]()
     for t in plan.transformations:
-        if isinstance(t, Rewriting):
-            steps += _rewriting_steps(t, uses) if t else ()
-        else:
-            steps.append(ReportStep(t.title, f"{t.effect}: {t}.", t.after.graph))
+        for graph, uses in t.graphs(MAX_RULE_STEPS):
+            rules = tuple(dict.fromkeys(map(rule_use, uses)))
+            steps.append(_rule_step(rules, graph) if rules else ReportStep(t.title, f"{t.effect}: {t}.", graph))
     return tuple(steps)
-
-
-def _rewriting_steps(rewriting: Rewriting, uses: Sequence[RuleUse]) -> Iterator[ReportStep]:
-    """Yield the graph after each application of a rule. Applications to equal parts of the program are one."""
-    before = program(rewriting.before.body, rewriting.before.differentiated)
-    bodies = programs_of(before, rewriting.ways)
-    paths = {key: path_of(part, rewriting.ways[key], rewriting.library) for key, part in bodies.items()}
-    applications = [(key, k) for key, path in paths.items() for k in range(1, len(path) + 1)]
-    says = {use.rule: use.says for use in uses}
-    per_step = max(1, -(-len(applications) // MAX_RULE_STEPS))
-    for first in range(0, len(applications), per_step):
-        end = first + len(applications[first : first + per_step])
-        graph = rewriting.after.graph
-        if end < len(applications):
-            changed = {key: end_of(bodies[key], paths[key][:k]) for key, k in dict(applications[:end]).items()}
-            graph = rewriting.before.of(before.with_segments(changed), rewriting.before.bodies).graph
-        applied = rewriting.uses[first : first + per_step]
-        lines = (tuple(dict.fromkeys(map(short, use.lines))) for use in applied)
-        shown = (RuleUse(str(use.applied), says[str(use.applied)], use.times, at) for use, at in zip(applied, lines, strict=True))
-        yield _rule_step(tuple(dict.fromkeys(shown)), graph)
 
 
 def record_of(steps: Sequence[ReportStep]) -> StepsRecord:

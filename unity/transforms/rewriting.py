@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from unity.base.documents import Natural, Record
 from unity.base.errors import DerivationError, OptionError, PlanError
 from unity.base.interruption import UntilInterrupted
 from unity.pcg.capture.capture import Bodies, Captured
+from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.program import Body
 from unity.pcg.propagation.scan_programs import with_inside
 from unity.search.joint.joint import Budget, Improvement, improvements
@@ -29,7 +30,7 @@ from unity.substitutions.rewriting.occurrences import Occurrence, Pattern, occur
 from unity.substitutions.rewriting.reading import Reading
 from unity.substitutions.rewriting.recording import step_of
 from unity.substitutions.rewriting.rewriting import rewritten
-from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
+from unity.transforms.transformation import RewrittenLines, Transformation, TransformationRecord, TransformationSource
 from unity.verify.derivations.canonical_form import apply_body, canonical_forms
 from unity.verify.derivations.replay import check
 
@@ -78,15 +79,6 @@ class RewritingRecord(TransformationRecord, tag="rewriting"):
         return Rewriting(source.program, after, ways, rules, self.derivation)
 
 
-@dataclass(frozen=True)
-class RewrittenLines:
-    """A rule, the user's lines that it rewrote, and the number of equal segments in which it did."""
-
-    applied: DirectedRule
-    lines: tuple[str, ...]
-    times: int
-
-
 RewritePath = tuple[tuple[Body, Occurrence], ...]  # for each step, the program before it, and the occurrence
 
 
@@ -100,6 +92,7 @@ class Rewriting(Transformation):
         recorded: the derivation, if the rewriting was read from a document.
     """
 
+    by_rules = True
     kind = "rewriting"
     title = "Rewritten"
     effect = "The program after all rules"
@@ -152,8 +145,30 @@ class Rewriting(Transformation):
         often = Counter(part.key for one, _ in whole.walk() for part in one.segments)
         for key, part in programs_of(whole, self.ways).items():
             steps = zip(self.ways[key], path_of(part, self.ways[key], self.library), strict=True)
-            uses_of_rules += [RewrittenLines(way.applied, _lines(*where), often[key]) for way, where in steps]
+            uses_of_rules += [
+                RewrittenLines(str(way.applied), self._statement(way.applied), _lines(*where), often[key]) for way, where in steps
+            ]
         return tuple(uses_of_rules)
+
+    def _statement(self, way: DirectedRule) -> str:
+        rule = self.library[way.rule].rule
+        left, right = map(print_side, (rule.right, rule.left) if way.backward else (rule.left, rule.right))
+        return f"{left}  →  {right}"
+
+    def graphs(self, most: int) -> Iterator[tuple[PCG, tuple[RewrittenLines, ...]]]:
+        """Yield the graph after each application of a rule, or after several. Applications to equal segments are one."""
+        before = _whole(self.before)
+        bodies = programs_of(before, self.ways)
+        paths = {key: path_of(part, self.ways[key], self.library) for key, part in bodies.items()}
+        applications = [(key, k) for key, path in paths.items() for k in range(1, len(path) + 1)]
+        per_step = max(1, -(-len(applications) // most))
+        for first in range(0, len(applications), per_step):
+            end = first + len(applications[first : first + per_step])
+            graph = self.after.graph
+            if end < len(applications):
+                changed = {key: end_of(bodies[key], paths[key][:k]) for key, k in dict(applications[:end]).items()}
+                graph = self.before.of(before.with_segments(changed), self.before.bodies).graph
+            yield graph, self.uses[first : first + per_step]
 
     @property
     def record(self) -> RewritingRecord:
@@ -165,9 +180,7 @@ class Rewriting(Transformation):
     def explained(self) -> list[str]:
         lines = [f"rewritten by proved rules: {len(self.before.graph)} operators were captured"]
         for way, times in self.applied:
-            rule = self.library[way.rule].rule
-            left, right = map(print_side, (rule.right, rule.left) if way.backward else (rule.left, rule.right))
-            lines.append(f"    {times} × {way}:  {left}  →  {right}")
+            lines.append(f"    {times} × {way}:  {self._statement(way)}")
         return lines
 
     def __str__(self) -> str:

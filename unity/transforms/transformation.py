@@ -7,8 +7,9 @@ and has a form as data (`record`), from which it is applied again. A plan has a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar, Generic, TypeVar
 
 from unity.base.documents import Record
@@ -16,6 +17,7 @@ from unity.base.errors import DerivationError, PlanError
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
 from unity.pcg.capture.packed_arguments import NOTHING, Packing
+from unity.pcg.ir.graph import PCG
 from unity.pcg.types.axis import Axis
 from unity.search.session import Candidate, Search
 from unity.substitutions.language.library import Library
@@ -61,6 +63,16 @@ class TransformationRecord(Record, tag_field="transformation"):
         raise NotImplementedError  # abstract, which msgspec's metaclass does not enforce
 
 
+@dataclass(frozen=True)
+class RewrittenLines:
+    """A rule that a transformation applied, its statement, the user's lines that it rewrote, and the number of equal places."""
+
+    rule: str
+    statement: str
+    lines: tuple[str, ...]
+    times: int
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Transformation(ABC):
     """A program before and after a transformation. `str` describes it in one line.
@@ -72,6 +84,7 @@ class Transformation(ABC):
         packing: how `plan.shard` packs arguments for it, and `plan.unshard` unpacks gradients.
     """
 
+    by_rules: ClassVar[bool] = False  # whether it applies rules (`uses`), by a derivation that its record states
     kind: ClassVar[str]  # its name in messages; the kind of its nodes, if it makes nodes of a new kind
     title: ClassVar[str]  # the title of its step in a report
     effect: ClassVar[str]  # the text of that step: a sentence without its full stop
@@ -89,6 +102,15 @@ class Transformation(ABC):
     @abstractmethod
     def check(self) -> None:
         """Derive the program after it again. Raises DerivationError if the result differs."""
+
+    @cached_property
+    def uses(self) -> tuple[RewrittenLines, ...]:
+        """The rules of the library that it applied, in order."""
+        return ()
+
+    def graphs(self, most: int) -> Iterator[tuple[PCG, tuple[RewrittenLines, ...]]]:
+        """Yield the graphs that it leads through, at most `most`, each with the rules that were applied since the one before."""
+        yield self.after.graph, ()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self}>"

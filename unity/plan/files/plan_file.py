@@ -32,7 +32,7 @@ from unity.search.session import Candidate, Search
 from unity.substitutions.language.axioms import default_library
 from unity.substitutions.language.library import Library
 from unity.substitutions.language.parallel_derivation import Parallelization
-from unity.transforms.rewriting import Rewriting, library_of
+from unity.transforms.rewriting import library_of
 from unity.transforms.transformation import Transformation, TransformationSource, transformed
 from unity.verify.derivations.parallel import check_parallelization
 
@@ -116,7 +116,7 @@ def save(path: str | Path, plan: Plan) -> None:
         captured=captured_summary_of(plan).record,
         planned=planned.record,
         parallelization=plan.parallelization.to_record(),
-        report=live.record_of(live.live_of(plan, planned), plan.pcg),
+        report=live.record_of(live.live_of(plan), plan.pcg),
     )
     atomic.save(path, written(document))
 
@@ -189,8 +189,9 @@ def load(
     with reading(path, ".points"):
         _ = plan.pcg
     try:
-        if (rewriting := family.transformation(Rewriting)) is not None:  # the others were derived when they were applied
-            rewriting.check()
+        for transformation in family.transformations:
+            if transformation.by_rules:  # the others were derived when they were applied
+                transformation.check()
         with reading(path, ".parallelization"):
             steps = Parallelization.from_record(document.parallelization)
         check_parallelization(plan.serial, plan.pcg, steps, default_library())
