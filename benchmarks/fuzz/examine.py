@@ -24,7 +24,7 @@ from benchmarks.fuzz.verdict import QUICK, Reference
 from unity.base.errors import UnityError
 from unity.exec.lowering import mesh_of
 
-TOGETHER = 8  # plans in one compiled program
+TOGETHER = 24  # plans in one compiled program
 SAMPLE = 0.06  # of lists of plans, one of which is saved, exported and so on
 
 
@@ -172,7 +172,7 @@ def crash(error: BaseException, kind: str, machine: str, number: int = -1) -> Fi
 
 
 def judge(trials: Sequence[Trial], start: int, reference: Reference, outcome: Outcome, say: Callable[[str], None]) -> None:
-    """Compiles plans together, runs them, and compares each; one by one where that raises."""
+    """Compile plans together, run them, and compare each. Where that raises, judge each half alone."""
     if not trials:
         return
     say(f"{len(trials)} {trials[0].kind} plans from number {start} on {trials[0].machine.name}")
@@ -180,8 +180,9 @@ def judge(trials: Sequence[Trial], start: int, reference: Reference, outcome: Ou
         results = run(trials, reference)
     except Exception as error:
         if len(trials) > 1:
-            for k, one in enumerate(trials):
-                judge([one], start + k, reference, outcome, say)
+            half = len(trials) // 2
+            judge(trials[:half], start, reference, outcome, say)
+            judge(trials[half:], start + half, reference, outcome, say)
             return
         if isinstance(error, UnityError):
             outcome.refused[f"run: {type(error).__name__}: {str(error)[:300]}"] += 1

@@ -32,7 +32,7 @@ from unity.substitutions.rewriting.rewriting import rewritten
 MACHINES = ((1, 2), (2, 1), (1, 4), (2, 2), (1, 6), (2, 3), (3, 2), (1, 8), (2, 4), (4, 2), (1, 12), (2, 6), (1, 3), (3, 4))
 OFTEN = (40, 3, 6, 6, 8, 5, 3, 4, 4, 2, 2, 2, 3, 1)
 TRIES = 30
-PLANS, WORK = 24, 160  # plans of a program on one machine, at most; equations that these may have together
+FEWEST, MOST, WORK = 3, 64, 640  # plans of a program on one machine; pairs of equations that these may have together
 EQUATIONS = 80  # of a rewritten program: some rewritings could go on for ever
 
 
@@ -148,8 +148,8 @@ def source_of(kind: str, rng: random.Random, drawing: Program, args: Sequence[An
 
 
 def count_of(captured: Captured) -> int:
-    """How many plans of a program are tried: fewer of a larger one, as compiling them takes longer."""
-    return max(3, min(PLANS, WORK // max(1, len(captured.body.equations))))
+    """Number of plans of a program: compiling one takes longer the larger it is, and small programs have faults as well."""
+    return max(FEWEST, min(MOST, WORK // max(1, len(captured.body.equations)) ** 2))
 
 
 def random_trials(
