@@ -231,8 +231,8 @@ def judged(mutant: Mutant, status: str, counts: Counter[str]) -> Iterator[dict[s
     """Yield the cases in which data contradict the verdict on a mutant: proved, but different, or refuted, but equal."""
     row = {"rule": f"mutant of {mutant.rule.name}", "type": "float64", "text": print_body(mutant.rule)}
     if status == "proved":
-        for case in differences(Pattern(mutant.rule, False), mutant.instances[-INSTANCES:], TYPES[:1], FINITE, counts):
-            yield row | {"data": case["data"], "words": case["words"]}
+        for case in differences(Pattern(mutant.rule, False), mutant.instances[-1:], TYPES, KINDS, counts):
+            yield row | {key: case[key] for key in ("type", "data", "words")}
     elif status == "refuted" and not any(map(differs, mutant.instances)):
         counts["wrong"] += 1
         yield row | {"data": "normal", "words": "equal on data, but refuted"}
