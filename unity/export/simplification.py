@@ -16,7 +16,6 @@ from unity.pcg.ir.graph import CONSTRAIN
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
 
 WRAPS_STARTS = "wrapped"  # a parameter of slices whose starts JAX's function wraps again
-FIRST_START = {"dynamic_slice": 1, "dynamic_update_slice": 2}  # the position of the first start index among the operands
 
 
 def simplified(body: Body) -> Body:
@@ -65,9 +64,10 @@ def _unwrapped(e: Equation, body: Body, maker: dict[int, Equation]) -> Equation:
     if e.name == "cond":
         index = branch_before_clamping(e.operands[0], len(e.params["branches"]), maker)
         return e.reading((index, *e.operands[1:]))
-    if e.name not in FIRST_START:
+    if e.name not in ("dynamic_slice", "dynamic_update_slice"):
         return e
-    position, shape = FIRST_START[e.name], body.tensor(e.operands[0]).shape
+    shape = body.tensor(e.operands[0]).shape
+    position = len(e.operands) - len(shape)  # start indices are the last operands, one for each dimension
     starts = [
         a if is_constant(a, maker) else _index_before_wrapping(a, n, maker)
         for a, n in zip(e.operands[position:], shape, strict=True)

@@ -44,7 +44,7 @@ def extents_of(sizes: Sequence[int], levels: Sequence[int]) -> list[Extent] | No
 
 
 def check_mesh(machine: str, levels: Sequence[Level], mesh: Sequence[tuple[str, int]]) -> None:
-    """Raise MachineError unless the axes of a mesh, by names and sizes, fit the levels of the machine with a name."""
+    """Raise MachineError unless a mesh, by names and sizes of its axes, fits the levels of a machine (by name, for messages)."""
     names, sizes = [name for name, _ in mesh], [size for _, size in mesh]
     shape = " × ".join(f"{name}: {size}" for name, size in mesh)
     for name, size in mesh:

@@ -1,6 +1,7 @@
-"""Packing of one weight of every group of devices into an array with a slice for each, so that a device holds one group's only.
+"""Packing of weights that different groups of devices use: one weight of each group becomes a slice of an array.
 
-Weights are matched by shape as far as possible and padded with zeros.
+The array is partitioned over the groups, so a device holds its own group's weight alone. Weights are matched by shape as far as
+possible, and padded with zeros.
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ from unity.pcg.types.parallel_type import Shape
 
 @dataclass(frozen=True)
 class Slots(Packed):
-    """One leaf of every group, stacked along a new first dimension. All are padded to one shape."""
+    """One leaf of every group, stacked along a new first dimension. All are padded to one shape.
 
-    own: tuple[Shape, ...]
+    Attributes:
+        unpadded: the shape of each group's leaf; empty for a group without one.
+    """
+
+    unpadded: tuple[Shape, ...]
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        return self.own
+        return self.unpadded
 
     @property
     def shape(self) -> Shape:
@@ -65,7 +70,7 @@ class Leaf:
 
 
 def slots_of(groups: Sequence[Sequence[Leaf]]) -> Iterator[Slots]:
-    """Yield sets of weights, at most one of each group, that are packed into one array.
+    """Yield the packed arrays: each takes at most one weight of every group.
 
     Weights of equal shapes come first, then weights of equal rank and dtype if padding needs no more memory than separate arrays,
     then single weights. A single weight with zeros for the other groups saves no memory, but its gradient needs no sum over groups.

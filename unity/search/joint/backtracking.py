@@ -57,10 +57,10 @@ def backtrack(body: Body, patterns: Sequence[Pattern], price: Price, alpha: floa
     The order depends only on the arguments, so a longer search yields the programs of a shorter one first.
 
     Args:
-        body: The program.
-        patterns: The patterns of the rules.
-        price: Prices a program.
-        alpha: The highest price of an expanded program, relative to the lowest price.
+        body: the program.
+        patterns: the patterns of the rules.
+        price: prices a program.
+        alpha: the highest price of an expanded program, relative to the lowest price.
     """
     original, name = settled(body)
     first = RewrittenProgram(original, price(original, math.inf))

@@ -20,9 +20,9 @@ Inputs = Sequence[tuple[int, tuple[int, ...]]]  # operations, and the labels of 
 
 @dataclass(frozen=True, eq=False)
 class Near:
-    """The strategies with time + weight * memory of at most `most`, and lower bounds for recognizing them.
+    """The test whether a strategy may be near: one with time + weight * memory of at most `most`.
 
-    Args:
+    Attributes:
         weight: seconds per byte.
         most: the limit of the objective.
         tables: for every operation, the least cost of its entries.
@@ -39,11 +39,26 @@ class Near:
     total: float
 
     def has(self, number: int, positions: Sequence[Array], time: Array, memory: Array) -> Array:
-        """Return which points of entries of an operation's table some such strategy may use."""
+        """Return whether a near strategy may use each of some points of an operation's table.
+
+        Args:
+            number: the operation.
+            positions: the position of each point's entry along each axis of the table.
+            time: the seconds of each point.
+            memory: its bytes.
+        """
         return time + self.weight * memory + self.rest[number][tuple(positions)] <= self.most
 
     def has_some(self, number: int, inputs: Inputs, axes: dict[int, Array], time: Array, memory: Array) -> Array:
-        """Return which points of a partial sum of the tables that an elimination adds up some such strategy may use."""
+        """Return whether a near strategy may use each of some points of a sum of tables that an elimination adds up.
+
+        Args:
+            number: the elimination.
+            inputs: the tables that are in the sum.
+            axes: the position of each point's entry along each label of the sum.
+            time: the seconds of each point.
+            memory: its bytes.
+        """
         labels = sorted(axes)
         best = self.best[number] if number in self.best else np.array(self.total)
         least = best.min(axis=tuple(axis for axis in range(best.ndim) if axis not in labels))
@@ -54,9 +69,9 @@ class Near:
 
 
 def nearby(elimination: Elimination, weight: float, most: float) -> Near:
-    """Return the strategies near the optimum. The schedule must be exact.
+    """Return the test for strategies near the optimum of an elimination whose schedule is exact.
 
-    Equal operations are one; its bounds are the least over all its places.
+    Equal operations are one, whose bounds are the least over all its places.
     """
     schedule = elimination.schedule
     tables = [table[0] for table in elimination.tables(np.array([[1.0, weight]]))]

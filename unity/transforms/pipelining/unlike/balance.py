@@ -46,18 +46,18 @@ class Loads:
 
     @cached_property
     def _operators(self) -> tuple[list[float], set[int]]:
-        """Seconds by place, those of each operator at its end, and the places inside of operators."""
+        """For each place, the seconds of the operator that ends there; and the places inside of operators."""
         chain = self.chain
-        place = {id(e): k + 1 for k, e in enumerate(chain.equations)}
+        place_after = {id(e): k + 1 for k, e in enumerate(chain.equations)}
         body, _ = extract(chain.body, chain.members, chain.results, chain.copied)
         loads, within = [0.0] * (len(chain) + 1), set[int]()
         constant = constants(body)
         for cluster in clusters(body, constant):
-            mine = [place[id(body.equations[k])] for k in cluster.members if id(body.equations[k]) in place]
-            if mine:
+            places = [place_after[id(e)] for e in map(body.equations.__getitem__, cluster.members) if id(e) in place_after]
+            if places:
                 part, _ = extract(body, cluster.members, cluster.outputs, constant)
-                loads[max(mine)] += self.seconds(part)
-                within.update(range(min(mine), max(mine)))
+                loads[max(places)] += self.seconds(part)
+                within.update(range(min(places), max(places)))
         return loads, within
 
     def seconds(self, body: Body) -> float:
@@ -117,20 +117,31 @@ def _some(values: list[float]) -> list[float]:
 
 
 def cut(until: np.ndarray, places: Sequence[int], stages: int) -> tuple[tuple[int, ...], float] | None:
-    """Return the places that cut into `stages` parts with the smallest maximum, and that maximum; None if there are too few."""
+    """Return the places that cut a chain into `stages` parts whose longest is shortest, and the seconds of that part.
+
+    A dynamic program over the last place of the first k parts.
+
+    Args:
+        until: the seconds of all operators up to each place.
+        places: the places that may be cut.
+        stages: the number of parts.
+
+    Returns:
+        None if there are too few places.
+    """
     if len(places) < stages - 1:
         return None
     ends = np.array([0, *places, len(until) - 1])
-    done = until[ends]
-    most, before = done - done[0], []  # the largest part up to each end
-    most[0] = inf
+    seconds = until[ends]
+    longest, begins = seconds - seconds[0], []  # the longest part up to each end, and where the last part begins
+    longest[0] = inf
     for _ in range(stages - 1):
-        worse = np.maximum(most[:, None], done[None, :] - done[:, None])
-        worse[np.tril_indices(len(ends))] = inf  # a part ends after it begins
-        before.append(worse.argmin(0))
-        most = worse.min(0)
-    at, chosen = len(ends) - 1, []
-    for choice in reversed(before):
-        at = int(choice[at])
-        chosen.append(int(ends[at]))
-    return tuple(reversed(chosen)), float(most[-1])
+        longer = np.maximum(longest[:, None], seconds[None, :] - seconds[:, None])  # by the last part's begin and end
+        longer[np.tril_indices(len(ends))] = inf  # a part ends after it begins
+        begins.append(longer.argmin(0))
+        longest = longer.min(0)
+    at, cuts = len(ends) - 1, []
+    for begin in reversed(begins):
+        at = int(begin[at])
+        cuts.append(int(ends[at]))
+    return tuple(reversed(cuts)), float(longest[-1])
