@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from unity.base.errors import CaptureError
 from unity.pcg.capture.clustering import EquationCluster, clusters
+from unity.pcg.capture.constant_copies import with_own_constants
 from unity.pcg.capture.heavy_operators import PLATFORM, constants, pure
 from unity.pcg.capture.observations import Observation, observed_program
 from unity.pcg.capture.operator_names import calls, label
@@ -331,6 +332,7 @@ class _Capture:
 
     def graph(self, body: Body, names: Sequence[str]) -> PCG:
         body = without_unread(absorbed(deduplicated(body, pure)))  # the zeros for an unread operand are not those that others read
+        body = with_own_constants(body)
         inputs = tuple(
             Node("input", (), (body.tensors[v],), payload=Input(k, name))
             for k, (v, name) in enumerate(zip(body.inputs, names, strict=True))
