@@ -60,8 +60,8 @@ def test_there_are_classes_of_all_kinds() -> None:
     assert all(2 <= len(c.forms) <= 6 and c.differences.keys() < c.forms.keys() for c in CLASSES.values())
 
 
-def f(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, "float32")
+def f(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def primitives(graph: PCG) -> Counter[str]:
@@ -187,6 +187,24 @@ def test_inner_products_cost_what_products_and_sums_cost(spec: str) -> None:
 
     by_product, by_sum = time(lambda a, b: jnp.einsum(spec, a, b)), time(lambda a, b: (a * b).sum(summed))
     assert by_product == pytest.approx(by_sum, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("spec", ["bd,b->bd", "bd,d->bd", "bd,bd->bd", "bd,->bd"])
+def test_products_that_sum_nothing_cost_what_multiplications_cost(spec: str, dtype: str) -> None:
+    """XLA compiles them to multiplications, which are fused with what is around them."""
+    kept = spec.split(",")[1].partition("->")[0]
+    dropped = [k for k, letter in enumerate("bd") if letter not in kept]
+
+    def time(form: Callable[[Any, Any], Any]) -> float:
+        def loss(w: Any, x: Any) -> Any:
+            x = jnp.sin(w * x)
+            return jnp.tanh(form(x, jnp.cos(x).sum(dropped))).sum()
+
+        return fastest(loss, f(512), f(512, 512, dtype=dtype))
+
+    by_product, by_hand = time(lambda a, b: jnp.einsum(spec, a, b)), time(lambda a, b: a * jnp.expand_dims(b, dropped))
+    assert by_product == pytest.approx(by_hand, rel=1e-6)
 
 
 @pytest.mark.parametrize("size", [256, 1024, 4096])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from unity.pcg.analysis.traced_residuals import TypedEquation, traced_residuals
+from unity.pcg.capture.heavy_operators import multiplies
 from unity.pcg.ir.gradient_flow import differentiated
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.jaxprs import BRANCHED, CUSTOM_VJP, RULED, SCANNED
@@ -106,7 +107,8 @@ class _Derivative:
         self.read_atoms: set[int] = set()
         self.elementwise: set[int] = set()
         self.extra: list[tuple[int, int]] = []
-        self.buffers = {v for e in body.equations if facts_of(e.name).reads_buffers for v in self.buffers_of(e)}
+        reading = (e for e in body.equations if facts_of(e.name).reads_buffers and not multiplies(e))
+        self.buffers = {v for e in reading for v in self.buffers_of(e)}
         self.varying = set(body.inputs)
         for e in body.equations:
             if not self.varying.isdisjoint(_variables(e)):

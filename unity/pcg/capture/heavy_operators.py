@@ -17,16 +17,26 @@ SMALL = 8  # statistics are at least this factor smaller than their operand
 def light(body: Body, equation: Equation) -> bool:
     """Return whether an equation may be part of a composite."""
     if equation.name == "dot_general":
-        return is_inner_product(body, equation)
+        return is_fused_product(body, equation)
     return equation.name == "custom_jvp_call" or (equation.name in TABLE and not TABLE[equation.name].facts.alone)
 
 
+def is_fused_product(body: Body, equation: Equation) -> bool:
+    """Return whether XLA fuses a product like elementwise work: it is an inner product, or sums nothing (`nhc,nc->nhc`)."""
+    return is_inner_product(body, equation) or multiplies(equation)
+
+
 def is_inner_product(body: Body, equation: Equation) -> bool:
-    """Return whether a product has no free dimensions: it multiplies elementwise and sums, and XLA fuses it like a sum."""
-    if equation.name != "dot_general":
+    """Return whether a product sums and has no free dimensions: it multiplies elementwise and sums, and XLA fuses it like a sum."""
+    if equation.name != "dot_general" or multiplies(equation):
         return False
     summed, kept = equation.params["dimension_numbers"]
     return all(body.tensor(a).ndim == len(summed[k]) + len(kept[k]) for k, a in enumerate(equation.operands))
+
+
+def multiplies(equation: Equation) -> bool:
+    """Return whether a product sums nothing: XLA compiles it to a multiplication of the operands, which it broadcasts."""
+    return equation.name == "dot_general" and not equation.params["dimension_numbers"][0][0]
 
 
 def reduces(body: Body, equation: Equation) -> bool:

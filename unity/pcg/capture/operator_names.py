@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from math import prod
 
+from unity.pcg.capture.heavy_operators import multiplies
 from unity.pcg.ir.graph import BRANCHES, CONSTRAIN, LOOPS, PARALLELIZATION, STAGES
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.operators.kernel_primitive import KERNEL
@@ -56,7 +57,7 @@ def label(composite: Body, sizes: Mapping[str, int]) -> str:
 
 def _label(composite: Body, sizes: Mapping[str, int]) -> str:
     equations = composite.equations
-    names = {e.name for e in equations}
+    names = {"mul" if multiplies(e) else e.name for e in equations}
     if len(equations) == 1:
         return _single(equations[0])
     return (

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from unity.machine.hardware import Device
-from unity.pcg.capture.heavy_operators import is_inner_product
+from unity.pcg.capture.heavy_operators import is_fused_product
 from unity.pcg.ir.program import Body
 from unity.pcg.operators.kernel_primitive import KERNEL
 from unity.pcg.propagation.solver import nested_body, nests, spec_of
@@ -21,7 +21,7 @@ def dense_work(body: Body) -> tuple[float, str]:
     """Return the FLOPs of matrix products, convolutions and kernels in a body, and their dtype."""
     total, dtype = 0.0, "float32"
     for e in body.equations:
-        if (facts_of(e.name).product and not is_inner_product(body, e)) or e.name == KERNEL:
+        if (facts_of(e.name).product and not is_fused_product(body, e)) or e.name == KERNEL:
             spec = spec_of(body, e)
             total += spec.flops if spec else 0.0
             dtype = str(body.tensor(e.operands[0]).dtype)
