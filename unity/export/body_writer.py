@@ -11,7 +11,7 @@ from unity.base.errors import ExportError
 from unity.export.primitives.collectives import COLLECTIVES, axis_names
 from unity.export.primitives.primitive_call import AppliedPrimitive, Operand
 from unity.export.primitives.public_names import NoPublicName, printer_of
-from unity.export.primitives.table import REDUCTION_METHODS, SCALAR_OPERAND
+from unity.export.primitives.table import AUTOMATIC, REDUCTION_METHODS, RESULT_NAMES, SCALAR_OPERAND
 from unity.export.simplification import simplified, through_casts
 from unity.export.source_code import Code, Scope, assign, call, definition, first_of, lines, packed, returned, unpacked
 from unity.export.tracing import LocalProgram, varying_of
@@ -23,21 +23,6 @@ if TYPE_CHECKING:
 
 SHORT = 44  # characters of an expression that is written where it is used
 LONGER = 72  # characters of an expression that its only user merges into its own form, or that is returned
-AUTOMATIC = SCALAR_OPERAND | {  # primitives whose functions make all operands vary along the same axes
-    "select_n", "clamp", "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "pad", "dot_general",
-    "conv_general_dilated", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max",
-}  # fmt: skip
-RESULT_NAMES = {
-    "add": "plus", "add_any": "plus", "sub": "minus", "mul": "times", "div": "ratio", "reduce_sum": "total",
-    "reduce_max": "largest", "reduce_min": "smallest", "dot_general": "product", "select_n": "chosen",
-    "integer_pow": "power", "broadcast_in_dim": "spread",
-    "convert_element_type": "converted", "conv_general_dilated": "convolved", "pvary": "varying", "max": "larger", "min": "smaller",
-    "dynamic_slice": "part", "slice": "part", "iota": "positions", "psum": "reduced", "psum_invariant": "reduced",
-    "all_gather": "gathered", "all_gather_invariant": "gathered", "reduce_scatter": "scattered", "all_to_all": "exchanged",
-    "random_bits": "bits", "scatter-add": "added", "neg": "negative", "reduce_window_max": "pooled", "reduce_window_sum": "pooled",
-    **dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"), "mask"),
-    "ppermute": "received",
-}  # fmt: skip
 
 
 class Block:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 from unity.base.errors import ExportError
 from unity.base.formatting import short
-from unity.export.body_writer import RESULT_NAMES, Block, program_operands
+from unity.export.body_writer import Block, program_operands
 from unity.export.checkpoint_policies import policy_code
 from unity.export.equivalence import meanings
 from unity.export.layers import Item, Layer, LayerCall, Unit, items
 from unity.export.module import ModuleWriter, function_lines
 from unity.export.nested import ScanLoop, checkpoint_decorator
 from unity.export.primitives.primitive_call import Operand
+from unity.export.primitives.table import RESULT_NAMES
 from unity.export.simplification import simplified
 from unity.export.source_code import Code, assign, call, stem
 from unity.export.tracing import LocalProgram, piece

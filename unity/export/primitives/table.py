@@ -43,6 +43,23 @@ INFIX = {
 COMPARISONS = frozenset(name for name, (_, level) in INFIX.items() if level == COMPARE)
 # Primitives that take a Python number beside an array of its dtype.
 SCALAR_OPERAND = frozenset({*INFIX, "max", "min", "pow", "rem", "atan2", "nextafter"})
+# Primitives whose functions make all operands vary along the same axes.
+AUTOMATIC = SCALAR_OPERAND | {
+    "select_n", "clamp", "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "pad", "dot_general",
+    "conv_general_dilated", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max",
+}  # fmt: skip
+# Names of results in a file; the others are called like their primitive.
+RESULT_NAMES = {
+    "add": "plus", "add_any": "plus", "sub": "minus", "mul": "times", "div": "ratio", "reduce_sum": "total",
+    "reduce_max": "largest", "reduce_min": "smallest", "dot_general": "product", "select_n": "chosen",
+    "integer_pow": "power", "broadcast_in_dim": "spread",
+    "convert_element_type": "converted", "conv_general_dilated": "convolved", "pvary": "varying", "max": "larger", "min": "smaller",
+    "dynamic_slice": "part", "slice": "part", "iota": "positions", "psum": "reduced", "psum_invariant": "reduced",
+    "all_gather": "gathered", "all_gather_invariant": "gathered", "reduce_scatter": "scattered", "all_to_all": "exchanged",
+    "random_bits": "bits", "scatter-add": "added", "neg": "negative", "reduce_window_max": "pooled", "reduce_window_sum": "pooled",
+    **dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"), "mask"),
+    "ppermute": "received",
+}  # fmt: skip
 
 
 def function_printer(name: str, *parameters: str) -> Printer:
