@@ -120,19 +120,22 @@ def rotation(params: Any, operands: Any, results: Any) -> Spec:
 
 
 def _slice_pieces(operands: list[jax.Array], layout: Layout) -> list:
-    """Slice a piece, with bounds scaled to its shape."""
-    whole, here = layout.operands[0].shape, operands[0].shape
+    """Slice a piece, with bounds scaled to its shape, or with the same first index where the slice strides through it."""
+    whole, here, params = layout.operands[0].shape, operands[0].shape, layout.params
     scale = [n // m if m else 1 for n, m in zip(whole, here, strict=True)]
-    start = tuple(s // k for s, k in zip(layout.params["start_indices"], scale, strict=True))
-    limit = tuple(s // k for s, k in zip(layout.params["limit_indices"], scale, strict=True))
+    strides = params["strides"] or (1,) * len(whole)
+    start = tuple(s if d > 1 else s // k for s, k, d in zip(params["start_indices"], scale, strides, strict=True))
+    limit = tuple(
+        n if d > 1 and k > 1 else s // k for s, k, d, n in zip(params["limit_indices"], scale, strides, here, strict=True)
+    )
     return layout.bind(*operands, start_indices=start, limit_indices=limit)
 
 
 @operator("slice", local=_slice_pieces, facts=ARRANGES)
 def slice_(params: Any, operands: Any, results: Any) -> Spec:
-    """One operand. A dimension is parallel if the slice has all of it, or one of several equal parts.
+    """One operand. A dimension is parallel if the slice has all of it, one of several equal parts, or an index of each of them.
 
-    In the latter case, each device has its share of every part.
+    If it has one part, each device has its share of every part; if it strides through them, each has some parts.
     """
     shape, result = operands[0].shape, results[0].shape
     strides = params["strides"] or (1,) * len(shape)
@@ -140,6 +143,8 @@ def slice_(params: Any, operands: Any, results: Any) -> Spec:
     for i, (n, m, start, stride) in enumerate(zip(shape, result, params["start_indices"], strides, strict=True)):
         if m > 1 and n % m == 0 and start % m == 0 and stride == 1:
             factors.append(Factor(f"d{i}", m, (Slot(i, n // m),), (Slot(i),)))
+        elif m > 1 and n == m * stride:
+            factors.append(Factor(f"d{i}", m, (Slot(i),), (Slot(i),)))
     return Spec(tuple(factors), LINEAR, reads=part_of(result, shape), view=is_block(result, shape) and set(strides) <= {1})
 
 
