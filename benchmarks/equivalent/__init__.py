@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
-from benchmarks.equivalent import attention, images, layers, loops, losses
+from benchmarks.equivalent import attention, images, layers, loops, losses, sequences, statistics
 from benchmarks.equivalent.forms import Equivalence
 
 CLASSES: Mapping[str, Equivalence] = {
-    **losses.CLASSES, **attention.CLASSES, **layers.CLASSES, **images.CLASSES, **loops.CLASSES,
+    **losses.CLASSES, **statistics.CLASSES, **attention.CLASSES, **sequences.CLASSES, **layers.CLASSES, **images.CLASSES,
+    **loops.CLASSES,
 }  # fmt: skip

@@ -271,7 +271,9 @@ CLASSES: dict[str, Equivalence] = {
     ),
     "linear recurrence": same(
         *("D", "B T D"), scan=decayed, vmap=decayed_vmap, associative=decayed_tree,
-        differences={"associative": "log T passes over the whole sequence"},
+        differences=dict.fromkeys(
+            ["scan", "vmap"], "T steps, each through memory, for log T passes; rule: a linear recurrence is an associative scan"
+        ),
     ),
     "running sum": same(
         *("D D", "B T D"),

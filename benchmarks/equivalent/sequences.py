@@ -1,0 +1,128 @@
+"""Rotations, masks and shifts along a sequence, as people write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from benchmarks.equivalent.attention import PROJECTIONS, around, rotated
+from benchmarks.equivalent.forms import Equivalence, same
+
+
+def pairs(q: Any, cos: Any, sin: Any) -> Any:
+    """Neighbours in the last dimension are rotated together."""
+    a, b = q[..., ::2], q[..., 1::2]
+    return jnp.stack([a * cos - b * sin, a * sin + b * cos], -1).reshape(q.shape)
+
+
+def pairs_reshaped(q: Any, cos: Any, sin: Any) -> Any:
+    two = q.reshape(*q.shape[:-1], -1, 2)
+    a, b = two[..., 0], two[..., 1]
+    return jnp.stack([a * cos - b * sin, a * sin + b * cos], -1).reshape(q.shape)
+
+
+def pairs_by_matrix(q: Any, cos: Any, sin: Any) -> Any:
+    two = q.reshape(*q.shape[:-1], -1, 2)
+    turned = jnp.stack([-two[..., 1], two[..., 0]], -1)
+    return (two * cos[..., None] + turned * sin[..., None]).reshape(q.shape)
+
+
+def biased(bias: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """Attention whose scores fall with the distance, for each head by a slope of its own."""
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        scores = bias(jnp.einsum("nqhc,nkhc->nhqk", q, k) / np.sqrt(q.shape[-1]))
+        return jnp.einsum("nhqk,nkhc->nqhc", jax.nn.softmax(scores), v)
+
+    return around(attend)
+
+
+def distance(s: Any) -> Any:
+    return jnp.abs(jnp.arange(s.shape[-2])[:, None] - jnp.arange(s.shape[-1])).astype(s.dtype)
+
+
+def slopes(s: Any) -> Any:
+    return (2.0 ** -(jnp.arange(s.shape[1]) + 1.0)).astype(s.dtype)
+
+
+def counted_distance(s: Any) -> Any:
+    rows, columns = (lax.broadcasted_iota(s.dtype, s.shape[-2:], k) for k in (0, 1))
+    return jnp.maximum(rows - columns, columns - rows)
+
+
+def near(s: Any) -> Any:
+    """Which keys lie in the window before a query."""
+    row, column = jnp.arange(s.shape[-2])[:, None], jnp.arange(s.shape[-1])
+    return (row >= column) & (row - column < 4)
+
+
+def band(s: Any) -> Any:
+    ones = jnp.ones(s.shape[-2:], bool)
+    return jnp.tril(ones) & ~jnp.tril(ones, -4)
+
+
+def before(shift: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """Each position mixed with the one before it."""
+    return lambda w, x: jnp.tanh((w["mix"] * x + (1 - w["mix"]) * shift(x)) @ w["w"]).mean()
+
+
+def rolled(x: Any) -> Any:
+    return jnp.where(jnp.arange(x.shape[1])[:, None] > 0, jnp.roll(x, 1, 1), 0)
+
+
+def convolved(w: Any, x: Any) -> Any:
+    out = lax.conv_general_dilated(
+        x, w["k"][:, None], (1,), [(3, 0)], dimension_numbers=("NWC", "WIO", "NWC"), feature_group_count=x.shape[-1]
+    )
+    return jnp.tanh(out @ w["w"]).mean()
+
+
+def summed_shifts(w: Any, x: Any) -> Any:
+    wide = jnp.pad(x, ((0, 0), (3, 0), (0, 0)))
+    return jnp.tanh(sum(wide[:, k : k + x.shape[1]] * w["k"][k] for k in range(4)) @ w["w"]).mean()
+
+
+def stacked_shifts(w: Any, x: Any) -> Any:
+    wide = jnp.pad(x, ((0, 0), (3, 0), (0, 0)))
+    views = jnp.stack([wide[:, k : k + x.shape[1]] for k in range(4)])
+    return jnp.tanh(jnp.einsum("knsd,kd->nsd", views, w["k"]) @ w["w"]).mean()
+
+
+CLASSES: dict[str, Equivalence] = {
+    "rotary embedding of pairs": same(
+        *("D H C", "N S D"), strided=rotated(pairs), reshaped=rotated(pairs_reshaped), turned=rotated(pairs_by_matrix),
+    ),
+    "attention with distances": same(
+        *(PROJECTIONS, "N S D"),
+        outer=biased(lambda s: s - slopes(s)[:, None, None] * distance(s)),
+        iota=biased(lambda s: s - counted_distance(s) * slopes(s)[None, :, None, None]),
+        vmap=biased(lambda s: jax.vmap(lambda s, m: s - m * distance(s), (1, 0), 1)(s, slopes(s))),
+        einsum=biased(lambda s: s - jnp.einsum("h,qk->hqk", slopes(s), distance(s))),
+    ),
+    "attention in a window": same(
+        *(PROJECTIONS, "N S D"),
+        where=biased(lambda s: jnp.where(near(s), s, -1e30)),
+        band=biased(lambda s: jnp.where(band(s), s, -1e30)),
+        added=biased(lambda s: s + jnp.where(band(s), 0.0, -1e30).astype(s.dtype)),
+        vmap=biased(lambda s: jax.vmap(lambda s: jnp.where(near(s), s, -1e30))(s)),
+    ),
+    "positions before": same(
+        *({"mix": "D", "w": "D D"}, "N S D"),
+        concatenated=before(lambda x: jnp.concatenate([jnp.zeros_like(x[:, :1]), x[:, :-1]], 1)),
+        padded=before(lambda x: jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]),
+        rolled=before(rolled),
+        vmap=before(jax.vmap(lambda x: jnp.pad(x[:-1], ((1, 0), (0, 0))))),
+    ),
+    "causal convolution": same(
+        *({"k": "4 D", "w": "D D"}, "N S D"), conv=convolved, shifts=summed_shifts, stacked=stacked_shifts,
+        differences={
+            "conv": "its result goes through memory; rule: it is a sum of shifted products",
+            "stacked": "shifted sequences are written to memory; rule: it is a sum of shifted products",
+        },
+    ),
+}  # fmt: skip
