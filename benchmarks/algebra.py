@@ -95,7 +95,7 @@ def plan_of(model: Model, path: Path) -> unity.Plan:
     args = model.params, model.batch
     if not path.exists():
         machine = unity.Machine.grid(1, 1, "h200")
-        unity.optimize(model.loss, *args, machine=machine, budget=BUDGET, progress=False).save(path)
+        unity.optimize(model.loss, *args, machine=machine, seconds=BUDGET, progress=False).files.save(path)
     return unity.load(path, model.loss, *args)
 
 
@@ -122,7 +122,7 @@ def figures(program: Any) -> dict[str, float]:
 
 def applied(plan: unity.Plan) -> str:
     """Return the rules that rewrote a plan's program, and how often."""
-    return ", ".join(f"{times} × {rule}" for rule, times in plan.rewriting.applied) if plan.rewriting else ""
+    return ", ".join(f"{times} × {rule}" for rule, times in plan.program.rewriting.applied) if plan.program.rewriting else ""
 
 
 def case(name: str, plan: unity.Plan) -> dict[str, Any]:
@@ -131,14 +131,16 @@ def case(name: str, plan: unity.Plan) -> dict[str, Any]:
     row: dict[str, Any] = {
         "case": name,
         "predicted": 1.0,
-        "search s": plan.search_seconds,
+        "search s": plan.inspect.search_seconds,
         "applied": applied(plan),
         "date": datetime.date.today().isoformat(),
         "device": jax.devices()[0].device_kind,
     }
     if not applied(plan):
         return row
-    captured = unity.optimize(model.loss, model.params, model.batch, machine=plan.machine, search="captured", progress=False)
+    captured = unity.optimize(
+        model.loss, model.params, model.batch, machine=plan.inspect.machine, search="captured", progress=False
+    )
     row["predicted"] = captured.time / plan.time
     real = concrete(model) if jax.default_backend() == "gpu" else (model.params, model.batch)
     steps = {"function": jax.value_and_grad(model.loss), "rewritten": jax.value_and_grad(plan)}
@@ -177,7 +179,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name in names:
             plan = plan_of(CASES[name](), folder / f"{name}.json")
-            print(f"{name}: {plan.time * 1e3:.3g} ms, {plan.search_seconds:.0f} s, {applied(plan)}", flush=True)
+            print(f"{name}: {plan.time * 1e3:.3g} ms, {plan.inspect.search_seconds:.0f} s, {applied(plan)}", flush=True)
             if options.search:
                 continue
             rows[name] = case(name, plan)

@@ -72,7 +72,7 @@ def plan_row(case: Case) -> dict[str, Any]:
             progress=False, **options,
         )  # fmt: skip
         found |= {f"{name} ms": plan.time * 1e3, f"{name} GB": plan.memory / 1e9, f"{name} s": time.perf_counter() - started}
-        found[f"{name} branches"] = str(plan.branching or "none")
+        found[f"{name} branches"] = str(plan.program.branching or "none")
     return found | {"gain": found["without ms"] / found["with ms"], "gain, packed": found["without ms"] / found["packed ms"]}
 
 
@@ -86,7 +86,7 @@ SMALL = {
 def step_row(name: str, groups: int) -> dict[str, Any]:
     model = get(name, **SMALL[name])
     params, batch = concrete(model)
-    ways = {"without": {"branches": False}, "with": {"branches": groups}, "packed": {"branches": groups, "pack": True}}
+    ways = {"without": {"branches": False}, "with": {"branch_groups": groups}, "packed": {"branch_groups": groups, "pack": True}}
     plans = {
         way: unity.optimize(
             model.loss, params, batch, search="captured", pipelines=False, progress=False, **options
@@ -102,7 +102,7 @@ def step_row(name: str, groups: int) -> dict[str, Any]:
         step, args = jax.jit(jax.value_and_grad(plan)), plan.shard(params, batch)
         runs[way] = lambda step=step, args=args: step(*args)
         value, gradients = runs[way]()
-        found[way] = value, plan.unshard(gradients)
+        found[way] = value, plan.shard.unpack(gradients)
     times = alternate(runs, ROUNDS)
     for way in [way for way in runs if way != "without"]:
         gaps = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max() / (jnp.abs(b).max() or 1)), found[way], found["without"])

@@ -74,7 +74,7 @@ def rows_of(name: str) -> Iterator[dict[str, Any]]:
         for gradient in (False, True):
             start = time.perf_counter()
             found = plan.check(gradient=gradient)
-            yield {"model": name, "devices": plan.machine.devices, "point": point, **_figures(found, gradient)} | {
+            yield {"model": name, "devices": plan.inspect.machine.devices, "point": point, **_figures(found, gradient)} | {
                 "compile s": time.perf_counter() - start
             }
 

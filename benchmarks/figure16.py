@@ -101,7 +101,7 @@ def measured(name: str) -> dict[str, Any]:
     after = algebra_first(capture(case.fn, *case.args), case.machine, training)
     restricted = Restricted(after, case.machine, training)
     fused = restricted.search.fastest
-    graphs = {"data parallel": data.pcg, "fused": parallelize(after.graph, fused.assignment), "joint": joint.pcg}
+    graphs = {"data parallel": data.program.pcg, "fused": parallelize(after.graph, fused.assignment), "joint": joint.program.pcg}
     return {
         "case": name,
         "operators restricted": restricted.operators,

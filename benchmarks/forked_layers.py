@@ -42,7 +42,8 @@ def batch(seed: int = 1, dtype: Any = np.float32) -> Any:
 
 def planned(machine: unity.Machine, dtype: Any = np.float32, **options: Any) -> unity.Plan:
     """A plan, with branches on two groups of devices and a pipeline of two stages if nothing else is said."""
-    asked = {"branches": 2, "pipelines": (2, 4), "search": "captured", **options}
+    groups, pipeline = None if "branches" in options else 2, None if "pipelines" in options else unity.PipelineShape(2, 4)
+    asked = {"branch_groups": groups, "pipeline": pipeline, "search": "captured", **options}
     return unity.optimize(loss, weights(dtype), batch(dtype=dtype), machine=machine, progress=False, **asked)
 
 

@@ -96,9 +96,9 @@ def case(name: str, small: bool, rounds: int) -> dict[str, Any]:
     spent = time.perf_counter() - started
     machine = Machine.local(devices)
     plan = unity.optimize(model.loss, *args, machine=machine, search="captured", progress=False)
-    differentiated = plan.family.search.differentiated
-    found = predict(plan.pcg, machine, differentiated)
-    plain = predict(plan.pcg, machine.with_profile(None), differentiated)
+    differentiated = plan.program.family.search.differentiated
+    found = predict(plan.program.pcg, machine, differentiated)
+    plain = predict(plan.program.pcg, machine.with_profile(None), differentiated)
     measured, spread, alone = seconds(plan, model, rounds)
     error = abs(found.time - measured) / measured
     return {
@@ -146,7 +146,7 @@ def by_others() -> list[dict[str, Any]]:
         others = Profile(profile.where, tuple(m for m in profile.measurements if m.content not in own))
         figures = {"model": row["model"], "measured ms": row["measured ms"]}
         for name, known in (("by others", others), ("by none", None)):
-            found = predict(plan.pcg, machine.with_profile(known), plan.family.search.differentiated).time * 1e3
+            found = predict(plan.program.pcg, machine.with_profile(known), plan.program.family.search.differentiated).time * 1e3
             figures |= {f"{name} ms": found, f"{name} error": abs(found - row["measured ms"]) / row["measured ms"]}
         rows.append(figures)
     return rows

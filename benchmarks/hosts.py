@@ -57,14 +57,16 @@ def worker() -> None:
     for k in range(STEPS):
         part = {name: np.roll(x, k, axis=0)[jax.process_index() * rows :][:rows] for name, x in batch.items()}
         started = time.perf_counter()
-        params, value = step(params, plan.shard_local(part))
+        params, value = step(params, plan.shard.local(part))
         losses.append(float(value))
         seconds.append(time.perf_counter() - started)
         if folder is not None:
             save(folder / f"step-{k}", params)
             print(f"saved {k}", flush=True)
     split = sum(any(s.spec) for s in jax.tree.leaves(plan.in_shardings[0]))
-    print(json.dumps({"losses": losses, "seconds": float(np.median(seconds)), "weights split": split, "plan": plan.pcg.key}))
+    print(
+        json.dumps({"losses": losses, "seconds": float(np.median(seconds)), "weights split": split, "plan": plan.program.pcg.key})
+    )
 
 
 def together_worker() -> None:
@@ -76,13 +78,13 @@ def together_worker() -> None:
     count, index = jax.process_count(), jax.process_index()
     nodes, rows = max(2, count), forked_layers.ROWS // count
     machine = unity.Machine.grid(nodes, jax.device_count() // nodes, DEVICE, intra=(1e9, 1e-6), inter=(2e8, 1e-5))
-    plan = forked_layers.planned(machine, pipelines=(2, 8), pack=True)
+    plan = forked_layers.planned(machine, pipeline=unity.PipelineShape(2, 8), pack=True)
 
     def place(batch: Any) -> Any:
-        return plan.shard_local({name: x[index * rows :][:rows] for name, x in batch.items()})
+        return plan.shard.local({name: x[index * rows :][:rows] for name, x in batch.items()})
 
     found, _ = forked_layers.losses(plan, plan.shard(forked_layers.weights()), place, STEPS)
-    print(json.dumps({"losses": found, "branching": str(plan.branching), "pipelining": str(plan.pipelining)}))
+    print(json.dumps({"losses": found, "branching": str(plan.program.branching), "pipelining": str(plan.program.pipelining)}))
 
 
 def together() -> list[dict[str, Any]]:

@@ -63,7 +63,7 @@ def measured(case: str) -> dict[str, Any]:
     after = algebra_first(capture(model.loss, model.params, model.batch), machine, Training())
     fused = Restricted(after, machine, Training())
     times["fused"] = fused.search.fastest.time
-    applied = [f"{times} × {way}" for way, times in plan.rewriting.applied]
+    applied = [f"{times} × {way}" for way, times in plan.program.rewriting.applied]
     return {
         "case": case,
         "captured ms": times["captured"] * 1e3,

@@ -79,7 +79,7 @@ def measured(case: str) -> dict[str, Any]:
     for step in steps:
         jax.block_until_ready(step(*given))
     rounds = [[_seconds(step, given) for step in steps] for _ in range(ROUNDS)]
-    applied = [f"{times} × {way}" for way, times in plan.rewriting.applied]
+    applied = [f"{times} × {way}" for way, times in plan.program.rewriting.applied]
     return {
         "case": case,
         "jit ms": median(a for a, _ in rounds) * 1e3,

@@ -76,19 +76,21 @@ CASES = (
 def plan_row(case: Case) -> dict[str, Any]:
     model = get(case.model, **case.sizes)
     found: dict[str, Any] = {"case": str(case), "pipeline wanted": case.wanted}
-    for name, pipelines in (("without", False), ("with", case.asked or True)):
+    asked = None if case.asked is None else unity.PipelineShape(*case.asked)
+    ways: dict[str, dict[str, Any]] = {"without": {"pipelines": False}, "with": {"pipeline": asked}}
+    for name, options in ways.items():
         started = time.perf_counter()
         try:
             plan = unity.optimize(
                 model.loss, model.params, model.batch, machine=case.machine(), search="captured", memory_limit=case.limit,
-                pipelines=pipelines, progress=False,
+                progress=False, **options,
             )  # fmt: skip
         except unity.InfeasibleError:
             found |= {name: "infeasible"}
             continue
         found |= {f"{name} ms": plan.time * 1e3, f"{name} GB": plan.memory / 1e9, f"{name} s": time.perf_counter() - started}
-        found |= {f"{name}, simulated ms": plan.simulate().makespan * 1e3}
-        found["pipeline"] = str(plan.pipelining or "none")
+        found |= {f"{name}, simulated ms": plan.inspect.simulate().makespan * 1e3}
+        found["pipeline"] = str(plan.program.pipelining or "none")
     if "without ms" in found and "with ms" in found:
         found["gain"] = found["without ms"] / found["with ms"]
         found["simulated gain"] = found["without, simulated ms"] / found["with, simulated ms"]
@@ -104,7 +106,7 @@ def written_out(case: Case, found: dict[str, Any]) -> dict[str, Any]:
         model.loss, model.params, model.batch, machine=case.machine(), search="captured", memory_limit=case.limit,
         pipelines=False, progress=False,
     )  # fmt: skip
-    simulated = plan.simulate()
+    simulated = plan.inspect.simulate()
     seconds, computing = simulated.makespan, next(iter(simulated.busy.values()))  # links are named after the device
     gain = seconds * 1e3 / found["with, simulated ms"] if "with, simulated ms" in found else None
     return {
@@ -124,7 +126,7 @@ def memory_row(stages: int, micro_batches: int, remat: bool) -> dict[str, Any]:
     for schedule in ("gpipe", "1f1b"):
         plan = unity.optimize(
             model.loss, model.params, model.batch, machine=unity.Machine.grid(2, 4, "a100"), search="captured",
-            pipelines=(stages, micro_batches, schedule), progress=False,
+            pipeline=unity.PipelineShape(stages, micro_batches, schedule), progress=False,
         )  # fmt: skip
         checked = plan.check()
         found |= {
@@ -139,11 +141,13 @@ def step_row(stages: int, micro_batches: int, schedule: str) -> dict[str, Any]:
     model = get("gpt2", **SMALL, batch=64)
     params, batch = concrete(model)
     machine = unity.Machine.local()
+    pipeline = unity.PipelineShape(stages, micro_batches, schedule)
+    ways: dict[str, dict[str, Any]] = {"without": {"pipelines": False}, "with": {"pipeline": pipeline}}
     plans = {
         name: unity.optimize(
-            model.loss, params, batch, machine=machine, search="captured", pipelines=pipelines, progress=False
+            model.loss, params, batch, machine=machine, search="captured", progress=False, **options
         )
-        for name, pipelines in (("without", False), ("with", (stages, micro_batches, schedule)))
+        for name, options in ways.items()
     }  # fmt: skip
     runs = {}
     for name, plan in plans.items():

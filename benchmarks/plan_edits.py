@@ -61,7 +61,7 @@ def shared(w: Any, x: Any) -> Any:
 W, X = f(32, 32), f(64, 32)
 PLANS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "plain": (plain, (W, X), {"search": "captured"}),
-    "pipeline": (layered, (f(4, 32, 32), X), {"pipelines": (2, 4), "search": "captured"}),
+    "pipeline": (layered, (f(4, 32, 32), X), {"pipeline": unity.PipelineShape(2, 4), "search": "captured"}),
     "rewritten": (shared, ({"a": W, "b": W, "c": W}, X), {"budget": 8, "pack": True}),
     "constrained": (plain, (W, X), {"search": "captured", "constraints": unity.pin("x", jax.sharding.PartitionSpec("node"))}),
     "by rules": (plain, (W, X), {"search": "unity-rules", "budget": 20}),
@@ -171,7 +171,7 @@ def examined(name: str, path: Path, edits: int, draw: random.Random) -> tuple[di
     """Returns the counts of a plan's edits by their ends, and the edits that ended otherwise than they may."""
     fn, args, options = PLANS[name]
     plan = unity.optimize(fn, *args, machine=GRID, progress=False, **options)
-    plan.save(path)
+    plan.files.save(path)
     text = path.read_bytes()
     data, ends, wrong = json.loads(text), Counter[str](), list[str]()
 
@@ -185,7 +185,11 @@ def examined(name: str, path: Path, edits: int, draw: random.Random) -> tuple[di
             ends["refused with right checksums" if sealed_again else "refused"] += 1
         elif sealed_again:
             ends["read with right checksums"] += 1
-        elif has_content(changed, data) and (loaded.pcg.key, loaded.time, loaded.memory) == (plan.pcg.key, plan.time, plan.memory):
+        elif has_content(changed, data) and (loaded.program.pcg.key, loaded.time, loaded.memory) == (
+            plan.program.pcg.key,
+            plan.time,
+            plan.memory,
+        ):
             ends["the same, written differently"] += 1
         else:
             wrong.append(f"{name}: {what}: accepted")

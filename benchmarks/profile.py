@@ -93,15 +93,15 @@ class Strategy:
 
 def candidates(plan: Plan, count: int) -> Iterator[tuple[str, Plan]]:
     """Different strategies of a plan's program: some on the frontier, the usual ones, then random ones."""
-    made, seen = plan.family, set()
+    made, seen = plan.program.family, set()
 
     def fresh(candidate: Candidate) -> bool:
-        key = Plan(made, candidate).pcg.key
+        key = Plan(made, candidate).program.pcg.key
         return key not in seen and not seen.add(key)
 
     last = len(plan.frontier) - 1
     for k in sorted({round(i * last / max(1, count // 3 - 1)) for i in range(count // 3)}):
-        if fresh(plan.frontier[k].candidate):
+        if fresh(plan.frontier[k].program.candidate):
             yield f"frontier {k}", plan.frontier[k]
     assembled = made.search.assembled
     for name, data, weights in (("data parallel", True, False), ("FSDP", True, True), ("weights in pieces", False, True)):
@@ -118,11 +118,11 @@ def candidates(plan: Plan, count: int) -> Iterator[tuple[str, Plan]]:
 
 def strategies(plan: Plan, machine: Machine, count: int) -> list[Strategy]:
     """So many of the candidates, in their order, whose predicted times are apart. If those are too few, the most that are apart."""
-    differentiated, plain = plan.family.search.differentiated, machine.with_profile(None)
+    differentiated, plain = plan.program.family.search.differentiated, machine.with_profile(None)
     seen: list[tuple[str, Plan, Prediction]] = []
     found: list[tuple[str, Plan, Prediction]] = []
     for name, candidate in candidates(plan, count):
-        seen.append((name, candidate, predict(candidate.pcg, machine, differentiated)))
+        seen.append((name, candidate, predict(candidate.program.pcg, machine, differentiated)))
         if all(apart(seen[-1], other) for other in found):
             found.append(seen[-1])
         if len(found) == count:
@@ -133,7 +133,7 @@ def strategies(plan: Plan, machine: Machine, count: int) -> list[Strategy]:
             if not found or apart(found[-1], one):
                 found.append(one)
     return [
-        Strategy(f"{k} {name}", candidate, profiled, predict(candidate.pcg, plain, differentiated))
+        Strategy(f"{k} {name}", candidate, profiled, predict(candidate.program.pcg, plain, differentiated))
         for k, (name, candidate, profiled) in enumerate(found)
     ]
 
@@ -182,8 +182,8 @@ def measured(model: Model, found: list[Strategy], rounds: int) -> dict[str, Meas
 def _call(plan: Plan, params: Any, batch: Any) -> Callable[[], Any]:
     """A program that takes what a step takes, and gives as many arrays, of one number on each device."""
     args = plan.shard(params, batch)
-    spread = NamedSharding(plan.mesh, PartitionSpec(plan.mesh.axis_names))
-    one = jax.ShapeDtypeStruct((plan.mesh.size,), np.float32)
+    spread = NamedSharding(plan.inspect.mesh, PartitionSpec(plan.inspect.mesh.axis_names))
+    one = jax.ShapeDtypeStruct((plan.inspect.mesh.size,), np.float32)
     count = 1 + len(jax.tree.leaves(params))
     step = jax.jit(lambda params, batch: [jax.numpy.full(one.shape, k, one.dtype) for k in range(count)], out_shardings=spread)
     compiled = step.lower(*args).compile()

@@ -249,13 +249,13 @@ def within(plan: unity.Plan, memory: float) -> unity.Plan | None:
     """The plan, or if it takes more memory than that the fastest of its program that does not."""
     if plan.memory <= memory:
         return plan
-    candidate = plan.family.search.under(memory)
-    return None if candidate is None else Plan(plan.family, candidate)
+    candidate = plan.program.family.search.under(memory)
+    return None if candidate is None else Plan(plan.program.family, candidate)
 
 
 def difference(before: unity.Plan, after: unity.Plan) -> dict[str, Any]:
     """Where the time goes in one plan and not in the other: kind by kind, and the lines of the model that differ most."""
-    found = before.diff(after)
+    found = before.inspect.diff(after)
     lines = sorted(found.regions, key=lambda r: -abs(_change(r.computing) + _change(r.communicating)))
     sides = [side.talk for side in (found.before, found.after)]
     kinds = dict.fromkeys(talk.kind for side in sides for talk in side)
@@ -300,7 +300,7 @@ def compare(name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def beside(plan: unity.Plan, recipe: Recipe, model: Model, layers: Layers) -> dict[str, Any]:
     """A recipe, and the fastest plan that takes no more memory."""
     clock = time.process_time()
-    strategy = by_hand(recipe, model, layers, plan.machine)
+    strategy = by_hand(recipe, model, layers, plan.inspect.machine)
     seconds = time.process_time() - clock
     equal = within(plan, strategy.memory)
     return {

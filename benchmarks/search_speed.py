@@ -98,7 +98,7 @@ def optimize(case: Case) -> dict:
     plan = unity.optimize(model.loss, model.params, model.batch, **options)
     wall, own = clock()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    return {"wall": wall, "process": own, "search": plan.search_seconds, "step_ms": plan.time * 1e3, "peak_GB": peak}
+    return {"wall": wall, "process": own, "search": plan.inspect.search_seconds, "step_ms": plan.time * 1e3, "peak_GB": peak}
 
 
 def _apart(what: str, name: str, cache: str) -> dict:

@@ -93,7 +93,7 @@ def forked(name: str, **sizes: Any) -> Callable[[str], Task]:
 
 PIPELINES = {
     f"{stages} stages, {count} micro-batches, {schedule}": Case(
-        layers(count), grid(stages, 4), {"pipelines": (stages, count, schedule), "branches": False}
+        layers(count), grid(stages, 4), {"pipeline": unity.PipelineShape(stages, count, schedule), "branches": False}
     )
     for stages in (2, 4)
     for count in (4, 8, 16)
@@ -106,13 +106,13 @@ FORKED = {
 }
 BRANCHES = {
     f"{name} on {groups} groups" + (", packed" if pack else ""): Case(
-        task, grid(2, 4), {"branches": groups, "pack": pack, "pipelines": False}, rate
+        task, grid(2, 4), {"branch_groups": groups, "pack": pack, "pipelines": False}, rate
     )
     for name, (task, counts, rate) in FORKED.items()
     for groups in counts
     for pack in (False, True)
 }
-BOTH = {"both": Case(towers_and_layers, grid(2, 4), {"branches": 2, "pipelines": (2, 8), "pack": True})}
+BOTH = {"both": Case(towers_and_layers, grid(2, 4), {"branch_groups": 2, "pipeline": unity.PipelineShape(2, 8), "pack": True})}
 CASES = PIPELINES | BRANCHES | BOTH
 
 
@@ -127,11 +127,11 @@ def losses(fn: Callable[..., Any], rate: float, params: Any, samples: list[Any])
 
 def inside(plan: unity.Plan) -> str:
     """What divides a stage: its samples, their other dimensions, its weights."""
-    assert plan.pipelining is not None
-    (node,) = (n for n in plan.pcg.nodes if n.kind == PIPELINE)
-    along, samples, found = set(plan.pipelining.along), samples_of(node), set()
+    assert plan.program.pipelining is not None
+    (node,) = (n for n in plan.program.pcg.nodes if n.kind == PIPELINE)
+    along, samples, found = set(plan.program.pipelining.along), samples_of(node), set()
     for position, operand in enumerate(node.operands):
-        for axis, state in zip(plan.machine.axes, operand.type, strict=True):
+        for axis, state in zip(plan.inspect.machine.axes, operand.type, strict=True):
             if axis in along or state.kind != "P":
                 continue
             if position in samples:
@@ -162,8 +162,8 @@ def row(name: str) -> dict[str, Any]:
         _, double, exact = trained(CASES[name], "float64")
     return {
         "case": name,
-        "plan": str(plan.pipelining or plan.branching),
-        "inside": inside(plan) if plan.pipelining and not plan.branching else "",
+        "plan": str(plan.program.pipelining or plan.program.branching),
+        "inside": inside(plan) if plan.program.pipelining and not plan.program.branching else "",
         "first loss": float(exact[0]),
         "last loss": float(exact[-1]),
         "float32": off(single, alone),

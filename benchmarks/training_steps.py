@@ -48,7 +48,7 @@ def planned(layers: int, name: str, whole: bool) -> dict[str, Any]:
         planned_step = unity.step(step, machine=machine, budget=0, progress=False)
         moved = moved_by(planned_step, arguments)
         (plan,) = planned_step.plans
-    return {"ms": plan.time * 1e3, "MB": plan.memory / 1e6, "search s": plan.search_seconds, "of the state moved": moved}
+    return {"ms": plan.time * 1e3, "MB": plan.memory / 1e6, "search s": plan.inspect.search_seconds, "of the state moved": moved}
 
 
 def moved_by(step: Any, arguments: tuple[Any, ...]) -> int:

@@ -42,14 +42,14 @@ def measured(case: str) -> dict[str, Any]:
     rules, found = planned(model, machine, search="unity-rules")
     return {
         "case": case,
-        "operators": len(exact.serial),
+        "operators": len(exact.program.serial),
         "exact ms": exact.time * 1e3,
         "rules ms": rules.time * 1e3,
         "rules / exact": rules.time / exact.time,
         "exact search s": seconds,
         "rules search s": found,
         "candidates": CANDIDATES,
-        "rules applied": len(rules.applications),
+        "rules applied": len(rules.program.applications),
     }
 
 

@@ -64,7 +64,7 @@ def part(number: int, steps: int, folder: Path) -> None:
         print(f"  {sum(map(any, weights))} of {len(weights)} weights split; {plan.time * 1e3:.3g} ms a step")
 
     shapes = jax.eval_shape(lambda: (params, OPTIMIZER.init(params)))
-    shardings = plan.shardings_like(shapes)
+    shardings = plan.shard.shardings(shapes)
     with ocp.StandardCheckpointer() as checkpointer:
         if number == 0:
             params = plan.shard(params)

@@ -73,7 +73,7 @@ def train(loss_fn: Callable[..., jax.Array], params: Any, data: Iterable[Any], s
 def describe(plan: unity.Plan) -> None:
     """What was captured, what was chosen, and what it was chosen from."""
     weights, _ = plan.in_shardings
-    print(f"captured {len(plan.original)} operators; planned in {plan.search_seconds:.1f} s:\n{plan}")
+    print(f"captured {len(plan.program.original)} operators; planned in {plan.inspect.search_seconds:.1f} s:\n{plan}")
     print("\nthe first block's weights, and the mesh axes that split their dimensions:")
     for path, sharding in jax.tree.leaves_with_path(weights["blocks"][0]):
         print(f"  {jax.tree_util.keystr(path, simple=True, separator='.'):28} {sharding.spec}")

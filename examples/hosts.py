@@ -46,10 +46,10 @@ def train(steps: int, layers: int, hidden: int, machine: unity.Machine | None) -
         return optax.apply_updates(params, updates), state, loss
 
     params = plan.shard(params)
-    shardings = plan.shardings_like(jax.eval_shape(optimizer.init, params))
+    shardings = plan.shard.shardings(jax.eval_shape(optimizer.init, params))
     state, losses = jax.jit(optimizer.init, out_shardings=shardings)(params), []
     for k, part in enumerate(parts(steps)):
-        params, state, loss = step(params, state, plan.shard_local(part))  # hosts: each gives its rows
+        params, state, loss = step(params, state, plan.shard.local(part))  # hosts: each gives its rows
         losses.append(float(loss))
         if k % 10 == 0 or k == steps - 1:
             print(f"step {k:3} loss {losses[-1]:.6f}", flush=True)

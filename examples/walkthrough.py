@@ -81,7 +81,7 @@ def local_text() -> str:
     plan = unity.optimize(loss, PARAMS, BATCH, machine=MACHINE, budget=0, progress=False)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "mlp.py"
-        plan.export(path)
+        plan.files.export(path)
         return path.read_text()
 
 

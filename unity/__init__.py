@@ -5,6 +5,7 @@ from unity.base.errors import (
     ConstraintError,
     DerivationError,
     ExportError,
+    IllTypedError,
     InfeasibleError,
     OptionError,
     ParallelTypeError,
@@ -14,15 +15,15 @@ from unity.base.errors import (
     UnityError,
 )
 from unity.base.installation import VERSION
-from unity.constraints import Constraint, constrain, forbid, only, pin, require, without_rules
+from unity.constraints import Constraint, constrain, forbid, keep_shardings, only, pin, require, without_rules
 from unity.kernel import Kernel, kernel
 from unity.machine.machine import Device, Level, Machine, MachineError
 from unity.optimize import optimize
 from unity.pcg.operators.kernel_primitive import KernelError
 from unity.plan.files.plan_file import load
 from unity.plan.frontier import Frontier
+from unity.plan.further_options import FurtherOptions, PipelineShape
 from unity.plan.plan import Plan
-from unity.plan.stream import Flight, Stream
 from unity.training.marked_loss import loss
 from unity.training.step import TrainingStep, step
 
@@ -34,8 +35,9 @@ __all__ = [
     "DerivationError",
     "Device",
     "ExportError",
-    "Flight",
     "Frontier",
+    "FurtherOptions",
+    "IllTypedError",
     "InfeasibleError",
     "Kernel",
     "KernelError",
@@ -44,15 +46,16 @@ __all__ = [
     "MachineError",
     "OptionError",
     "ParallelTypeError",
+    "PipelineShape",
     "Plan",
     "PlanError",
     "PlanFileError",
     "RuleError",
-    "Stream",
     "TrainingStep",
     "UnityError",
     "constrain",
     "forbid",
+    "keep_shardings",
     "kernel",
     "load",
     "loss",

@@ -51,7 +51,8 @@ def profile(
     place, machine = where(devices), Machine.local(devices)
     for number in range(1 if every else ROUNDS):
         machine = machine.with_profile(store.profile(place))
-        plan = optimize(fn, *args, **{"progress": False, **options, "machine": machine})
+        options = {"progress": False, **options, "machine": machine}
+        plan = optimize(fn, *args, **options)
         tasks, _ = missing(wanted(plan, not number, every), machine.profile, machine)
         if not tasks:
             break
@@ -69,7 +70,7 @@ def wanted(plan: Plan, domains: bool, every: bool) -> Wanted:
             those of the plans on the frontier.
         every: whether to include all of the domains' operators, not only those that are split in one way along all axes.
     """
-    family, search = plan.family, plan.family.search
+    family, search = plan.program.family, plan.program.family.search
     operators: Wanted = {}
     if domains:
         operators |= of_domains(search.assembled, every)
@@ -78,5 +79,5 @@ def wanted(plan: Plan, domains: bool, every: bool) -> Wanted:
         operators |= of_domains(assemble(original.graph, original.differentiated, search.machine, search.training), every)
     differentiated = search.differentiated if search.training.backward else ()
     for point in plan.frontier:
-        operators |= of_graph(point.pcg, differentiated)
+        operators |= of_graph(point.program.pcg, differentiated)
     return operators

@@ -35,9 +35,9 @@ def loaded(one: Trial, reference: Reference) -> str:
     """Saves the plan and loads it: the same parallel graph must come back."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
-        one.plan.save(path)
+        one.plan.files.save(path)
         again = unity.load(path, reference.fn, *reference.args, argnums=argnums_of(reference.args) or 0)
-    return "" if again.pcg.key == one.plan.pcg.key else "another parallel graph is loaded than was saved"
+    return "" if again.program.pcg.key == one.plan.program.pcg.key else "another parallel graph is loaded than was saved"
 
 
 def exported(one: Trial, reference: Reference) -> str:
@@ -45,7 +45,7 @@ def exported(one: Trial, reference: Reference) -> str:
     reference = replace(reference, order=min(reference.order, 1))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "exported.py"
-        one.plan.export(path)
+        one.plan.files.export(path)
         fn = runpy.run_path(str(path), run_name="exported")["fn"]
     compiled: Any = jax.jit(reference.step(fn)).lower(reference.args, reference.cotangents).compile(compiler_options=QUICK)
     return words(reference, compiled(reference.args, reference.cotangents))

@@ -173,8 +173,8 @@ def assigned(rng: random.Random, made: PlanFamily, count: int, kind: str, note: 
         if point is None:
             continue
         plan = Plan(made, Candidate(0.0, 0.0, assembled.assignment(point)))
-        if plan.pcg.key not in seen:
-            seen.add(plan.pcg.key)
+        if plan.program.pcg.key not in seen:
+            seen.add(plan.program.pcg.key)
             yield Trial(kind, made.search.machine, plan, note)
 
 
@@ -200,8 +200,8 @@ def asked(rng: random.Random, drawing: Program, args: Sequence[Any], machine: un
     options = {
         "budget": rng.choice((0, 5)),
         "objective": rng.choice(("time", "time", "memory")),
-        "pipelines": False,
-        "branches": False,
+        "pipelines": "pipeline" in options,
+        "branches": "branch_groups" in options,
     } | options
     if not any(jnp.issubdtype(x.dtype, jnp.floating) for x in args):
         options["training"] = False
@@ -234,14 +234,14 @@ def pipelined_trials(
 ) -> Iterator[Trial]:
     """A pipeline of a scan, and random assignments of it."""
     stages = rng.choice([n for n in (2, 3, 4) if machine.devices % n == 0])
-    plan = asked(rng, drawing, args, machine, pipelines=(stages, rng.choice((2, 4)), schedule))
+    plan = asked(rng, drawing, args, machine, pipeline=unity.PipelineShape(stages, rng.choice((2, 4)), schedule))
     kind = f"pipeline {schedule}"
     yield Trial(kind, machine, plan)
-    yield from assigned(rng, plan.family, count_of(plan.family.captured), kind)
+    yield from assigned(rng, plan.program.family, count_of(plan.program.family.captured), kind)
 
 
 def branched_trials(rng: random.Random, drawing: Program, args: Sequence[Any], machine: unity.Machine) -> Iterator[Trial]:
     """Branches on groups of devices, and random assignments of them."""
-    plan = asked(rng, drawing, args, machine, branches=rng.choice([n for n in (2, 3, 4) if machine.devices % n == 0]))
+    plan = asked(rng, drawing, args, machine, branch_groups=rng.choice([n for n in (2, 3, 4) if machine.devices % n == 0]))
     yield Trial("branches", machine, plan)
-    yield from assigned(rng, plan.family, count_of(plan.family.captured), "branches")
+    yield from assigned(rng, plan.program.family, count_of(plan.program.family.captured), "branches")

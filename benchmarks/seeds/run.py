@@ -217,7 +217,7 @@ def _optimized(task: Task, case: Case, search: str, pipelines: bool = False) -> 
         options = {"machine": machine, "memory_limit": limit, "optimizer_slots": case.slots, "search": search}
         plan = unity.optimize(model.loss, *args, **options, pipelines=pipelines, progress=False)
         clock = {"seconds": time.perf_counter() - started, "process seconds": time.process_time() - own}
-    return clock | _fits(task.figures(plan.pcg, plan.memory, plan.time), case)
+    return clock | _fits(task.figures(plan.program.pcg, plan.memory, plan.time), case)
 
 
 def group(some: list[Case], folder: str) -> list[str]:

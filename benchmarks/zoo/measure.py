@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 
 def whole(plan: unity.Plan) -> tuple[float, list[str]]:
     """Return the share of the computing that every device does whole, and its largest parts."""
-    prediction = predict(plan.pcg, plan.machine, differentiated_in(plan))
+    prediction = predict(plan.program.pcg, plan.inspect.machine, differentiated_in(plan))
     parts: dict[str, float] = {}
     for term in prediction.operators:
         if term.share == 1:

@@ -60,12 +60,12 @@ def test_values_end_where_they_are_interrupted() -> None:
 
 def test_what_was_found_of_rewritings_is_planned_and_nothing_else_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = plan()
-    assert whole.rewriting
+    assert whole.program.rewriting
     monkeypatch.setattr(unity.planning.task, "best_pipeline", lambda *given: pytest.fail("it was interrupted before"))
     monkeypatch.setattr(unity.planning.task, "best_branches", lambda *given: pytest.fail("it was interrupted before"))
     unfound, found = interrupted_after(monkeypatch, 0), interrupted_after(monkeypatch, 1)
-    assert not unfound.rewriting
-    assert found.rewriting
+    assert not unfound.program.rewriting
+    assert found.program.rewriting
     assert unfound.time > found.time == whole.time
 
 
@@ -101,7 +101,7 @@ def test_before_there_is_a_plan_there_is_none(monkeypatch: pytest.MonkeyPatch) -
 def test_what_is_asked_for_is_not_given_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     interrupting(monkeypatch, unity.planning.task, "best_branches")
     with pytest.raises(KeyboardInterrupt):
-        plan(branches=2)
+        plan(branch_groups=2)
 
 
 def test_substitutions_give_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_substitutions_give_what_was_found(monkeypatch: pytest.MonkeyPatch) -> N
 
     improvements = fitting.improvements
     monkeypatch.setattr(fitting, "improvements", once)
-    assert plan(search="unity-rules").family.interrupted
+    assert plan(search="unity-rules").program.family.interrupted
     with pytest.raises(KeyboardInterrupt):  # and not that nothing fits
         plan(search="unity-rules", memory_limit=1e5)
     monkeypatch.setattr(fitting, "improvements", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))

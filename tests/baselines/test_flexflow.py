@@ -196,6 +196,6 @@ def test_equal_seeds_give_equal_plans_and_chains_stay_on_the_mesh() -> None:
     small = two_layers(2**20, 64)
     with jax.enable_x64(True):
         found = [searched(small, EIGHT, seed=1, budget=60)[2] for _ in range(2)]
-    assert found[0].pcg.key == found[1].pcg.key
-    samples = next(n for n in found[0].pcg.inputs if n.tensors[0].shape == (2**20, 64))
+    assert found[0].program.pcg.key == found[1].program.pcg.key
+    samples = next(n for n in found[0].program.pcg.inputs if n.tensors[0].shape == (2**20, 64))
     assert all(s.kind == "P" and s.dim == 0 for s in samples.types[0]), "data parallelism, where samples are many"

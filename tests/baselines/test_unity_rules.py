@@ -49,12 +49,12 @@ def plan(fn, *args, machine=TWO, search="unity-rules", **options):
 
 
 def collectives(found):
-    return Counter((c.kind, c.direction) for c in traffic(found.pcg, found.family.captured.differentiated))
+    return Counter((c.kind, c.direction) for c in traffic(found.program.pcg, found.program.family.captured.differentiated))
 
 
 def stored(found):
     """The state of every argument along the first axis, by the last part of its name."""
-    return {n.name: n.types[0][0] for n in found.pcg.inputs}
+    return {n.name: n.types[0][0] for n in found.program.pcg.inputs}
 
 
 def transformer_layer(p, x):
@@ -94,7 +94,10 @@ def test_unity_figures_1_and_2():
     where = stored(found)
     assert where["args[0]['2']"] == partitioned(0), "the contracted dimension"
     rounds_of_rings = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
-    sent = sum(rounds_of_rings[c.kind] * c.elements * c.count for c in traffic(found.pcg, found.family.captured.differentiated))
+    sent = sum(
+        rounds_of_rings[c.kind] * c.elements * c.count
+        for c in traffic(found.program.pcg, found.program.family.captured.differentiated)
+    )
     assert 0 < sent <= 131_072
 
 
@@ -105,9 +108,9 @@ def test_data_parallelism_where_there_are_many_samples():
         return jnp.mean(x**2)
 
     found = plan(mlp, [f(16, 16)] * 3, f(8192, 16), machine=EIGHT)
-    samples = next(n for n in found.pcg.inputs if n.tensors[0].shape == (8192, 16))
+    samples = next(n for n in found.program.pcg.inputs if n.tensors[0].shape == (8192, 16))
     assert set(samples.types[0]) == {partitioned(0)}
-    assert all(s.kind == "U" for n in found.pcg.inputs if n is not samples for s in n.types[0])
+    assert all(s.kind == "U" for n in found.program.pcg.inputs if n is not samples for s in n.types[0])
     # one for each weight's gradient, and the loss
     assert collectives(found) == {("all-reduce", "backward"): 3, ("all-reduce", "forward"): 1}
     assert found.time == pytest.approx(plan(mlp, [f(16, 16)] * 3, f(8192, 16), machine=EIGHT, search="captured").time)
@@ -119,8 +122,8 @@ def test_plans_compute_the_same(name):
     with jax.enable_x64(True):
         model = small_models.MODELS[name]()
         found = plan(model.loss, model.params, model.batch, machine=EIGHT, budget=5000)
-        assert found.applications
-        found.check_derivation()
+        assert found.program.applications
+        found.program.check_derivation()
         params, batch = small_models.arrays(model.params), small_models.arrays(model.batch)
         expected = jax.jit(jax.value_and_grad(model.loss))(params, batch)
         got = jax.value_and_grad(found)(*found.shard(params, batch))
@@ -140,10 +143,10 @@ def test_larger_budgets_are_never_worse_and_no_budget_beats_the_exact_search(nam
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in itertools.pairwise(times))
     assert times[-1] < times[0], "it found something"
     assert min(times) >= exact * (1 - 1e-9)
-    assert found[0].applications == ()
+    assert found[0].program.applications == ()
     assert not collectives(found[0])
     for p in found:  # more, where two operators change a value in the same way: the graph has that once
-        assert p.time >= predict(p.pcg, machine, p.family.captured.differentiated).time * (1 - 1e-9)
+        assert p.time >= predict(p.program.pcg, machine, p.program.family.captured.differentiated).time * (1 - 1e-9)
 
 
 def test_it_is_deterministic(monkeypatch, tmp_path):
@@ -151,8 +154,8 @@ def test_it_is_deterministic(monkeypatch, tmp_path):
     for folder in "ab":
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / folder))
         found.append(plan(transformer_layer, *layer_args(), machine=FOUR, budget=2000))
-    assert found[0].applications == found[1].applications
-    assert found[0].pcg.key == found[1].pcg.key
+    assert found[0].program.applications == found[1].program.applications
+    assert found[0].program.pcg.key == found[1].program.pcg.key
 
 
 @given(name=st.sampled_from(sorted(small_models.MODELS)), data=st.data())
@@ -227,15 +230,15 @@ def test_interchangeable_axes_are_one():
 def test_a_plan_tells_its_rules_also_after_it_was_saved(tmp_path):
     args = layer_args()
     found = plan(transformer_layer, *args)
-    lines = [a.rule for a in found.applications]
+    lines = [a.rule for a in found.program.applications]
     assert "dot_general(x, y) = reduce(a, dot_general(partition(-1, a, x), partition(-2, a, y)))" in lines
     assert "partition(-1, a, combine(-1, a, x)) = x" in lines
     assert "partition(-1, a, x) = x, an argument that is stored so" in lines
     for p in (found, plan(transformer_layer, *args)):  # found now, and read from the cache
         assert [one.time for one in p.frontier] == [found.time], "what the search found, and nothing else"
-    found.save(tmp_path / "plan.json")
+    found.files.save(tmp_path / "plan.json")
     again = unity.load(tmp_path / "plan.json", transformer_layer, *args)
-    assert again.applications == found.applications
+    assert again.program.applications == found.program.applications
     shown = io.StringIO()
     again.explain(file=shown)
     assert "parallelized by rules, from the serial graph" in shown.getvalue()
@@ -274,4 +277,4 @@ def test_a_graph_without_parallelism_stays_serial(machine):
     for fn in (lambda p, x: jnp.mean(x @ p), lambda p, x: x):
         found = plan(fn, *small, machine=machine)
         assert found.time == pytest.approx(plan(fn, *small, machine=machine, search="captured").time)
-        assert machine is TWO or found.applications == ()
+        assert machine is TWO or found.program.applications == ()

@@ -52,7 +52,7 @@ def test_other_collectives_give_exit_status_1(folder: Path, capsys: pytest.Captu
 def test_xlas_partitioner_deviates_at_lines(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     fn, args, _ = cli_models.small()
     machine = unity.Machine.grid(1, 8, "a100")
-    unity.optimize(fn, *args, machine=machine, search="fsdp", progress=False).save(tmp_path / "plan.json")
+    unity.optimize(fn, *args, machine=machine, search="fsdp", progress=False).files.save(tmp_path / "plan.json")
     command = ["check", str(tmp_path / "plan.json"), "cli_models:small"]
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["deviations"] == []

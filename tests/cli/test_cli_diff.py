@@ -29,10 +29,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
         plan = unity.optimize(cli_models.loss, *cli_models.arguments(), machine=EIGHT, progress=False)
         lean = plan.frontier[-1]
-        plan.save(place / "fast.json")
-        lean.save(place / "lean.json")
-    (place / "graph.json").write_text(json.dumps(to_json(plan.pcg)))
-    (place / "folded.json").write_text(json.dumps(fold(lean.pcg)))
+        plan.files.save(place / "fast.json")
+        lean.files.save(place / "lean.json")
+    (place / "graph.json").write_text(json.dumps(to_json(plan.program.pcg)))
+    (place / "folded.json").write_text(json.dumps(fold(lean.program.pcg)))
     return place
 
 

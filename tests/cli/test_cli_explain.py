@@ -48,7 +48,7 @@ def test_json_has_the_decisions_and_costs(saved: tuple[Path, unity.Plan], capsys
     weights = {k: s.shard_shape(cli_models.arguments()[0][k].shape) for k, s in shardings[0].items()}
     for name, shape in weights.items():
         assert stored[f"args[0]['{name}']"] == 4 * shape[0] * shape[1]
-    operators = Counter(n.kind for n, _ in plan.pcg.walk())
+    operators = Counter(n.kind for n, _ in plan.program.pcg.walk())
     for row in found["work"]:
         assert row["count"] <= operators[row["kind"]]
 
@@ -56,7 +56,7 @@ def test_json_has_the_decisions_and_costs(saved: tuple[Path, unity.Plan], capsys
 def test_a_file_tells_what_is_not_divided_by_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     machine, path = unity.Machine.grid(1, 8, "a100"), tmp_path / "odd.json"
     options = {"machine": machine, "search": "captured", "progress": False}
-    unity.optimize(cli_models.loss, *cli_models.arguments(1023), **options).save(path)
+    unity.optimize(cli_models.loss, *cli_models.arguments(1023), **options).files.save(path)
     assert main(["explain", str(path)]) == 0
     assert "args[0]['a']: no axis divides dimension 1 of size 1023" in capsys.readouterr().out
     assert main(["explain", str(path), "--json"]) == 0
@@ -93,6 +93,6 @@ def test_one_argument_operator_or_line_is_explained(saved: tuple[Path, unity.Pla
 
 
 def test_a_graph_has_no_costs(saved: tuple[Path, unity.Plan], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    (tmp_path / "graph.json").write_text(json.dumps(to_json(saved[1].pcg)))
+    (tmp_path / "graph.json").write_text(json.dumps(to_json(saved[1].program.pcg)))
     assert main(["explain", str(tmp_path / "graph.json")]) == 1
     assert "is a graph" in capsys.readouterr().err

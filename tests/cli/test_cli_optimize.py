@@ -30,7 +30,7 @@ def test_the_saved_plan_is_the_one_that_optimize_returns(tmp_path: Path, capsys:
     fn, args, options = cli_models.small()
     wanted = unity.optimize(fn, *args, machine=unity.Machine.grid(1, 8, "a100"), progress=False, **options)
     found = unity.load(path, fn, *args)
-    assert (found.time, found.memory, found.pcg.key) == (wanted.time, wanted.memory, wanted.pcg.key)
+    assert (found.time, found.memory, found.program.pcg.key) == (wanted.time, wanted.memory, wanted.program.pcg.key)
 
 
 def test_json_has_the_plans_figures(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -88,7 +88,7 @@ def test_plans_are_predicted_by_the_measurements(place: Store) -> None:
     assert main(["profile", "profiled_model:small", "--all"]) == 0
     loss, args = small()
     plan = unity.optimize(loss, *args, progress=False)
-    plain = unity.optimize(loss, *args, machine=plan.machine.with_profile(None), progress=False)
+    plain = unity.optimize(loss, *args, machine=plan.inspect.machine.with_profile(None), progress=False)
     assert plan.time != plain.time
     text, without = io.StringIO(), io.StringIO()
     plan.explain(file=text)
@@ -104,10 +104,10 @@ def test_a_saved_plan_has_the_measurements_that_it_uses(place: Store, tmp_path: 
     assert main(["profile", "profiled_model:small"]) == 0
     loss, args = small()
     plan = unity.optimize(loss, *args, progress=False)
-    plan.save(tmp_path / "plan.json")
+    plan.files.save(tmp_path / "plan.json")
     again = unity.load(tmp_path / "plan.json", loss, *args)
-    assert again.machine == plan.machine
-    assert again.machine.profile is not None
+    assert again.inspect.machine == plan.inspect.machine
+    assert again.inspect.machine.profile is not None
 
 
 def test_the_models_options_apply(place: Store) -> None:

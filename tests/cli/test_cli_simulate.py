@@ -25,7 +25,7 @@ def test_the_output_agrees_with_the_simulation(
     trace, picture = tmp_path / "step.json", tmp_path / "step.png"
     command = ["simulate", str(path), "cli_models:small"]
     assert main([*command, "--json", "--trace", str(trace), "--plot", str(picture)]) == 0
-    found, simulated = json.loads(capsys.readouterr().out), plan.simulate()
+    found, simulated = json.loads(capsys.readouterr().out), plan.inspect.simulate()
     assert found["makespan"] == simulated.makespan
     assert (found["busy"], found["sent"]) == (dict(simulated.busy), dict(simulated.sent))
     memory = found["memory"]

@@ -54,7 +54,8 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def planned(fn: Callable[..., Any], *args: Any, machine: unity.Machine = FOUR, **options: Any) -> unity.Plan:
-    return unity.optimize(fn, *args, machine=machine, progress=False, **{"search": "captured", **options})
+    options = {"search": "captured", **options}
+    return unity.optimize(fn, *args, machine=machine, progress=False, **options)
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -78,7 +79,7 @@ def same_as(fn: Callable[..., Any], plan: unity.Plan, params: Any, batch: Any) -
 
 
 def spec_of(plan: unity.Plan, path: str) -> P:
-    (k,) = (k for k, n in enumerate(plan.pcg.inputs) if n.name == path)
+    (k,) = (k for k, n in enumerate(plan.program.pcg.inputs) if n.name == path)
     return jax.tree.leaves(plan.in_shardings)[k].spec
 
 
@@ -137,7 +138,7 @@ def test_a_pinned_plan_obeys_computes_the_same_and_is_never_faster(case: tuple[F
 @given(functions)
 def test_pinned_to_what_the_free_search_chose_the_plan_is_the_same(f: Function) -> None:
     free = planned(f.loss, f.params, f.batch)
-    specs = {n.name: spec_of(free, n.name) for n in free.pcg.inputs}
+    specs = {n.name: spec_of(free, n.name) for n in free.program.pcg.inputs}
     plan = planned(f.loss, f.params, f.batch, constraints=[unity.pin(path, spec) for path, spec in specs.items()])
     assert (plan.time, plan.memory) == pytest.approx((free.time, free.memory), rel=1e-9)
     assert plan.in_shardings == free.in_shardings
@@ -155,8 +156,10 @@ def test_a_marked_value_has_its_type_and_nothing_else_changes(f: Function, data:
         return f.loss(params, jnp.sin(x))
 
     plan, free = planned(marked, f.params, f.batch), planned(plain, f.params, f.batch)
-    (node,) = marks(plan.pcg)
-    names = [[a.name for a, s in zip(plan.pcg.axes, node.types[0], strict=True) if s.kind == "P" and s.dim == d] for d in (0, 1)]
+    (node,) = marks(plan.program.pcg)
+    names = [
+        [a.name for a, s in zip(plan.program.pcg.axes, node.types[0], strict=True) if s.kind == "P" and s.dim == d] for d in (0, 1)
+    ]
     assert all(obeys(entry, on, FOUR) for entry, on in zip(entries, names, strict=True))
     assert plan.time >= free.time * (1 - 1e-9)
     params, batch = (arrays(x) for x in (f.params, f.batch))
@@ -185,8 +188,8 @@ def test_levels(f: Function, word: str) -> None:
     }[word]
     plan, free = planned(f.loss, f.params, f.batch, constraints=[constraint]), planned(f.loss, f.params, f.batch)
     assert plan.time >= free.time * (1 - 1e-9)
-    weights = [degrees(n.types[0][:1], plan.pcg.axes[:1], n.tensors[0].ndim) for n in plan.pcg.inputs[:-1]]
-    batch = plan.pcg.inputs[-1].types[0][0]
+    weights = [degrees(n.types[0][:1], plan.program.pcg.axes[:1], n.tensors[0].ndim) for n in plan.program.pcg.inputs[:-1]]
+    batch = plan.program.pcg.inputs[-1].types[0][0]
     if word in ("only", "forbid weights"):
         assert all(set(d) == {1} for d in weights)
     if word in ("only", "forbid tensor"):
@@ -202,7 +205,9 @@ def test_data_parallel_between_nodes_means_that_only_gradients_are_sent_there() 
     levels = [unity.only("samples", across="node"), unity.require("samples", across="node")]
     plan = planned(model.loss, model.params, model.batch, machine=unity.Machine.grid(2, 4, "a100"), constraints=levels)
     between = [
-        c for c in traffic(plan.pcg, plan.family.captured.differentiated) if any(plan.pcg.axes[i].level == 0 for i in c.axes)
+        c
+        for c in traffic(plan.program.pcg, plan.program.family.captured.differentiated)
+        if any(plan.program.pcg.axes[i].level == 0 for i in c.axes)
     ]
     assert between
     assert {c.kind for c in between} == {"all-reduce"}
@@ -215,7 +220,7 @@ def test_a_constant_may_be_constrained() -> None:
 
     w, x = (jax.random.normal(jax.random.key(k), (64, 64)) for k in (0, 1))
     plan = unity.optimize(fn, w, x, machine=unity.Machine.grid(1, 8, "a100"), progress=False)
-    (node,) = (n for n, _ in plan.pcg.walk() if n.kind == "constrain")
+    (node,) = (n for n, _ in plan.program.pcg.walk() if n.kind == "constrain")
     assert node.types[0] == (partitioned(0),) * 3
     np.testing.assert_allclose(jax.jit(plan)(*plan.shard(w, x)), fn(w, x), rtol=1e-5)
 
@@ -223,7 +228,7 @@ def test_a_constant_may_be_constrained() -> None:
 def test_a_dimension_by_its_path() -> None:
     model = MODELS["gpt"]()
     plan = planned(model.loss, model.params, model.batch, constraints=[unity.require(("batch**", 1), across="device")])
-    assert {axes_at(plan, n.name, 1) for n in plan.pcg.inputs if n.tensors[0].shape == (8, 16)} == {("d0",)}
+    assert {axes_at(plan, n.name, 1) for n in plan.program.pcg.inputs if n.tensors[0].shape == (8, 16)} == {("d0",)}
 
 
 # The search and the parallel graph mean the same by marks
@@ -289,7 +294,7 @@ def test_marks_inside_of_scans_and_remats() -> None:
 
     params, batch = jax.ShapeDtypeStruct((3, 32, 32), "float32"), jax.ShapeDtypeStruct((16, 32), "float32")
     plan = planned(deep, params, batch)
-    (node,) = marks(plan.pcg)
+    (node,) = marks(plan.program.pcg)
     assert [(s.kind, s.dim) for s in node.types[0]] in ([("U", -1), ("P", 1)], [("R", -1), ("P", 1)])
     assert plan.check().agrees()
     same_as(deep, plan, *arrays((params, batch)))
@@ -302,17 +307,17 @@ def test_rewriting_goes_around_marks() -> None:
     args = {"a": f32(64, 256), "b": f32(256, 8)}, f32(4096, 64)
     machine = unity.Machine.grid(1, 8, "v100")
     free = planned(two, *args, search="unity", machine=machine)
-    assert free.rewriting
-    free.check_derivation()
+    assert free.program.rewriting
+    free.program.check_derivation()
     plan = planned(two, *args, search="unity", machine=machine, constraints=[unity.pin("params['a']", P(None, "d1"))])
     assert spec_of(plan, "args[0]['a']") == P(None, "d1")
-    plan.check_derivation()
+    plan.program.check_derivation()
     assert plan.time >= free.time * (1 - 1e-9)
-    rules = [way.rule for way, _ in free.rewriting.applied]
+    rules = [way.rule for way, _ in free.program.rewriting.applied]
     without = planned(two, *args, search="unity", machine=machine, constraints=[unity.without_rules(*rules)])
-    assert not {way.rule for way, _ in without.rewriting.applied} & set(rules)
+    assert not {way.rule for way, _ in without.program.rewriting.applied} & set(rules)
     for p in (free, plan, without):
-        (node,) = marks(p.pcg)
+        (node,) = marks(p.program.pcg)
         assert {s.kind for s in node.types[0]} <= {"U", "R"}
         same_as(two, p, *arrays(args))
 
@@ -346,7 +351,7 @@ BY_NAME = {
 @pytest.mark.parametrize("spec", [P("node", "device"), P("device", "node"), P(None, 4), P()])
 def test_pinned_operators_have_their_type_wherever_they_are(name: str, scopes: tuple[str, ...], spec: P) -> None:
     plan = planned(scoped, *SCOPED, constraints=[unity.pin(name, spec)])
-    products = [node for node, _ in plan.pcg.walk() if node.kind == "dot_general" and node.scope.split("/")[0] in scopes]
+    products = [node for node, _ in plan.program.pcg.walk() if node.kind == "dot_general" and node.scope.split("/")[0] in scopes]
     assert len(products) == len(scopes)
     for node in products:
         for dim, entry in enumerate((*spec, None)[:2] if len(spec) else (None, None)):
@@ -363,10 +368,10 @@ def test_a_program_without_a_pinned_operator_is_not_taken() -> None:
 
     args = {"a": f32(64, 256), "b": f32(256, 8)}, f32(4096, 64)
     machine = unity.Machine.grid(1, 8, "v100")
-    assert planned(two, *args, search="unity", machine=machine).rewriting
+    assert planned(two, *args, search="unity", machine=machine).program.rewriting
     plan = planned(two, *args, search="unity", machine=machine, constraints=[unity.pin("dot_general", P("device"))])
-    captured = [node.tensors for node, _ in plan.original.walk() if node.kind == "dot_general"]
-    assert [node.tensors for node, _ in plan.pcg.walk() if node.kind == "dot_general"] == captured
+    captured = [node.tensors for node, _ in plan.program.original.walk() if node.kind == "dot_general"]
+    assert [node.tensors for node, _ in plan.program.pcg.walk() if node.kind == "dot_general"] == captured
     same_as(two, plan, *arrays(args))
 
 
@@ -375,11 +380,11 @@ def test_pinned_operators_are_spoken_of_like_other_constraints(tmp_path: Path, c
     plan = planned(scoped, *SCOPED, constraints=[pin])
     plan.explain("dot_general at up")
     assert f"constrained by {pin}" in capsys.readouterr().out
-    plan.save(tmp_path / "plan.json")
+    plan.files.save(tmp_path / "plan.json")
     again = unity.load(tmp_path / "plan.json", scoped, *SCOPED)
-    assert (again.time, again.pcg.key) == (plan.time, plan.pcg.key)
+    assert (again.time, again.program.pcg.key) == (plan.time, plan.program.pcg.key)
     with pytest.raises(unity.UnityError, match="constrains the function"):
-        planned(scoped, *SCOPED, constraints=[pin], pipelines=(2, 2))
+        planned(scoped, *SCOPED, constraints=[pin], pipeline=unity.PipelineShape(2, 2))
 
 
 def test_what_no_operator_can_be_is_refused_by_name() -> None:
@@ -446,7 +451,7 @@ def test_a_dimension_that_a_reshape_cuts_is_pinned_over_more_devices_than_its_fi
     args = f32(8, 8), f32(4, 64, 8)
     pins = [] if marked_ else [unity.pin("residual", P(None, "device"))]
     plan = planned(grouped, *args, machine=EIGHT, constraints=pins)
-    (node,) = marks(plan.pcg) if marked_ else [n for n, _ in plan.pcg.walk() if n.scope == "residual"]
+    (node,) = marks(plan.program.pcg) if marked_ else [n for n, _ in plan.program.pcg.walk() if n.scope == "residual"]
     assert degrees(node.types[0], EIGHT.axes, 3) == (1, 8, 1)
     assert plan.check().agrees()
     same_as(grouped, plan, *arrays(args))
@@ -602,10 +607,10 @@ def test_constraints_are_part_of_what_is_remembered_and_saved(tmp_path: Path) ->
     free, plan = planned(loss, *arguments()), planned(loss, *arguments(), constraints=[pin])
     assert spec_of(free, "args[0]['w1']") != spec_of(plan, "args[0]['w1']")
     again = planned(loss, *arguments(), constraints=[pin])
-    assert again.pcg.key == plan.pcg.key
-    plan.save(tmp_path / "plan.json")
+    assert again.program.pcg.key == plan.program.pcg.key
+    plan.files.save(tmp_path / "plan.json")
     loaded = unity.load(tmp_path / "plan.json", loss, *arguments())
-    assert loaded.pcg.key == plan.pcg.key
+    assert loaded.program.pcg.key == plan.program.pcg.key
     with pytest.raises(unity.PlanError, match="no argument has the path"):
         unity.load(tmp_path / "plan.json", lambda weights, data: loss(weights, data), *arguments())
     every = [*loaded.frontier, *again.frontier]
@@ -621,21 +626,21 @@ def test_explain_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_plan_that_breaks_a_constraint_is_refused() -> None:
     free = planned(loss, *arguments())
     plan = planned(loss, *arguments(), constraints=[unity.pin("params['w1']", P("node", "device"))])
-    bound = plan.family.bound
-    bound.check(plan.serial, plan.pcg, FOUR)
+    bound = plan.program.family.bound
+    bound.check(plan.program.serial, plan.program.pcg, FOUR)
     with pytest.raises(unity.PlanError, match=r"does not obey.*unity\.pin"):
-        bound.check(free.serial, free.pcg, FOUR)
-    samples = planned(loss, *arguments(), constraints=[unity.only("samples", across="device")]).family.bound
-    tensor: PCG = planned(loss, *arguments(), constraints=[unity.pin("params['w1']", P(None, "device"))]).pcg
+        bound.check(free.program.serial, free.program.pcg, FOUR)
+    samples = planned(loss, *arguments(), constraints=[unity.only("samples", across="device")]).program.family.bound
+    tensor: PCG = planned(loss, *arguments(), constraints=[unity.pin("params['w1']", P(None, "device"))]).program.pcg
     with pytest.raises(unity.PlanError, match=r"does not obey.*unity\.only"):
-        samples.check(free.serial, tensor, FOUR)
+        samples.check(free.program.serial, tensor, FOUR)
 
 
 def test_on_fewer_devices_too() -> None:
     plan = planned(loss, *arguments(), objective="devices", constraints=[unity.pin("batch['x']", P("device"))])
-    assert plan.machine.devices == 1
+    assert plan.inspect.machine.devices == 1
     two = planned(loss, *arguments(), objective="devices", constraints=[unity.pin("batch['x']", (2,))])
-    assert two.machine.devices == 2
+    assert two.inspect.machine.devices == 2
 
 
 @pytest.mark.parametrize(
@@ -664,12 +669,12 @@ def test_patterns() -> None:
 
 def test_a_pin_whose_operators_a_plan_lacks_is_not_obeyed() -> None:
     plan = planned(scoped, *SCOPED, constraints=[unity.pin("dot_general at up", P("node", "device"))])
-    bound = plan.family.bound
+    bound = plan.program.family.bound
     (pin,) = bound.passed
-    bound.check(plan.original, plan.pcg, plan.machine)
+    bound.check(plan.program.original, plan.program.pcg, plan.inspect.machine)
     renamed = replace(bound, passed=(structs.replace(pin, name="dot_general at nowhere"),))
     with pytest.raises(PlanError, match="no operator has this name"):
-        renamed.check(plan.original, plan.pcg, plan.machine)
+        renamed.check(plan.program.original, plan.program.pcg, plan.inspect.machine)
     other = replace(bound, passed=(structs.replace(pin, wanted=unity.pin("dot_general", P("device", "node")).wanted),))
     with pytest.raises(PlanError, match="dot_general at"):
-        other.check(plan.original, plan.pcg, plan.machine)
+        other.check(plan.program.original, plan.program.pcg, plan.inspect.machine)

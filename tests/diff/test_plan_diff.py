@@ -1,4 +1,4 @@
-"""`plan.diff()`: what a plan changed, said in every format, from the plan itself and from its file."""
+"""`plan.inspect.diff()`: what a plan changed, said in every format, from the plan itself and from its file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def planned(machine: unity.Machine = EIGHT, **options: Any) -> unity.Plan:
 
 @cache
 def own_diff() -> PlanDiff:
-    return planned().diff()
+    return planned().inspect.diff()
 
 
 # --- a plan against its program ---
@@ -54,8 +54,8 @@ def own_diff() -> PlanDiff:
 
 def test_rules_are_the_derivations_with_their_source_lines() -> None:
     plan, found = planned(), own_diff()
-    assert plan.rewriting
-    steps = [(step.rule, step.backward) for step in plan.check_derivation()]
+    assert plan.program.rewriting
+    steps = [(step.rule, step.backward) for step in plan.program.check_derivation()]
     said = [use.rule for mark, use in found.rules for _ in range(use.times) if mark == "+"]
     assert sorted(said) == sorted(f"{rule}{' (backward)' if backward else ''}" for rule, backward in steps)
     where = line_of('params["a"] @ params["b"]')
@@ -67,8 +67,8 @@ def test_rules_are_the_derivations_with_their_source_lines() -> None:
 def test_every_rule_of_a_derivation_is_at_its_source_line(fn: Any, args: Any) -> None:
     """Also in equal layers and in the nested programs of scans and remats, which are rewritten once."""
     plan = unity.optimize(fn, *args, machine=EIGHT, progress=False)
-    found = plan.diff()
-    steps = Counter(f"{step.rule}{' (backward)' if step.backward else ''}" for step in plan.check_derivation())
+    found = plan.inspect.diff()
+    steps = Counter(f"{step.rule}{' (backward)' if step.backward else ''}" for step in plan.program.check_derivation())
     said: Counter[str] = Counter()
     for _, use in found.rules:
         said[use.rule] += use.times
@@ -92,7 +92,7 @@ def test_arguments_that_differ_in_numbers_only_are_one_region() -> None:
         return jnp.mean(x**2)
 
     params = {f"dense{k}": {"w": f(256, 256)} for k in range(4)}
-    found = unity.optimize(numbered, params, f(4096, 256), machine=EIGHT, search="captured", progress=False).diff()
+    found = unity.optimize(numbered, params, f(4096, 256), machine=EIGHT, search="captured", progress=False).inspect.diff()
     (region,) = [r for r in found.regions if r.line.startswith("args[0]")]
     assert region.line == "args[0]['dense{0-3}']['w']"
     assert {edit.kind: often for edit, often in region.edits} == {"replicate": 4}
@@ -114,7 +114,7 @@ def test_costs_compare_one_device_with_the_plan() -> None:
     assert found.before.devices == 1
     assert found.before.time > plan.time
     assert found.after.time == plan.time
-    prediction = predict(plan.pcg, plan.machine, differentiated_in(plan))
+    prediction = predict(plan.program.pcg, plan.inspect.machine, differentiated_in(plan))
     assert sum(r.computing.after for r in found.regions) == pytest.approx(sum(t.forward + t.backward for t in prediction.operators))
     assert sum(r.communicating.after for r in found.regions) == pytest.approx(sum(t.seconds for t in prediction.collectives))
     assert sum(r.communicating.before for r in found.regions) == 0
@@ -125,7 +125,7 @@ def test_costs_compare_one_device_with_the_plan() -> None:
 def test_collectives_are_the_ones_that_the_plan_adds() -> None:
     plan, found = planned(), own_diff()
     counts: dict[str, int] = {}
-    for t in predict(plan.pcg, plan.machine, differentiated_in(plan)).collectives:
+    for t in predict(plan.program.pcg, plan.inspect.machine, differentiated_in(plan)).collectives:
         counts[t.collective.kind] = counts.get(t.collective.kind, 0) + t.collective.count
     said: dict[str, int] = {}
     for c in found.collectives:
@@ -136,14 +136,14 @@ def test_collectives_are_the_ones_that_the_plan_adds() -> None:
 
 def test_the_difference_of_the_graphs_can_be_applied() -> None:
     plan, found = planned(), own_diff()
-    assert apply(found.graph, plan.original).key == plan.pcg.key
-    assert apply(from_json(json.loads(json.dumps(found.to_json()))["graph"]), plan.original).key == plan.pcg.key
+    assert apply(found.graph, plan.program.original).key == plan.program.pcg.key
+    assert apply(from_json(json.loads(json.dumps(found.to_json()))["graph"]), plan.program.original).key == plan.program.pcg.key
     assert {e.kind for e in found.edits if e.topic == "change"} <= PARALLELIZATION
 
 
 def test_a_plan_for_one_device_has_no_collectives() -> None:
     plan = unity.optimize(loss, *arguments(LAYERS), machine=unity.Machine.grid(1, 1, "v100"), search="captured", progress=False)
-    found = plan.diff()
+    found = plan.inspect.diff()
     assert not found.edits
     assert not found.collectives
     assert not found.regions
@@ -152,23 +152,23 @@ def test_a_plan_for_one_device_has_no_collectives() -> None:
 
 def test_differences_inside_a_scan_are_at_their_own_lines() -> None:
     plan = unity.optimize(scanned, {"layers": f(4, 512, 512)}, f(1024, 512), machine=EIGHT, search="captured", progress=False)
-    (region,) = [r for r in plan.diff().regions if r.line.startswith(line_of("jnp.tanh(x @ layer)"))]
+    (region,) = [r for r in plan.inspect.diff().regions if r.line.startswith(line_of("jnp.tanh(x @ layer)"))]
     assert any(edit.kind == "dot_general" for edit, _ in region.edits)
     assert region.computing.after < region.computing.before
 
 
 def test_parallelization_by_rules_lists_every_rule() -> None:
     plan = planned(unity.Machine.grid(1, 2, "v100"), search="unity-rules", budget=300)
-    uses = [use for _, use in plan.diff().rules]
-    assert sum(use.times for use in uses) == len(plan.applications)
-    assert {use.says for use in uses} == {a.rule for a in plan.applications}
+    uses = [use for _, use in plan.inspect.diff().rules]
+    assert sum(use.times for use in uses) == len(plan.program.applications)
+    assert {use.says for use in uses} == {a.rule for a in plan.program.applications}
 
 
 # --- two plans ---
 
 
 def test_a_plan_does_not_differ_from_itself() -> None:
-    found = planned().diff(planned())
+    found = planned().inspect.diff(planned())
     assert not found
     assert "no difference" in str(found)
     assert repr(found) == str(found), "what a prompt shows"
@@ -177,16 +177,19 @@ def test_a_plan_does_not_differ_from_itself() -> None:
 
 def test_plans_with_two_memory_limits_differ() -> None:
     fast, lean = planned(), planned().frontier[-1]
-    found = fast.diff(lean)
+    found = fast.inspect.diff(lean)
     assert found
     assert found.after.memory < found.before.memory
     assert not found.rules
-    one, other = {c.alike.kind: c.counts for c in found.collectives}, {c.alike.kind: c.counts for c in lean.diff(fast).collectives}
+    one, other = (
+        {c.alike.kind: c.counts for c in found.collectives},
+        {c.alike.kind: c.counts for c in lean.inspect.diff(fast).collectives},
+    )
     assert one.keys() == other.keys()
 
 
 def test_plans_for_two_machines_differ() -> None:
-    found = planned().diff(planned(unity.Machine.grid(2, 4, "v100")))
+    found = planned().inspect.diff(planned(unity.Machine.grid(2, 4, "v100")))
     assert found
     assert "d0 of 2 × d1 of 2 × d2 of 2  n0 of 2 × d0 of 2 × d1 of 2" in str(found)
     assert [a.name for a in found.graph.before.axes] == ["d0", "d1", "d2"]
@@ -198,9 +201,9 @@ def test_plans_of_two_programs_differ() -> None:
 
     captured = planned(search="captured")
     plan = unity.optimize(other, *arguments(LAYERS), machine=EIGHT, search="captured", progress=False)
-    added = [e for e in captured.diff(plan).edits if e.mark == "+" and e.topic == "operator"]
+    added = [e for e in captured.inspect.diff(plan).edits if e.mark == "+" and e.topic == "operator"]
     assert [e.kind for e in added] == ["tanh"]
-    assert not [e for e in captured.diff(plan).edits if e.mark == "-" and e.topic == "operator"]
+    assert not [e for e in captured.inspect.diff(plan).edits if e.mark == "-" and e.topic == "operator"]
 
 
 # --- formats ---
@@ -310,24 +313,24 @@ def test_without_jinja2_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatc
 
 def test_a_plan_as_data_for_other_tools() -> None:
     plan = planned()
-    data = json.loads(json.dumps(plan.to_json()))
-    assert read_graph(data["graph"]).key == plan.pcg.key
+    data = json.loads(json.dumps(plan.inspect.to_json()))
+    assert read_graph(data["graph"]).key == plan.program.pcg.key
     assert data["time"] == plan.time
     assert sum(row["seconds"] for row in (*data["work"], *data["talk"])) == pytest.approx(plan.time)
 
 
 def test_the_diff_of_a_file_equals_the_plans(tmp_path: Path) -> None:
     plan = planned()
-    plan.save(tmp_path / "plan.json")
+    plan.files.save(tmp_path / "plan.json")
     captured, saved = summaries("plan.json", read(tmp_path / "plan.json"))
-    assert saved.graph.key == plan.pcg.key
-    assert captured.graph.key == plan.original.key
+    assert saved.graph.key == plan.program.pcg.key
+    assert captured.graph.key == plan.program.original.key
     assert str(PlanDiff(captured, saved)) == str(own_diff())
-    assert not PlanDiff(saved, plan.diff().after)
+    assert not PlanDiff(saved, plan.inspect.diff().after)
 
 
 def test_damaged_summaries_are_refused(tmp_path: Path) -> None:
-    planned().save(tmp_path / "plan.json")
+    planned().files.save(tmp_path / "plan.json")
     path = tmp_path / "plan.json"
     data = json.loads(path.read_text())
     for part, new in (("work", 3), ("graph", {}), ("schema", 99), ("rules", [{"rule": "x"}])):
@@ -340,7 +343,7 @@ def test_damaged_summaries_are_refused(tmp_path: Path) -> None:
 
 
 def test_compact_graphs_are_equal_and_smaller() -> None:
-    for graph in (planned().pcg, planned().original):
+    for graph in (planned().program.pcg, planned().program.original):
         data = fold(graph)
         assert graph_json(unfold(json.loads(json.dumps(data)))) == graph_json(graph)
         assert len(json.dumps(data)) < len(json.dumps(graph_json(graph)))

@@ -75,19 +75,19 @@ CHANGES = [
 @pytest.mark.parametrize(("before", "after"), CHANGES, ids=["more", "less", "indivisible", "sharded"])
 def test_the_causes_add_up_to_the_change(before: Any, after: Any) -> None:
     one, other = before(), after()
-    verdict = one.diff(other).verdict()
-    steps = [predict(p.pcg, EIGHT, differentiated_in(p)).time for p in (one, other)]
+    verdict = one.inspect.diff(other).verdict()
+    steps = [predict(p.program.pcg, EIGHT, differentiated_in(p)).time for p in (one, other)]
     assert sum(c.amount for c in verdict.time_causes) == pytest.approx(steps[1] - steps[0], rel=1e-6)
     assert verdict.time.growth == pytest.approx(other.time / one.time - 1)
-    training = one.family.search.training
-    peaks = [predict_memory(p.pcg, differentiated_in(p), training, backend_of(EIGHT)).total for p in (one, other)]
+    training = one.program.family.search.training
+    peaks = [predict_memory(p.program.pcg, differentiated_in(p), training, backend_of(EIGHT)).total for p in (one, other)]
     assert sum(c.amount for c in verdict.memory_causes) == pytest.approx(peaks[1] - peaks[0], rel=1e-6)
     assert verdict.memory.growth == pytest.approx(other.memory / one.memory - 1)
     assert verdict.time_causes
 
 
 def test_limits_refuse_what_is_more_than_they_say() -> None:
-    diff = planned().diff(planned(DEEPER))
+    diff = planned().inspect.diff(planned(DEEPER))
     slower, larger = (getattr(planned(DEEPER), name) / getattr(planned(), name) - 1 for name in ("time", "memory"))
     assert slower > 0.01
     assert larger > 0.01
@@ -95,12 +95,12 @@ def test_limits_refuse_what_is_more_than_they_say() -> None:
     assert diff.verdict(slower=slower * 1.001, larger=larger * 1.001).accepted
     assert not diff.verdict(slower=slower * 0.999).accepted
     assert not diff.verdict(larger=larger * 0.999).accepted
-    assert planned(DEEPER).diff(planned()).verdict(slower=0, larger=0).accepted
-    assert planned().diff(planned()).verdict(slower=0, larger=0, strict=True).accepted
+    assert planned(DEEPER).inspect.diff(planned()).verdict(slower=0, larger=0).accepted
+    assert planned().inspect.diff(planned()).verdict(slower=0, larger=0, strict=True).accepted
 
 
 def test_moved_lines_are_no_change() -> None:
-    diff = planned().diff(planned(COMMENTED))
+    diff = planned().inspect.diff(planned(COMMENTED))
     assert not diff
     assert not diff.verdict().time_causes
     assert not diff.verdict().memory_causes
@@ -108,18 +108,18 @@ def test_moved_lines_are_no_change() -> None:
 
 
 def test_a_new_statement_is_the_cause_at_its_own_line() -> None:
-    verdict = planned().diff(planned(DEEPER)).verdict(slower=0.01)
+    verdict = planned().inspect.diff(planned(DEEPER)).verdict(slower=0.01)
     new = line_of("h.mT", DEEPER)
     assert verdict.time_causes[0].line == new
     assert "now computes" in verdict.time_causes[0].text
     assert f"slower: {new} now computes" in verdict.sentence
     assert {c.line for c in verdict.time_causes if "now computes" in c.text} == {new}
-    assert planned(DEEPER).diff(planned()).verdict().sentence.count(":") == 0
+    assert planned(DEEPER).inspect.diff(planned()).verdict().sentence.count(":") == 0
 
 
 def test_weights_that_are_gathered_now_are_named_where_they_are_used() -> None:
     one, other = planned(search="data-parallel"), planned(search="fsdp")
-    verdict = one.diff(other).verdict()
+    verdict = one.inspect.diff(other).verdict()
     # one gather serves both uses of the embedding, and is at the first
     uses = (("embedding", "table[ids]"), ("up", "jnp.tanh"), ("down", "jnp.tanh"))
     causes = {(c.line, c.text): c.amount for c in verdict.time_causes}
@@ -145,12 +145,12 @@ def test_weights_of_a_scan_are_named_where_a_step_uses_them() -> None:
         for search in ("data-parallel", "fsdp")
     ]
     gathered = f"now gathers every step of args[0]['layers'] (all-gather of {size(4 * 4 * 256 * 256)} over all 8 devices)"
-    causes = {c.text: c.line for c in plans[0].diff(plans[1]).verdict().time_causes}
+    causes = {c.text: c.line for c in plans[0].inspect.diff(plans[1]).verdict().time_causes}
     assert causes[gathered] == "model.py:2 (body)"
 
 
 def test_every_format_says_the_same_figures() -> None:
-    verdict = planned().diff(planned(DEEPER)).verdict(slower=0.01, larger=5.0)
+    verdict = planned().inspect.diff(planned(DEEPER)).verdict(slower=0.01, larger=5.0)
     data = json.loads(verdict.formatted("json"))
     assert data == verdict.to_json()
     assert (data["accepted"], data["time"]["exceeded"], data["memory"]["exceeded"]) == (False, True, False)
@@ -167,7 +167,7 @@ def test_every_format_says_the_same_figures() -> None:
 
 
 def test_graphs_have_no_costs_to_judge() -> None:
-    graph = Summary("graph", "", 0, 0.0, 0.0, planned().original, (), ())
+    graph = Summary("graph", "", 0, 0.0, 0.0, planned().program.original, (), ())
     with pytest.raises(unity.PlanError, match="graphs have no costs"):
         PlanDiff(graph, summary_of(planned())).verdict(slower=0.05)
 
@@ -193,10 +193,10 @@ def test_a_new_warning_is_at_its_line_and_refused_if_strict(text: str, vocabular
     plan = planned(text, vocabulary)
     found = [w for w in warnings_of(plan) if w.topic == topic]
     assert any(w.line == line_of(code, text) and says in w.text for w in found)
-    verdict = planned().diff(plan).verdict(strict=True)
+    verdict = planned().inspect.diff(plan).verdict(strict=True)
     assert not verdict.accepted
     assert set(found) <= set(verdict.new_warnings)
-    assert planned().diff(plan).verdict().accepted
+    assert planned().inspect.diff(plan).verdict().accepted
     assert says in str(verdict)
 
 
@@ -205,7 +205,7 @@ def test_a_warning_that_moved_is_not_new() -> None:
     for text in (MYSTERIOUS, SORTED, PRINTED):
         moved = "# moved\n\n\n" + text
         assert warnings_of(planned(text))
-        assert not planned(text).diff(planned(moved)).verdict(strict=True).new_warnings
+        assert not planned(text).inspect.diff(planned(moved)).verdict(strict=True).new_warnings
 
 
 def test_a_model_that_is_divided_has_no_warnings() -> None:

@@ -108,7 +108,8 @@ ARGS = (F(8, 8), F(16, 8))
 
 
 def planned(fn: Any = loss, *args: Any, **options: Any) -> unity.Plan:
-    return unity.optimize(fn, *(args or ARGS), **{"machine": EIGHT, "search": "captured", "progress": False, **options})
+    options = {"machine": EIGHT, "search": "captured", "progress": False, **options}
+    return unity.optimize(fn, *(args or ARGS), **options)
 
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
@@ -128,9 +129,9 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a machine": (lambda: unity.Machine.preset("abacus"), "machines"),
     "a grid": (lambda: unity.Machine.grid(0, 8, "a100"), "machines"),
     "a file": (lambda: unity.load("none.json", loss, *ARGS), "plan#files"),
-    "a folder": (lambda: planned().save("none/plan.json"), "plan#files"),
-    "a page": (lambda: planned().report("none/plan.html"), "plan#files"),
-    "a program": (lambda: planned().export("none/plan.py"), "plan#files"),
+    "a folder": (lambda: planned().files.save("none/plan.json"), "plan#files"),
+    "a page": (lambda: planned().files.report("none/plan.html"), "plan#files"),
+    "a program": (lambda: planned().files.export("none/plan.py"), "plan#files"),
     "a library": (lambda: load_rules("none.json"), "write-rules"),
 }
 

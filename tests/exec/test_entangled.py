@@ -26,7 +26,7 @@ def planned(precision: str) -> tuple[unity.Plan, Any, Any]:
 def test_what_would_be_mixed_up_is_refused_with_both_places() -> None:
     with jax.enable_x64(True):
         plan, _, args = planned("float64")
-        beside, inside = next(entangled(plan.pcg))
+        beside, inside = next(entangled(plan.program.pcg))
         assert (beside.kind, set(beside.axes)) == (inside.kind, set(inside.axes))
         assert not can_run(plan)
         for call in (plan, jax.jit(plan), jax.jit(jax.grad(plan))):
@@ -38,7 +38,7 @@ def test_what_would_be_mixed_up_is_refused_with_both_places() -> None:
 
 def test_what_is_in_order_runs() -> None:
     plan, task, args = planned("float32")
-    assert list(entangled(plan.pcg)) == []
+    assert list(entangled(plan.program.pcg)) == []
     assert can_run(plan)
     assert float(plan(*args)) == pytest.approx(float(task.loss(*args)), rel=1e-5)
 
@@ -47,7 +47,7 @@ def test_of_what_is_asked_for_here_it_is_the_best_that_runs(monkeypatch: pytest.
     """Plans for machines that are named are the best there are: they may run elsewhere."""
     case = CASES["dlrm on 2 groups"]
     task = case.task("float32")
-    ask: Any = {"search": "captured", "pipelines": False, "branches": 2, "progress": False}
+    ask: Any = {"search": "captured", "pipelines": False, "branch_groups": 2, "progress": False}
     monkeypatch.setattr(unity.Machine, "local", lambda: case.machine)
     best = unity.optimize(task.loss, task.params, task.batches[0], **ask)
     monkeypatch.setattr("unity.planning.task.can_run", lambda plan: plan.time > best.time)

@@ -38,7 +38,7 @@ def test_frontier_runs_as_predicted(name: str, tmp_path: Path, monkeypatch: pyte
         params, batch = arrays(model.params), arrays(model.batch)
         wanted = jax.jit(jax.value_and_grad(model.loss))(params, batch)
         plans = spread(model)
-        assert sum(predicted_elements(plans[-1].pcg, plans[-1].family.captured.differentiated).values()) > 0
+        assert sum(predicted_elements(plans[-1].program.pcg, plans[-1].program.family.captured.differentiated).values()) > 0
         for plan in plans:
             for gradient in (False, True) if plan is plans[0] else (True,):
                 found = plan.check(gradient=gradient)
@@ -63,7 +63,7 @@ def test_a_sum_that_is_scattered_inside_an_operator_runs_as_predicted(dtype: str
         assembled = assemble(captured.graph, captured.differentiated, machine, Training())
         points = (random_point(assembled, np.random.default_rng(seed)) for seed in range(1000))
         plans = (Plan(PlanFamily(loss, captured, search, 0.0), Candidate(0.0, 0.0, assembled.assignment(p))) for p in points)
-        chosen = list(islice((p for p in plans if any(map(scatters, p.pcg.nodes))), 3))
+        chosen = list(islice((p for p in plans if any(map(scatters, p.program.pcg.nodes))), 3))
         assert len(chosen) == 3
         near = 1e-10 if dtype == "float64" else 0.05
         for plan in chosen:
@@ -82,6 +82,6 @@ def test_a_result_may_be_any_array_whose_cotangent_is_data() -> None:
     assembled = assemble(captured.graph, captured.differentiated, machine, Training())
     points = (random_point(assembled, np.random.default_rng(seed)) for seed in range(100))
     plans = (Plan(PlanFamily(fn, captured, search, 0.0), Candidate(0.0, 0.0, assembled.assignment(p))) for p in points)
-    plan = next(p for p in plans if [n.kind for n in p.pcg.nodes] == ["input", "sin", "partition"])
+    plan = next(p for p in plans if [n.kind for n in p.program.pcg.nodes] == ["input", "sin", "partition"])
     (line,) = plan.check().lines  # the gradient of the whole result, gathered from its halves
     assert (line.kind, line.predicted, line.compiled) == ("all-gather", 64, 64)

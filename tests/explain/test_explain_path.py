@@ -63,15 +63,15 @@ def said(plan: unity.Plan, path: str) -> str:
 def test_alternatives_are_the_best_plans_with_other_types(f: Function, data: st.DataObject) -> None:
     """For every type of an argument at once: the exact search with that type pinned."""
     plan = planned(f.loss, f.params, f.batch)
-    matrices = [k for k, n in enumerate(plan.pcg.inputs) if n.tensors[0].ndim == 2]
+    matrices = [k for k, n in enumerate(plan.program.pcg.inputs) if n.tensors[0].ndim == 2]
     k = data.draw(st.sampled_from(matrices))
-    node, path = plan.serial.inputs[k], plan.serial.inputs[k].name
-    same, others = alternatives(plan.family, node, plan.candidate, 1e12, len(SPECS))
+    node, path = plan.program.serial.inputs[k], plan.program.serial.inputs[k].name
+    same, others = alternatives(plan.program.family, node, plan.program.candidate, 1e12, len(SPECS))
     assert same is not None
     assert same.candidate.time == pytest.approx(plan.time, rel=1e-9)
     found = {show(a.types.results[0], FOUR.axes, 2): a.candidate.time for a in (same, *others)}
     every = [planned(f.loss, f.params, f.batch, constraints=[unity.pin(path, spec)]) for spec in SPECS]
-    wanted = {show(p.pcg.inputs[k].types[0], FOUR.axes, 2): p.time for p in every}
+    wanted = {show(p.program.pcg.inputs[k].types[0], FOUR.axes, 2): p.time for p in every}
     assert found == pytest.approx(wanted, rel=1e-9)
     times = [a.candidate.time for a in others]
     assert times == sorted(times)
@@ -110,7 +110,7 @@ def test_operators_by_kind_line_label_and_scope() -> None:
 def test_every_collective_and_all_computing_is_somebodys() -> None:
     plan = plan_of(constraints=[unity.pin("params['layers'][*]", P("node")), unity.pin("batch['x']", P("device"))])
     costs, every = Costs(plan), [t.parallel for t in typed(plan)]
-    total = predict(plan.pcg, FOUR, plan.family.captured.differentiated)
+    total = predict(plan.program.pcg, FOUR, plan.program.family.captured.differentiated)
     assert sum(map(costs.compute, every)) == pytest.approx(sum(t.forward + t.backward for t in total.operators))
     known = {id(t) for node in every for t in costs.collectives(node)}
     assert total.collectives
@@ -120,25 +120,25 @@ def test_every_collective_and_all_computing_is_somebodys() -> None:
 def test_all_fit_the_limit() -> None:
     lean = plan_of(objective="memory").memory
     plan = plan_of(memory_limit=lean * 1.2)
-    node = plan.serial.inputs[0]
-    same, others = alternatives(plan.family, node, plan.candidate, lean * 1.2, 3)
+    node = plan.program.serial.inputs[0]
+    same, others = alternatives(plan.program.family, node, plan.program.candidate, lean * 1.2, 3)
     assert same is not None
     assert others
     assert all(a.candidate.memory <= lean * 1.2 for a in (same, *others))
     assert len({a.types for a in (same, *others)}) == len(others) + 1
-    assert types_of(node, plan.candidate.assignment) == same.types
+    assert types_of(node, plan.program.candidate.assignment) == same.types
 
 
 def test_interchangeable_axes_are_not_told_apart() -> None:
     plan = plan_of(machine=unity.Machine.grid(1, 4, "a100"))
-    _, others = alternatives(plan.family, plan.serial.inputs[0], plan.candidate, 1e12, 9)
+    _, others = alternatives(plan.program.family, plan.program.serial.inputs[0], plan.program.candidate, 1e12, 9)
     kinds = [sorted((s.kind, s.dim) for s in a.types.results[0]) for a in others]
     assert len({tuple(k) for k in kinds}) == len(kinds)
 
 
 def test_of_a_plan_that_was_loaded(tmp_path: Path) -> None:
     plan = plan_of(constraints=[unity.pin("params['out']", P())])
-    plan.save(tmp_path / "plan.json")
+    plan.files.save(tmp_path / "plan.json")
     assert said(unity.load(tmp_path / "plan.json", loss, *arguments()), "params['out']") == said(plan, "params['out']")
 
 
@@ -148,7 +148,7 @@ def test_inside_of_a_pipeline() -> None:
     machine = unity.Machine.grid(2, 4)
     plan = pipelines.planned(pipelines.loss, (params, ids, ids), machine, machine.axes[:1], 2)
     node = next(t.serial for t in meant(plan, "dot_general"))
-    same, others = alternatives(plan.family, node, plan.candidate, 1e12, 2)
+    same, others = alternatives(plan.program.family, node, plan.program.candidate, 1e12, 2)
     assert same is not None
     assert same.candidate.time == pytest.approx(plan.time, rel=1e-3)
     assert len(others) == 2

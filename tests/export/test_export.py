@@ -129,7 +129,7 @@ QUICK = ("cnn", "dlrm", "mlp")
 def test_the_file_computes_what_the_plan_computes(name: str, tmp_path: Path) -> None:
     model = EVERY[name]()
     plan, path = planned(model, FOUR if name in QUICK else PAIR), tmp_path / "exported.py"
-    plan.export(path)
+    plan.files.export(path)
     assert_well_written(path)
     assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
 
@@ -165,7 +165,7 @@ SHORT = np.linspace(0.0, 1.0, 32)
 def test_nested_programs(seed: int, tmp_path: Path) -> None:
     model = Small(special, {"w": f(8, 32)}, {"x": f(4, 8), "n": i(2)})
     plan, path = planned(model, PAIR, seed), tmp_path / "special.py"
-    plan.export(path)
+    plan.files.export(path)
     assert_well_written(path)
     assert path.with_suffix(".npz").exists()
     assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
@@ -177,9 +177,11 @@ def test_a_pipeline_is_exported(tmp_path: Path) -> None:
         return (x**2).mean()
 
     model, path = Small(loss, f(4, 16, 16), f(16, 16)), tmp_path / "stages.py"
-    plan = unity.optimize(loss, model.params, model.batch, machine=FOUR, pipelines=(2, 4, "gpipe"), progress=False)
-    assert any(n.kind == "pipeline" for n in plan.pcg.nodes)
-    plan.export(path)
+    plan = unity.optimize(
+        loss, model.params, model.batch, machine=FOUR, pipeline=unity.PipelineShape(2, 4, "gpipe"), progress=False
+    )
+    assert any(n.kind == "pipeline" for n in plan.program.pcg.nodes)
+    plan.files.export(path)
     assert_well_written(path)
     assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
 
@@ -214,9 +216,9 @@ def test_pipelines_forward_values_without_gradients(loss: Any, kind: str, tmp_pa
         if loss is dropped
         else (arrays(f(16, 8, 16)), jnp.arange(128).reshape(16, 8) % 5 > 0)
     )
-    plan = unity.optimize(loss, params, batch, machine=FOUR, pipelines=(2, 4, kind), progress=False)
-    assert any(n.kind == "pipeline" for n in plan.pcg.nodes)
-    plan.export(path)
+    plan = unity.optimize(loss, params, batch, machine=FOUR, pipeline=unity.PipelineShape(2, 4, kind), progress=False)
+    assert any(n.kind == "pipeline" for n in plan.program.pcg.nodes)
+    plan.files.export(path)
     assert_well_written(path)
     placed = plan.shard(params, batch)
     (wanted, sent), (found, sends) = step(plan, *placed), step(names_of_file(path)["fn"], *placed)
@@ -228,10 +230,10 @@ def test_pipelines_forward_values_without_gradients(loss: Any, kind: str, tmp_pa
 
 def test_branches_on_separate_devices(tmp_path: Path) -> None:
     model = Small(towers, *towers_arguments())
-    path, options = tmp_path / "apart.py", {"search": "captured", "branches": 2, "progress": False}
+    path, options = tmp_path / "apart.py", {"search": "captured", "branch_groups": 2, "progress": False}
     plan = unity.optimize(model.loss, model.params, model.batch, machine=FOUR, **options)
-    assert any(n.kind == "branches" for n in plan.pcg.nodes)
-    plan.export(path)
+    assert any(n.kind == "branches" for n in plan.program.pcg.nodes)
+    plan.files.export(path)
     assert_well_written(path)
     assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
 
@@ -245,7 +247,7 @@ def test_bfloat16_and_a_tree_of_results(tmp_path: Path) -> None:
 
     model = Small(fn, half((8, 30)), half((4, 8)))
     plan, path = planned(model, PAIR), tmp_path / "half.py"
-    plan.export(path)
+    plan.files.export(path)
     assert_well_written(path)
     rng = np.random.default_rng(0)
     p, x = jnp.asarray(rng.normal(size=(8, 30)), jnp.bfloat16), jnp.asarray(rng.normal(size=(4, 8)), jnp.bfloat16)
@@ -255,7 +257,7 @@ def test_bfloat16_and_a_tree_of_results(tmp_path: Path) -> None:
 def test_equal_layers_are_one_function(tmp_path: Path) -> None:
     plan = planned(mlp(), Machine.grid(1, 1, "a100"))
     path = tmp_path / "layers.py"
-    plan.export(path)
+    plan.files.export(path)
     functions = [n for n in ast.parse(path.read_text()).body if isinstance(n, ast.FunctionDef)]
     program = next(n for n in functions if n.name == "program")
     assert sum(isinstance(n, ast.For) for n in ast.walk(program)) == 1
@@ -270,7 +272,7 @@ class Weights(NamedTuple):
 def test_arguments_of_user_defined_classes(tmp_path: Path) -> None:
     model = Small(lambda p, x: jnp.tanh(x @ p.w + p.b).sum(), Weights(f(4, 8), f(8)), f(4, 4))
     plan, path = planned(model, PAIR), tmp_path / "own.py"
-    plan.export(path)
+    plan.files.export(path)
     assert_well_written(path)
     names, (p, x) = names_of_file(path), (arrays(model.params), arrays(model.batch))
     assert "in_shardings" not in names
@@ -286,7 +288,7 @@ def named() -> Small:
 @pytest.mark.parametrize("model", [mlp, named])
 def test_the_file_runs_without_unity(model: Callable[[], Small], tmp_path: Path) -> None:
     path = tmp_path / "alone.py"
-    planned(model(), PAIR).export(path)
+    planned(model(), PAIR).files.export(path)
     assert_well_written(path)
     code = f"import runpy, sys; sys.modules['unity'] = None; runpy.run_path({str(path)!r}, run_name='__main__')"
     env = {**os.environ, "XLA_FLAGS": FLAGS, "JAX_PLATFORMS": "cpu", "PYTHONPATH": ""}
@@ -334,7 +336,7 @@ def test_operators_are_written_faithfully(name: str, tmp_path: Path) -> None:
 
 def test_operations_on_constants_stay_in_the_program(tmp_path: Path) -> None:
     model = Small(lambda w, x: w[jnp.array([0, 1, 2]) + 1].sum() + x.sum(), f(4, 4), f(4))
-    planned(model, PAIR).export(tmp_path / "constants.py")
+    planned(model, PAIR).files.export(tmp_path / "constants.py")
     assert_well_written(tmp_path / "constants.py")
 
 
@@ -371,13 +373,13 @@ def test_pieces_with_one_sample(tmp_path: Path) -> None:
     model, path = Small(loss, f(8, 4), f(2, 4, 8)), tmp_path / "one.py"
     for seed in range(4):
         plan = planned(model, PAIR, seed)
-        plan.export(path)
+        plan.files.export(path)
     assert_well_written(path)
 
 
 def assert_equal_results(plan: Plan, path: Path, model: Small) -> None:
     """Check that the exported file computes the plan's results, and that these are the function's."""
-    plan.export(path)
+    plan.files.export(path)
     assert_well_written(path)
     p, x = arrays(model.params), arrays(model.batch)
     wanted = plan(*plan.shard(p, x))
@@ -405,7 +407,7 @@ def test_a_loop_whose_samples_end_at_different_steps(tmp_path: Path) -> None:
 
     model = Small(fn, f(4), {"x": f(3, 4), "n": i(3)})
     plans = [planned(model, PAIR, seed) for seed in range(2)]
-    loops = [n for plan in plans for n in plan.pcg.nodes if n.kind == "while"]
+    loops = [n for plan in plans for n in plan.program.pcg.nodes if n.kind == "while"]
     assert {n.types[0][0].kind for n in loops} == {"U", "P"}  # whole on every device, and in pieces
     for plan in plans:
         assert_equal_results(plan, tmp_path / "apart.py", model)
@@ -423,7 +425,7 @@ def test_a_custom_rule_of_a_constant_argument(tmp_path: Path) -> None:
     model = Small(lambda p, x: ((x["x"] @ p) ** 2).mean() + log_gamma(jnp.float64(1.5)) * p.mean(), f(8, 8), {"x": f(4, 8)})
     for seed in range(4):
         plan, path = planned(model, PAIR, seed), tmp_path / "constant.py"
-        plan.export(path)
+        plan.files.export(path)
         assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
 
 
@@ -436,9 +438,9 @@ def test_a_file_with_a_cast_has_second_derivatives(tmp_path: Path) -> None:
 
     model = Small(loss, f(4, 6), f(8, 4))
     plans = (planned(model, PAIR, seed) for seed in range(100))
-    plan = next(p for p in plans if any(n.kind == "unreplicate" for n, _ in p.pcg.walk()))
+    plan = next(p for p in plans if any(n.kind == "unreplicate" for n, _ in p.program.pcg.walk()))
     path = tmp_path / "exported.py"
-    plan.export(path)
+    plan.files.export(path)
     assert "unreplicate.bind(" in path.read_text()
     assert_well_written(path)
     args = arrays(model.params), arrays(model.batch)

@@ -35,6 +35,6 @@ def test_a_replicated_loop_is_exported(step: Any, tmp_path: Path) -> None:
     with in_64_bits():
         shapes = f(16, 16), f(16, 16)
         plan = planned(loss, *shapes)[0]
-        plan.export(path := tmp_path / "plan.py")
+        plan.files.export(path := tmp_path / "plan.py")
         assert_well_written(path)
         assert_agrees(plan, path, *arrays(shapes))

@@ -70,7 +70,7 @@ def test_values_and_gradients_equal_the_plans(name: str, tmp_path: Path) -> None
     run = DIFFERENTIABLE[name]
     model, path = Small(lambda w, x: (run(w) ** 2).sum() + jnp.sin(x @ w).sum(), f(4, 4), f(4, 4)), tmp_path / "exported.py"
     plan = planned(model, PAIR)
-    plan.export(path)
+    plan.files.export(path)
     assert_well_written(path)
     assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
 
@@ -104,7 +104,7 @@ def test_values_equal_the_plans_where_jax_has_no_gradient(name: str, tmp_path: P
     run = VALUES[name]
     model, path = Small(lambda w, x: run(lax.stop_gradient(w)).sum() + jnp.sin(x @ w).sum(), f(4, 4), f(4, 4)), tmp_path / "e.py"
     plan = planned(model, PAIR)
-    plan.export(path)
+    plan.files.export(path)
     assert_well_written(path)
     assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
 
@@ -140,7 +140,7 @@ def test_random_numbers_of_the_gamma_family_equal_the_plans(name: str, tmp_path:
     run = RANDOM[name]
     model, path = Small(lambda w, x: (run(lax.stop_gradient(w)) * w).sum() + x.sum(), f(4, 4), f(4)), tmp_path / "exported.py"
     plan = planned(model, PAIR)
-    plan.export(path)
+    plan.files.export(path)
     assert_well_written(path)
     if name == "gamma":  # which takes seconds to compile
         assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
@@ -175,7 +175,7 @@ def test_host_functions_are_imported(name: str, tmp_path: Path) -> None:
     call, text = CALLED[name]
     model, path = Small(on_the_host(call, vmap_method="sequential"), f(4), f(4)), tmp_path / "exported.py"
     plan = planned(model, PAIR)
-    plan.export(path)
+    plan.files.export(path)
     assert text in path.read_text()
     assert_well_written(path, {"host_functions", __name__})
     assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
@@ -190,7 +190,7 @@ def test_several_host_functions_are_imported(tmp_path: Path) -> None:
 
     model, path = Small(loss, f(4), f(4)), tmp_path / "exported.py"
     plan = planned(model, PAIR)
-    plan.export(path)
+    plan.files.export(path)
     assert "from host_functions import both, shifted" in path.read_text()
     assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
 

@@ -49,7 +49,7 @@ def test_state_is_restored_under_another_plan(tmp_path: Path, other: dict[str, A
     saved(state, tmp_path / "state")
     found = restored(then, tmp_path / "state")
     equal(found, state)
-    for x, sharding in zip(jax.tree.leaves(found), jax.tree.leaves(then.shardings_like(found)), strict=True):
+    for x, sharding in zip(jax.tree.leaves(found), jax.tree.leaves(then.shard.shardings(found)), strict=True):
         assert x.sharding.is_equivalent_to(sharding, x.ndim)
     _, value = step_of(then)(found, then.shard(found[0], batch(2))[1])
     _, wanted = step_of(plan)(state, plan.shard(state[0], batch(2))[1])
@@ -61,8 +61,8 @@ def test_the_plans_differ() -> None:
     one, lean, captured = planned(1, 8), planned(1, 8, lean=True), planned(1, 6, search="captured")
     specs = [[str(s.spec) for s in jax.tree.leaves(p.in_shardings)] for p in (one, lean)]
     assert specs[0] != specs[1]
-    assert one.rewriting
-    assert not captured.rewriting
+    assert one.program.rewriting
+    assert not captured.program.rewriting
 
 
 def test_two_processes_go_on_where_one_stopped_and_back(tmp_path: Path) -> None:
@@ -87,10 +87,10 @@ def test_moments_lie_as_their_weights() -> None:
     plan = planned(1, 8, lean=True)
     params, none = plan.in_shardings[0], jax.sharding.PartitionSpec()
     assert any(any(s.spec) for s in jax.tree.leaves(params))
-    adam = plan.shardings_like(jax.eval_shape(OPTIMIZER.init, weights()))[1][0]
+    adam = plan.shard.shardings(jax.eval_shape(OPTIMIZER.init, weights()))[1][0]
     assert specs(adam.mu) == specs(adam.nu) == specs(params)
     assert adam.count.spec == none
-    assert specs(plan.shardings_like(weights())) == specs(params)
+    assert specs(plan.shard.shardings(weights())) == specs(params)
 
 
 def test_states_for_some_of_the_weights_follow_them() -> None:
@@ -98,7 +98,7 @@ def test_states_for_some_of_the_weights_follow_them() -> None:
     params, none = plan.in_shardings[0], jax.sharding.PartitionSpec()
     kinds = {"up": "slow", "left": "fast", "right": "fast"}
     optimizer = optax.multi_transform({"slow": optax.adam(1e-3), "fast": optax.sgd(0.1, momentum=0.9)}, kinds)
-    found = plan.shardings_like(jax.eval_shape(optimizer.init, weights())).inner_states
+    found = plan.shard.shardings(jax.eval_shape(optimizer.init, weights())).inner_states
     assert specs(found["slow"].inner_state[0].mu["up"]) == specs(params["up"])
     assert specs(found["fast"].inner_state[0].trace["left"]) == specs(params["left"])
     wide = {"w": jnp.zeros((256, 256))}
@@ -106,7 +106,7 @@ def test_states_for_some_of_the_weights_follow_them() -> None:
     big = unity.optimize(
         lambda p, x: ((x @ p["w"]) ** 2).mean(), wide, jnp.zeros((8, 256)), machine=unity.Machine.grid(1, 8, "a100"), progress=False
     )
-    assert {s.spec for s in jax.tree.leaves(big.frontier[-1].shardings_like(factored))} == {none}
+    assert {s.spec for s in jax.tree.leaves(big.frontier[-1].shard.shardings(factored))} == {none}
 
 
 def test_several_arguments_are_weights() -> None:
@@ -116,7 +116,7 @@ def test_several_arguments_are_weights() -> None:
     w, v, x = {"a": jnp.zeros((16, 64))}, {"a": jnp.zeros((64, 16))}, jnp.zeros((16, 16))
     machine = unity.Machine.grid(1, 8, "a100")
     plan = unity.optimize(two, w, v, x, argnums=(0, 1), machine=machine, objective="memory", progress=False)
-    state = plan.shardings_like(jax.eval_shape(optax.adam(1e-3).init, (w, v)))
+    state = plan.shard.shardings(jax.eval_shape(optax.adam(1e-3).init, (w, v)))
     assert specs(state[0].mu) == specs(plan.in_shardings[:2])
     assert any(any(s.spec) for s in jax.tree.leaves(state))
 
@@ -125,7 +125,7 @@ def test_a_bare_array_is_a_weight() -> None:
     machine = unity.Machine.grid(1, 8, "a100")
     x = jnp.zeros((8, 16))
     plan = unity.optimize(lambda w, x: (x @ w).sum(), jnp.zeros((16, 64)), x, machine=machine, objective="memory", progress=False)
-    state = plan.shardings_like(optax.adam(1e-3).init(jnp.zeros((16, 64))))
+    state = plan.shard.shardings(optax.adam(1e-3).init(jnp.zeros((16, 64))))
     assert state[0].mu.spec == plan.in_shardings[0].spec
     assert state[0].count.spec == jax.sharding.PartitionSpec()
 

@@ -71,7 +71,9 @@ def test_only_arguments_results_and_changes_are_constrained():
     plan = unity.optimize(lambda w, x: jnp.tanh(x @ w).mean(), w, x, machine=EIGHT, constraints=pin, progress=False, training=False)
     assert [str(v) for v in plan.in_specs] == ["P()", "P('device',)"]
     program = jax.make_jaxpr(plan.constrained())(jnp.ones(w.shape), jnp.ones(x.shape))
-    changes = [node.kind for node in plan.pcg.nodes if node.kind in ("combine", "reduce")]  # `replicate` leaves values as they are
+    changes = [
+        node.kind for node in plan.program.pcg.nodes if node.kind in ("combine", "reduce")
+    ]  # `replicate` leaves values as they are
     assert constraints_in(program.jaxpr) == 2 + len(changes) + 1
 
 
@@ -121,21 +123,21 @@ def test_what_is_recomputed_is_recomputed():
     weights = [(jnp.tile(up, (1, 8)) / 16, jnp.tile(down, (8, 1)) / 16) for up, down in params]
     pins = [unity.pin("params[*][*]", P("device")), unity.pin("x", P("device"))]
     plan = unity.optimize(fn, weights, x, machine=EIGHT, constraints=pins, objective="memory", progress=False, budget=0)
-    assert any(node.attributes.get("again") for node in plan.pcg.nodes)
+    assert any(node.attributes.get("again") for node in plan.program.pcg.nodes)
     close(jax.grad(plan.constrained(), has_aux=True)(*plan.shard(weights, x)), jax.grad(fn, has_aux=True)(weights, x))
 
 
 def test_it_runs_on_explicit_axes_that_are_not_set():
     mesh = jax.make_mesh((2, 4), ("data", "tensor"))
     plan, args = planned("attention", mesh, constraints=[unity.pin("x", P("data")), unity.pin("w", P(None, "tensor"))])
-    assert AxisType.Explicit in plan.mesh.axis_types
+    assert AxisType.Explicit in plan.inspect.mesh.axis_types
     found = jax.jit(jax.value_and_grad(plan.constrained(), has_aux=True))(*plan.shard(*args))
     close(found, jax.value_and_grad(FUNCTIONS["attention"][0], has_aux=True)(*args))
 
 
 def test_a_pipeline_is_refused():
     fn, params, x = FUNCTIONS["scan"]
-    plan = unity.optimize(fn, params, x, machine=EIGHT, pipelines=(2, 4), progress=False)
+    plan = unity.optimize(fn, params, x, machine=EIGHT, pipeline=unity.PipelineShape(2, 4), progress=False)
     with pytest.raises(PlanError, match="devices run different operators at a time"):
         plan.constrained()
 

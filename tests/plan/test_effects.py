@@ -26,6 +26,7 @@ import unity
 from unity.pcg.capture.capture import capture
 from unity.pcg.capture.observations import SMALL
 from unity.pcg.jaxprs.effects import dropped, warn
+from unity.plan.stream import Stream
 
 pytestmark = pytest.mark.usefixtures("own_cache")  # derivative rules are read while a plan is searched
 
@@ -133,7 +134,7 @@ def test_effects_leave_the_plan_as_it_is() -> None:
         jax.debug.print("loss {}", value)
         return value
 
-    assert planned(loss).pcg.key == silent.pcg.key
+    assert planned(loss).program.pcg.key == silent.program.pcg.key
 
 
 def test_a_print_shows_the_whole_value_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,13 +175,13 @@ def test_a_rewritten_program_has_the_effects_of_the_function() -> None:
     rng = np.random.default_rng(0)
     a, b, x = (jnp.asarray(rng.normal(size=shape) / 8, "float32") for shape in ((64, 256), (256, 8), (4096, 64)))
     plan = unity.optimize(loss, {"a": a, "b": b}, x, machine=MACHINE, budget=10, progress=False)
-    assert plan.rewriting
+    assert plan.program.rewriting
     agrees(loss, plan, {"a": a, "b": b}, x)
 
 
 def test_a_saved_plan_has_the_effects(tmp_path: Path) -> None:
     fn = partial(model, effect=EFFECTS["debug.callback"])
-    planned(fn).save(tmp_path / "plan.json")
+    planned(fn).files.save(tmp_path / "plan.json")
     agrees(fn, unity.load(tmp_path / "plan.json", fn, *arguments()))
 
 
@@ -188,7 +189,7 @@ def test_an_export_leaves_effects_out(tmp_path: Path) -> None:
     fn = partial(model, effect=EFFECTS["debug.callback"])
     plan = planned(fn)
     with pytest.warns(UserWarning, match=r"test_effects\.py:\d+ .*jax\.debug\.callback is left out of the exported file"):
-        plan.export(tmp_path / "plan.py")
+        plan.files.export(tmp_path / "plan.py")
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu", "PATH": ""}
     done = subprocess.run([sys.executable, tmp_path / "plan.py"], env=flags, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -469,11 +470,11 @@ def test_a_pipeline_shows_its_loss_once_a_step(schedule: str) -> None:
         return value
 
     args = arguments()
-    plan = planned(loss, *args, pipelines=(2, 4, schedule))
+    plan = planned(loss, *args, pipeline=unity.PipelineShape(2, 4, schedule))
     if schedule != "2bw":
         agrees(loss, plan)
         return
-    stream = plan.stream
+    stream = Stream(plan)
     (_, (first, _)), effects = logged(lambda: stream.step(stream.start(*args), *args))
     assert effects == [("loss", pytest.approx(float(first), abs=1e-3))]
     assert effects == logged(lambda: stream.finish(stream.start(*args)))[1]

@@ -44,7 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "few devices": {"objective": "devices"},
     "a limit": {"memory_limit": 2e6, "argnums": (0, 1)},
     "no limit": {"memory_limit": float("inf")},
-    "a pipeline": {"pipelines": (2, 4), "argnums": (0, 1)},
+    "a pipeline": {"pipeline": unity.PipelineShape(2, 4), "argnums": (0, 1)},
     "packed": {"pack": True, "search": "unity", "budget": 4, "argnums": (0, 1)},
     "rules": {"search": "unity-rules", "budget": 10, "argnums": 1},
     "a constraint": {"constraints": unity.pin("x", jax.sharding.PartitionSpec("node")), "argnums": (0, 1)},
@@ -53,22 +53,23 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def planned(fn: Any, **options: Any) -> unity.Plan:
-    return unity.optimize(fn, *ARGS, **{"machine": GRID, "search": "captured", "progress": False, **options})
+    options = {"machine": GRID, "search": "captured", "progress": False, **options}
+    return unity.optimize(fn, *ARGS, **options)
 
 
 def said(plan: unity.Plan) -> dict[str, Any]:
     out = io.StringIO()
     plan.explain(file=out)
     plan.explain("x", file=out)
-    timeline = plan.memory_timeline()
-    moments = plan.shardings_like({"mu": ARGS[:2]})
+    timeline = plan.inspect.memory_timeline()
+    moments = plan.shard.shardings({"mu": ARGS[:2]})
     return {
-        "figures": (plan.time, plan.memory, plan.search_seconds, repr(plan)),
+        "figures": (plan.time, plan.memory, plan.inspect.search_seconds, repr(plan)),
         "explain": out.getvalue(),
         "held": (timeline.peak, str(timeline)),
-        "simulated": plan.simulate().makespan,
+        "simulated": plan.inspect.simulate().makespan,
         "moments": [str(s.spec) for s in jax.tree.leaves(moments)],
-        "data": plan.to_json(),
+        "data": plan.inspect.to_json(),
         "frontier": [(p.time, p.memory) for p in plan.frontier],
     }
 
@@ -79,13 +80,13 @@ def test_a_loaded_plan_says_what_the_saved_one_said(fn: Any, options: dict[str, 
     if fn is whole and ("pipelines" in options or "objective" in options):
         pytest.skip("it has no layers and no gradients")
     plan = planned(fn, **options)
-    plan.save(tmp_path / "plan.json")
+    plan.files.save(tmp_path / "plan.json")
     assert said(unity.load(tmp_path / "plan.json", fn, *ARGS)) == said(plan)
 
 
 def test_a_plan_without_a_limit_has_none_when_it_is_read(tmp_path: Path) -> None:
     plans = [planned(loss, memory_limit=float("inf")) for _ in range(2)]  # the second one is read from the cache
-    plans[0].save(tmp_path / "plan.json")
+    plans[0].files.save(tmp_path / "plan.json")
     for plan in (*plans, unity.load(tmp_path / "plan.json", loss, *ARGS)):
         out = io.StringIO()
         plan.explain("x", file=out)
@@ -94,12 +95,12 @@ def test_a_plan_without_a_limit_has_none_when_it_is_read(tmp_path: Path) -> None
 
 def test_other_arguments_than_planned_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    planned(loss, argnums=(0, 1)).save(path)
+    planned(loss, argnums=(0, 1)).files.save(path)
     for same in ((0, 1), (1, 0), [0, -2]):
         unity.load(path, loss, *ARGS, argnums=same)
     with pytest.raises(PlanError, match=r"gradients of args\[0\], args\[1\], but argnums=0 names others"):
         unity.load(path, loss, *ARGS, argnums=0)
-    planned(loss, training=False).save(path)
+    planned(loss, training=False).files.save(path)
     unity.load(path, loss, *ARGS, argnums=())
     with pytest.raises(PlanError, match=r"planned without gradients, but argnums=0 names some"):
         unity.load(path, loss, *ARGS, argnums=0)

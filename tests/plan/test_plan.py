@@ -56,7 +56,7 @@ def test_a_plan_is_checked_for_devices_that_are_given() -> None:
     plan, devices = planned(), jax.devices()[::-1]
     for chosen in (devices, Mesh(devices, "d")):
         assert plan.check(devices=chosen).lines == plan.check().lines
-    assert list(plan.mesh.devices.flat) == jax.devices()[:8]
+    assert list(plan.inspect.mesh.devices.flat) == jax.devices()[:8]
     with pytest.raises(PlanError, match=r"is for 8 devices .*, but 3 are given"):
         plan.check(devices=devices[:3])
 
@@ -80,7 +80,7 @@ def test_a_scan_of_no_steps_is_planned_and_runs() -> None:
     w, x = jnp.zeros((0, 8, 8)), jnp.ones((16, 8))
     plan = unity.optimize(fn, w, x, machine=MACHINE, progress=False)
     assert plan(*plan.shard(w, x)) == 128
-    assert np.isfinite([plan.time, plan.simulate().makespan]).all()
+    assert np.isfinite([plan.time, plan.inspect.simulate().makespan]).all()
     assert plan.check().agrees()
 
 
@@ -163,8 +163,8 @@ def test_a_mesh_that_the_user_has_set_is_no_plans(tmp_path: Path) -> None:
             jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), got, wanted)
     with jax.set_mesh(explicit):
         assert plan.check().agrees()
-        assert plan.memory_timeline().peak > 0
-        plan.export(tmp_path / "exported.py")
+        assert plan.inspect.memory_timeline().peak > 0
+        plan.files.export(tmp_path / "exported.py")
         got = jax.jit(jax.grad(plan))(params, batch)
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), got, wanted)
     with pytest.raises(PlanError, match=r"inside of a jax\.shard_map"):
@@ -214,7 +214,7 @@ def test_the_same_search_again_comes_from_the_cache(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("unity.search.session.assemble", lambda *a, **k: pytest.fail("searched again"))
     second = planned()
     assert (second.time, second.memory) == (first.time, first.memory)
-    assert second.pcg.key == first.pcg.key
+    assert second.program.pcg.key == first.program.pcg.key
 
 
 def test_a_damaged_cache_entry_is_set_aside(own_cache: Path) -> None:
@@ -231,9 +231,9 @@ def test_a_cache_that_may_not_be_written_or_looked_into_is_gone_without(own_cach
     (entry,) = (own_cache / "unity" / "plans").glob("*.json")
     entry.write_text(entry.read_text()[:100])
     (entry.with_suffix(".corrupt") / "in the way").mkdir(parents=True)  # the file cannot be moved there, whoever runs this
-    assert planned().pcg.key == found.pcg.key
+    assert planned().program.pcg.key == found.program.pcg.key
     monkeypatch.setenv("XDG_CACHE_HOME", str(own_cache / ("long" * 100)))  # no such name can be looked up
-    assert planned().pcg.key == found.pcg.key
+    assert planned().program.pcg.key == found.program.pcg.key
 
 
 def test_the_frontier_trades_time_for_memory() -> None:
@@ -253,7 +253,7 @@ def test_objectives() -> None:
     assert leanest.memory <= fastest.memory
     assert fastest.time <= leanest.time
     fewest = unity.optimize(loss, *arguments(), machine=MACHINE, progress=False, objective="devices")
-    assert fewest.machine.devices == 1
+    assert fewest.inspect.machine.devices == 1
     limit = planned().memory * 1.01
     fewer = unity.optimize(loss, *arguments(), machine=MACHINE, progress=False, objective="devices", memory_limit=limit)
     assert fewer.memory <= limit
@@ -352,7 +352,7 @@ def test_a_checked_plan_has_a_gradient() -> None:
 def test_a_plan_is_copied_as_itself_and_kept_in_a_file_alone() -> None:
     plan = planned()
     assert copy.copy(plan) is copy.deepcopy({"loss": plan})["loss"] is plan
-    with pytest.raises(unity.PlanError, match=r"plan\.save.*unity\.load"):
+    with pytest.raises(unity.PlanError, match=r"plan\.files\.save.*unity\.load"):
         pickle.dumps(plan)
 
 
@@ -375,7 +375,7 @@ def test_arguments_by_name() -> None:
 def test_fewer_devices_than_planned_for() -> None:
     params, batch = arguments()
     plan = unity.optimize(loss, params, batch, machine=unity.Machine.grid(4, 8, "h100"), progress=False)
-    assert plan.pcg.axes
+    assert plan.program.pcg.axes
     with pytest.raises(unity.PlanError, match=r"for 32 devices .* JAX sees 8"):
         plan(params, batch)
 
@@ -396,16 +396,16 @@ def test_forward_only() -> None:
 
 def test_save_and_load(tmp_path: Path) -> None:
     plan = planned()
-    plan.save(tmp_path / "plan.json")
+    plan.files.save(tmp_path / "plan.json")
     again = unity.load(tmp_path / "plan.json", loss, *arguments())
-    assert again.pcg.key == plan.pcg.key
+    assert again.program.pcg.key == plan.program.pcg.key
     assert [p.time for p in again.frontier] == [p.time for p in plan.frontier]
-    assert again.frontier[-1].pcg.key == plan.frontier[-1].pcg.key
+    assert again.frontier[-1].program.pcg.key == plan.frontier[-1].program.pcg.key
 
 
 def test_foreign_plans_are_refused_with_the_difference(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    planned().save(path)
+    planned().files.save(path)
     with pytest.raises(unity.PlanError, match=r"args\[1\]\['x'\] is float32\[16,64\], was float32\[32,64\]"):
         unity.load(path, loss, *arguments(rows=16))
     with pytest.raises(unity.PlanError, match="another function"):

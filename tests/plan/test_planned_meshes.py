@@ -131,11 +131,13 @@ def test_a_plan_runs_in_the_users_mesh_as_its_function(tmp_path_factory: pytest.
         plan, args = planned(name, mesh, constraints=[unity.pin(path, spec) for path, spec in pins])
     except unity.InfeasibleError:  # a function, such as the convolution, may not go with a sharding
         return
-    assert plan.mesh == mesh
-    assert plan.abstract_mesh == mesh.abstract_mesh
+    assert plan.inspect.mesh == mesh
+    assert plan.inspect.abstract_mesh == mesh.abstract_mesh
     assert plan.mesh_shape == dict(mesh.shape)
-    specs = dict(zip(plan.family.captured.paths, jax.tree.leaves(plan.in_specs, is_leaf=lambda x: isinstance(x, P)), strict=True))
-    shapes = dict(zip(plan.family.captured.paths, map(np.shape, jax.tree.leaves(args)), strict=True))
+    specs = dict(
+        zip(plan.program.family.captured.paths, jax.tree.leaves(plan.in_specs, is_leaf=lambda x: isinstance(x, P)), strict=True)
+    )
+    shapes = dict(zip(plan.program.family.captured.paths, map(np.shape, jax.tree.leaves(args)), strict=True))
     for path, spec in pins:
         one, other = (NamedSharding(mesh, s) for s in (spec, specs[path]))
         assert one.is_equivalent_to(other, len(shapes[path])), path
@@ -152,10 +154,14 @@ def test_a_plan_runs_in_the_users_mesh_as_its_function(tmp_path_factory: pytest.
         assert jax.tree.map(jax.typeof, found[1]) == jax.tree.map(jax.typeof, placed[0])
     assert plan.check().agrees()
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    plan.save(path)
+    plan.files.save(path)
     loaded = unity.load(path, fn, *args)
-    assert (loaded.pcg.key, loaded.machine, loaded.mesh_shape) == (plan.pcg.key, plan.machine, plan.mesh_shape)
-    assert loaded.on(mesh).mesh == mesh
+    assert (loaded.program.pcg.key, loaded.inspect.machine, loaded.mesh_shape) == (
+        plan.program.pcg.key,
+        plan.inspect.machine,
+        plan.mesh_shape,
+    )
+    assert loaded.on(mesh).inspect.mesh == mesh
     assert loaded.on(mesh).in_shardings == plan.in_shardings
 
 
@@ -183,12 +189,12 @@ def test_every_message_and_table_has_the_users_names(capsys: pytest.CaptureFixtu
     assert plan.in_specs[0][0][0] == P("fsdp", "tensor")
     plan.explain()
     plan.explain("params[0][0]")
-    print(plan, plan.diff(), repr(plan.abstract_mesh))
+    print(plan, plan.inspect.diff(), repr(plan.inspect.abstract_mesh))
     text = capsys.readouterr().out
     assert "dimension 0 over fsdp (2), dimension 1 over tensor (8)" in text
     assert not any(f"{letter}{k}" in text.replace(".", " ").split() for letter in "nd" for k in range(5))
-    plan.report(tmp_path / "report.html")
-    plan.export(tmp_path / "plain.py")
+    plan.files.report(tmp_path / "report.html")
+    plan.files.export(tmp_path / "plain.py")
     assert "AXES = {'replica': 2, 'fsdp': 2, 'tensor': 8}" in (tmp_path / "plain.py").read_text().replace('"', "'")
 
 
@@ -208,14 +214,14 @@ def test_stated_shardings_are_kept_by_the_names_of_the_mesh():
 
     w, x = (jax.device_put(array(16, 16), NamedSharding(mesh, P("tensor", "data"))) for _ in range(2))
     machine = unity.Machine.grid(1, 8, "a100")
-    plan = unity.optimize(fn, w, x, machine=machine, mesh=mesh, shardings="keep", progress=False)
+    plan = unity.optimize(fn, w, x, machine=machine, mesh=mesh, constraints=unity.keep_shardings(), progress=False)
     assert plan.in_specs == (P("tensor", "data"), P("tensor", "data"))
     close(jax.value_and_grad(plan)(w, x), jax.value_and_grad(fn)(w, x))
 
 
 def test_a_pipelines_stages_are_an_axis_of_the_mesh():
     mesh = jax.make_mesh((4, 2), ("time", "data"))  # a name that micro-batches do not have
-    plan, args = planned("scan", mesh, pipelines=(4, 4))
+    plan, args = planned("scan", mesh, pipeline=unity.PipelineShape(4, 4))
     assert plan.in_specs[0][0][0] == "time"
     close(jax.jit(jax.value_and_grad(plan, has_aux=True))(*plan.shard(*args)), jax.value_and_grad(scanned, has_aux=True)(*args))
 
@@ -231,7 +237,7 @@ def test_without_a_machine_the_mesh_is_of_this_process(monkeypatch: pytest.Monke
     mesh = Mesh(np.array(jax.devices()[:5:-1]), ("data",))
     for given_mesh in (mesh, mesh.abstract_mesh):
         plan = unity.optimize(fn, params, x, mesh=given_mesh, progress=False, budget=0)
-        assert plan.mesh.shape == {"data": 2}
+        assert plan.inspect.mesh.shape == {"data": 2}
     assert described == [jax.devices()[:5:-1], jax.devices()[:2]]
 
 
@@ -276,6 +282,6 @@ def test_a_mesh_whose_hosts_are_not_units_of_the_machine_is_refused():
     plan, _ = planned("mlp", AbstractMesh((2, 2), ("data", "tensor")), machine)
     orders = [np.array([hosts[k] for k in order], object).reshape(2, 2) for order in ((0, 1, 2, 3), (0, 2, 1, 3))]
     in_order, crossed = (plan.on(Mesh(devices, ("data", "tensor"))) for devices in orders)
-    assert list(in_order.mesh.devices.flat) == hosts
+    assert list(in_order.inspect.mesh.devices.flat) == hosts
     with pytest.raises(PlanError, match="several hosts among 0 to 1"):
-        _ = crossed.mesh
+        _ = crossed.inspect.mesh

@@ -21,11 +21,11 @@ def planned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> unity.Plan:
 
 
 def searched(plan: unity.Plan) -> bool:
-    return "frontier" in vars(plan.family) or "frontier" in vars(plan.family.search)
+    return "frontier" in vars(plan.program.family) or "frontier" in vars(plan.program.family.search)
 
 
 def saved(plan: unity.Plan, path: Path) -> dict[str, Any]:
-    plan.save(path)
+    plan.files.save(path)
     return json.loads(path.read_text())
 
 
@@ -52,5 +52,5 @@ def test_what_was_searched_for_is_saved_whole(tmp_path: Path, monkeypatch: pytes
     assert data["whole"]
     again = unity.load(tmp_path / "plan.json", loss, *arguments(LAYERS))
     assert [p.time for p in again.frontier] == wanted
-    assert not searched(again) or "frontier" not in vars(again.family.search)
+    assert not searched(again) or "frontier" not in vars(again.program.family.search)
     assert content(of_plan(again))["frontier"]["whole"]

@@ -32,7 +32,7 @@ def planned(**options):
 def predicted():
     """The plan that nothing is run for; it is searched for once."""
     found = planned()
-    assert found.tried == ()
+    assert found.inspect.tried == ()
     return found
 
 
@@ -44,26 +44,26 @@ def running(monkeypatch, seconds):
 def test_what_runs_fastest_is_taken(monkeypatch):
     running(monkeypatch, lambda k: 1.0 - 0.1 * k)
     found = planned(measure=True)
-    first, *others = found.tried
+    first, *others = found.inspect.tried
     assert (first.predicted, first.memory) == (found.time, found.memory)
-    assert first.measured == min(t.measured for t in found.tried if t.measured is not None) < 1
+    assert first.measured == min(t.measured for t in found.inspect.tried if t.measured is not None) < 1
     assert found.time > predicted().time
-    assert sum(t.measured is not None for t in found.tried) == RUN
+    assert sum(t.measured is not None for t in found.inspect.tried) == RUN
     assert len(others) < SIMULATED
-    assert all(t.predicted <= NEAR * predicted().time for t in found.tried)
+    assert all(t.predicted <= NEAR * predicted().time for t in found.inspect.tried)
 
 
 def test_what_is_not_clearly_faster_does_not_take_the_place_of_the_predicted_best(monkeypatch):
     running(monkeypatch, lambda k: 1.0 if k == 0 else CLEARLY + 0.001)
     found = planned(measure=True)
     assert found.time == predicted().time
-    assert found.tried[0].measured == 1.0
+    assert found.inspect.tried[0].measured == 1.0
 
 
 def test_those_that_are_run_are_the_best_simulated(monkeypatch):
     running(monkeypatch, lambda k: 1.0)
     ran, others = [], []
-    for t in planned(measure=True).tried[1:]:
+    for t in planned(measure=True).inspect.tried[1:]:
         (others if t.measured is None else ran).append(t.simulated)
     assert len(ran) == RUN - 1
     assert max(ran) <= min(others, default=np.inf)
@@ -75,8 +75,8 @@ def test_what_the_devices_cannot_run_is_not_chosen(monkeypatch):
     monkeypatch.setattr("unity.planning.ranking.can_run", lambda plan: plan.time != best.time)
     found = planned(measure=True)
     assert found.time > best.time
-    assert sum(t.measured is not None for t in found.tried) == RUN
-    assert {t.measured for t in found.tried if t.predicted == best.time} == {None}
+    assert sum(t.measured is not None for t in found.inspect.tried) == RUN
+    assert {t.measured for t in found.inspect.tried if t.predicted == best.time} == {None}
 
 
 def test_if_they_can_run_none_it_is_the_predicted_best(monkeypatch):
@@ -89,14 +89,14 @@ def test_a_limit_holds_for_what_is_tried(monkeypatch):
     running(monkeypatch, lambda k: 1.0 - 0.1 * k)
     limit = 0.9 * predicted().memory
     found = planned(measure=True, memory_limit=limit)
-    assert all(t.memory <= limit for t in found.tried)
+    assert all(t.memory <= limit for t in found.inspect.tried)
 
 
 def test_it_is_explained_and_the_cache_gives_the_same_plan(monkeypatch, capsys):
     running(monkeypatch, lambda k: 1.0 - 0.1 * k)
     found = planned(measure=True)
     found.explain()
-    assert f"of {len(found.tried)} plans that were simulated, {RUN} were run" in capsys.readouterr().out
+    assert f"of {len(found.inspect.tried)} plans that were simulated, {RUN} were run" in capsys.readouterr().out
     running(monkeypatch, lambda k: pytest.fail("nothing is run again"))
     again = planned(measure=True)
     assert (again.time, again.memory) == (found.time, found.memory)
@@ -116,8 +116,8 @@ def test_plans_are_really_run():
 
     args = {"a": f((32, 64)), "b": f((64, 32))}, f((64, 32))
     plan = unity.optimize(loss, *args, progress=False, measure=True)
-    assert all(t.measured is None or t.measured > 0 for t in plan.tried)
-    assert plan.tried[0].measured is not None
+    assert all(t.measured is None or t.measured > 0 for t in plan.inspect.tried)
+    assert plan.inspect.tried[0].measured is not None
     np.testing.assert_allclose(plan(*args), loss(*args), rtol=1e-6)
     one, other = relative([step_of(plan, Training())] * 2)
     assert one > 0

@@ -39,9 +39,13 @@ CASES = {  # the kinds of transformations: the function, its arguments, and opti
     ("pipeline", "branches"): (
         forked_layers.loss,
         (forked_layers.weights(), forked_layers.batch()),
-        {"branches": 2, "pipelines": (2, 4), "budget": 0},
+        {"branch_groups": 2, "pipeline": unity.PipelineShape(2, 4), "budget": 0},
     ),
-    ("pipeline",): (unlike_models.mlp, unlike_models.mlp_arguments(), {"pipelines": (2, 4), "pack": True, "budget": 0}),
+    ("pipeline",): (
+        unlike_models.mlp,
+        unlike_models.mlp_arguments(),
+        {"pipeline": unity.PipelineShape(2, 4), "pack": True, "budget": 0},
+    ),
 }
 
 
@@ -49,26 +53,26 @@ CASES = {  # the kinds of transformations: the function, its arguments, and opti
 def test_transformations_are_applied_again_from_a_file_that_has_all_of_them(kinds: tuple[str, ...], tmp_path: Path) -> None:
     fn, args, options = CASES[kinds]
     plan, path = unity.optimize(fn, *args, machine=TREE, progress=False, **options), tmp_path / "plan.json"
-    assert tuple(t.kind for t in plan.transformations) == kinds
-    plan.save(path)
+    assert tuple(t.kind for t in plan.program.transformations) == kinds
+    plan.files.save(path)
     again = unity.load(path, fn, *args)
-    assert [(t.record, str(t), t.packing) for t in again.transformations] == [
-        (t.record, str(t), t.packing) for t in plan.transformations
+    assert [(t.record, str(t), t.packing) for t in again.program.transformations] == [
+        (t.record, str(t), t.packing) for t in plan.program.transformations
     ]
-    assert again.pcg.key == plan.pcg.key
+    assert again.program.pcg.key == plan.program.pcg.key
 
 
 @pytest.mark.parametrize("kinds", CASES)
 def test_each_leads_from_its_program_to_the_next_and_to_no_other(kinds: tuple[str, ...]) -> None:
     fn, args, options = CASES[kinds]
     plan = unity.optimize(fn, *args, machine=TREE, progress=False, **options)
-    program, earlier = plan.family.original, ()
-    for t in plan.transformations:
+    program, earlier = plan.program.family.original, ()
+    for t in plan.program.transformations:
         assert t.before.graph.key == program.graph.key
-        source = TransformationSource(plan.family.original, earlier, TREE, default_library)
+        source = TransformationSource(plan.program.family.original, earlier, TREE, default_library)
         assert t.record.apply(source).after.graph.key == t.after.graph.key
         t.check()
         with pytest.raises(DerivationError):
             replace(t, after=t.before).check()
         program, earlier = t.after, (*earlier, t)
-    assert program is plan.family.captured
+    assert program is plan.program.family.captured

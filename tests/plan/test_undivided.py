@@ -76,13 +76,16 @@ ODD, EVEN = (f(1023, 1025), f(77, 1023)), (f(1024, 1024), f(8192, 1024))
 def test_what_is_whole_takes_as_long_as_on_one_device(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Where launches cost nothing, what is divided takes less than it does alone."""
     plan = planned(fn, *args, machine=FREE)
-    steps, alone = differentiated_in(plan), on_one_device(plan.serial)
+    steps, alone = differentiated_in(plan), on_one_device(plan.program.serial)
     seconds_alone = {id(t.node): t.forward + t.backward for t in predict(alone, FREE.alone, steps).operators}
     before = {
-        id(node): id(single) for (_, single), (_, node) in zip(twins(plan.serial, alone), twins(plan.serial, plan.pcg), strict=True)
+        id(node): id(single)
+        for (_, single), (_, node) in zip(
+            twins(plan.program.serial, alone), twins(plan.program.serial, plan.program.pcg), strict=True
+        )
     }
     found, total = defaultdict[tuple[str, str], float](float), 0.0
-    for term in predict(plan.pcg, plan.machine, steps).operators:
+    for term in predict(plan.program.pcg, plan.inspect.machine, steps).operators:
         seconds = term.forward + term.backward
         total += seconds
         if seconds and seconds == pytest.approx(seconds_alone[before[id(term.node)]], rel=1e-9):
@@ -130,8 +133,12 @@ def test_stages_of_a_pipeline_are_divided() -> None:
     """Each device runs one stage, though no axis divides what is in it."""
     args = {"in": f(8, 8), "layers": f(4, 8, 8), "out": f(8, 8)}, f(64, 8), f(64, 8)
     plan = models.planned(models.loss, args, stages=2)
-    stages = {id(n) for node, _ in plan.pcg.walk() if node.kind == "pipeline" and node.inside for n, _ in node.inside.walk()}
-    shares = [t.share for t in predict(plan.pcg, plan.machine, differentiated_in(plan)).operators if id(t.node) in stages]
+    stages = {
+        id(n) for node, _ in plan.program.pcg.walk() if node.kind == "pipeline" and node.inside for n, _ in node.inside.walk()
+    }
+    shares = [
+        t.share for t in predict(plan.program.pcg, plan.inspect.machine, differentiated_in(plan)).operators if id(t.node) in stages
+    ]
     assert shares
     assert max(shares) <= 0.5
 

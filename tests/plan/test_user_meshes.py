@@ -233,11 +233,11 @@ def test_arguments_that_a_plan_places_are_of_the_users_mesh_and_a_step_goes_on_w
         assert all(x.sharding.mesh == MESH for x in jax.tree.leaves(args))
         assert any(x.sharding.spec for x in jax.tree.leaves(args))
         assert jax.tree.leaves(plan.in_shardings) == [x.sharding for x in jax.tree.leaves(args)]
-        assert jax.tree.leaves(plan.shardings_like(args[0])) == [x.sharding for x in jax.tree.leaves(args[0])]
+        assert jax.tree.leaves(plan.shard.shardings(args[0])) == [x.sharding for x in jax.tree.leaves(args[0])]
         for changed in (CALLS | UPDATED).values():
             close(changed(plan)(*args), changed(loss)(*weights()))
     own = plan.shard(*weights())
-    assert all(x.sharding.mesh == plan.mesh for x in jax.tree.leaves(own))
+    assert all(x.sharding.mesh == plan.inspect.mesh for x in jax.tree.leaves(own))
     for changed in (CALLS | UPDATED).values():
         close(changed(plan)(*own), changed(free)(*weights()))
     with jax.set_mesh(MESH):  # arrays of the plan's own mesh are taken there, too
@@ -298,7 +298,7 @@ def test_planning_runs_programs_on_devices_of_its_own_choice_under_a_mesh(monkey
         plan = unity.optimize(lambda w, x: jnp.mean((x @ w) ** 2), w, x, measure=True, budget=0, pipelines=False, progress=False)
         assert jax.sharding.get_mesh() == MESH
     assert there == jax.devices()
-    assert plan.machine.devices == 4
+    assert plan.inspect.machine.devices == 4
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
@@ -320,7 +320,7 @@ def test_a_region_of_explicit_axes_under_an_automatic_mesh_is_read_too() -> None
     w, x = matrices()
     with jax.set_mesh(AUTO):
         plan = unity.optimize(fn, w, x, machine=MACHINE, progress=False)
-        assert plan.original.key == capture(lambda w, x: jnp.sum(jnp.sin(x @ w) ** 2), w, x).graph.key
+        assert plan.program.original.key == capture(lambda w, x: jnp.sum(jnp.sin(x @ w) ** 2), w, x).graph.key
         close(jax.jit(jax.value_and_grad(plan))(w, x), jax.jit(jax.value_and_grad(fn))(w, x))
 
 
@@ -335,18 +335,18 @@ def test_kept_shardings_are_those_of_the_plan(tmp_path: Path) -> None:
     w = jax.ShapeDtypeStruct((64, 64), "float32", sharding=NamedSharding(mesh, P(None, "y")))
     x = jax.ShapeDtypeStruct((64, 64), "float32")
     with use_abstract_mesh(mesh):
-        kept = unity.optimize(deep, w, x, machine=machine, shardings="keep", progress=False)
-        kept.save(tmp_path / "kept.json")
-        assert unity.load(tmp_path / "kept.json", deep, w, x).pcg.key == kept.pcg.key
+        kept = unity.optimize(deep, w, x, machine=machine, constraints=unity.keep_shardings(), progress=False)
+        kept.files.save(tmp_path / "kept.json")
+        assert unity.load(tmp_path / "kept.json", deep, w, x).program.pcg.key == kept.program.pcg.key
         plan = unity.optimize(deep, w, x, machine=machine, progress=False)
     assert plan.time <= kept.time
     assert kept.in_shardings[0].spec == P(None, ("d0", "d1"))
-    stated = [str(c) for c in kept.family.bound.every]
+    stated = [str(c) for c in kept.program.family.bound.every]
     assert stated[0] == "unity.pin(\"args[0]\", P(None, ('d0', 'd1')))"
     assert [text[: text.index(" at ")] for text in stated[1:]] == [
         f"unity.constrain(..., {spec})" for spec in ("P('n0', ('d0', 'd1'))", "P('n0', ('d0', 'd1'))", "P(None, ('d0', 'd1'))")
     ]
-    assert "dim 0 over n0, dim 1 over d0·d1" in str(kept.diff(plan))  # theirs against the plan's
+    assert "dim 0 over n0, dim 1 over d0·d1" in str(kept.inspect.diff(plan))  # theirs against the plan's
 
 
 def test_kept_constraints_for_the_compiler_leave_open_what_they_leave_open() -> None:
@@ -356,9 +356,9 @@ def test_kept_constraints_for_the_compiler_leave_open_what_they_leave_open() -> 
 
     w, x = matrices()
     with jax.set_mesh(AUTO):
-        kept = unity.optimize(fn, w, placed(x, P("x"), AUTO), machine=MACHINE, shardings="keep", progress=False)
+        kept = unity.optimize(fn, w, placed(x, P("x"), AUTO), machine=MACHINE, constraints=unity.keep_shardings(), progress=False)
         close(jax.jit(kept)(w, x), fn(jnp.asarray(w), jnp.asarray(x)))
-    stated = [str(c) for c in kept.family.bound.every]
+    stated = [str(c) for c in kept.program.family.bound.every]
     assert [text.partition(" at ")[0] for text in stated] == [
         "unity.pin(\"args[1]\", P('d0', None))",
         "unity.constrain(..., P(UNCONSTRAINED, ('d1', 'd2')))",
@@ -401,17 +401,17 @@ def transformer_arguments() -> tuple[Any, Any]:
     return params, placed(rng.integers(WORDS, size=(8, SIZE)), P("x", None))
 
 
-@pytest.mark.parametrize("shardings", ["free", "keep"])
-def test_a_transformer_for_a_mesh_is_planned_and_trained_there(shardings: str) -> None:
+@pytest.mark.parametrize("constraints", [(), unity.keep_shardings()], ids=str)
+def test_a_transformer_for_a_mesh_is_planned_and_trained_there(constraints: Any) -> None:
     with jax.set_mesh(MESH):
         args = transformer_arguments()
         options = {"machine": MACHINE, "search": "captured", "progress": False}
-        plan = unity.optimize(transformer, *args, shardings=shardings, **options)
+        plan = unity.optimize(transformer, *args, constraints=constraints, **options)
         wanted, found = (jax.jit(jax.value_and_grad(f))(*args) for f in (transformer, plan))
         close(found, wanted)
         assert types(found) == types(wanted)
-    stated = [str(c) for c in plan.family.bound.every]
-    assert len(stated) == (0 if shardings == "free" else 7 + 6)  # arguments, and lines that state a sharding of what is not an iota
+    stated = [str(c) for c in plan.program.family.bound.every]
+    assert len(stated) == (7 + 6 if constraints else 0)  # arguments, and lines that state a sharding of what is not an iota
 
 
 def test_kept_shardings_are_saved_and_loaded(tmp_path: Path) -> None:
@@ -425,12 +425,12 @@ def test_kept_shardings_are_saved_and_loaded(tmp_path: Path) -> None:
     with use_abstract_mesh(MESH.abstract_mesh):
         args = [s.update(sharding=NamedSharding(MESH.abstract_mesh, spec)) for s, spec in zip(plain, (P(), P("x")), strict=True)]
         for fn in (stated, silent):
-            plan = unity.optimize(fn, *args, machine=MACHINE, shardings="keep", search="captured", progress=False)
-            plan.save(tmp_path / "plan.json")
+            plan = unity.optimize(fn, *args, machine=MACHINE, constraints=unity.keep_shardings(), search="captured", progress=False)
+            plan.files.save(tmp_path / "plan.json")
             loaded = unity.load(tmp_path / "plan.json", fn, *args)
-            assert loaded.pcg.key == plan.pcg.key
-            assert loaded.family.bound.every == plan.family.bound.every != ()
-            loaded.save(tmp_path / "again.json")
+            assert loaded.program.pcg.key == plan.program.pcg.key
+            assert loaded.program.family.bound.every == plan.program.family.bound.every != ()
+            loaded.files.save(tmp_path / "again.json")
             assert unity.load(tmp_path / "again.json", fn, *args).in_specs == plan.in_specs
     assert unity.load(tmp_path / "again.json", silent, *plain).in_specs == plan.in_specs  # a function that reads no mesh
 
@@ -446,7 +446,7 @@ def test_shardings_that_cannot_be_kept_are_refused_with_the_reason() -> None:
         return jnp.sum(pulled(lambda x: reshard(x, P("x", None)), True)(x) ** 2)
 
     x = jnp.ones((24, 24))
-    plan = partial(unity.optimize, shardings="keep", progress=False)
+    plan = partial(unity.optimize, constraints=unity.keep_shardings(), progress=False)
     with jax.set_mesh(MESH):
         with pytest.raises(ConstraintError, match=r"mesh \(x: 2, y: 4\) does not fit the axes of a100-1x6 \(d0: 3, d1: 2\)"):
             plan(fn, x, machine=unity.Machine.grid(1, 6, "a100"))
@@ -456,8 +456,6 @@ def test_shardings_that_cannot_be_kept_are_refused_with_the_reason() -> None:
             plan(ruled, x, machine=MACHINE)
         with pytest.raises(OptionError, match="objective='devices'"):
             plan(fn, x, machine=MACHINE, objective="devices")
-    with pytest.raises(OptionError, match="expected 'free', or 'keep'"):
-        unity.optimize(fn, x, machine=MACHINE, shardings="all", progress=False)
 
 
 AXES = st.sampled_from([(2, 2, 2), (3, 2), (2, 3), (2,), ()])

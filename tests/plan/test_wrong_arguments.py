@@ -27,7 +27,13 @@ def plan() -> unity.Plan:
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_files_are_named_by_paths(plan: unity.Plan, wrong: Any) -> None:
-    ways = plan.save, plan.report, plan.export, plan.simulate().save_trace, lambda path: unity.load(path, loss, X, X)
+    ways = (
+        plan.files.save,
+        plan.files.report,
+        plan.files.export,
+        plan.inspect.simulate().save_trace,
+        lambda path: unity.load(path, loss, X, X),
+    )
     for way in ways:
         with pytest.raises(unity.PlanError, match=rf"path=.*: expected a path .*, got {type(wrong).__name__}"):
             way(wrong)
@@ -40,7 +46,7 @@ def test_explain_and_diff_name_what_they_take(plan: unity.Plan, wrong: Any) -> N
     with pytest.raises(unity.PlanError, match=r"file=.*: expected an open file"):
         plan.explain(file=wrong)
     with pytest.raises(unity.PlanError, match=r"other=.*: expected another Plan"):
-        plan.diff(wrong)
+        plan.inspect.diff(wrong)
 
 
 def test_explain_prints_into_a_file(plan: unity.Plan, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_plans_are_those_of_the_same_function_without_devices(name: str, own_cac
 def test_long_sequences_go_round_a_ring(own_cache: Path) -> None:
     idiom = replace(IDIOMS["ring attention"](64, 8), shapes=((512, 1536), (2, 8192, 512)))
     plan = planned(idiom.loss, idiom, unity.Machine.grid(1, 8, "a100"))
-    sent = {(c.kind, c.node.kind) for c in traffic(plan.pcg)}
+    sent = {(c.kind, c.node.kind) for c in traffic(plan.program.pcg)}
     assert ("collective-permute", "rotate") in sent
     assert ("all-gather", "rotate") not in sent
 
@@ -88,7 +88,7 @@ def test_divided_rotations_compute_what_was_written(name: str, own_cache: Path) 
     arguments, numbers = idiom.arguments(), tuple(range(idiom.weights))
     machine = unity.Machine.grid(1, DEVICES, "a100")
     plan = unity.optimize(idiom.loss, *arguments, argnums=numbers, machine=machine, budget=0, constraints=[pin], progress=False)
-    assert {c.kind for c in traffic(plan.pcg) if c.node.kind == "rotate"} == {"collective-permute"}
+    assert {c.kind for c in traffic(plan.program.pcg) if c.node.kind == "rotate"} == {"collective-permute"}
     assert plan.check().agrees()
     assert_equal(plan, idiom)
 

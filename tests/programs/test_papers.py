@@ -25,13 +25,13 @@ def f(*shape):
 def sent(plan) -> float:
     """Elements that all devices together send in one step, by rings."""
     rounds = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
-    sizes = [plan.machine.axes[k].size for k in range(len(plan.machine.axes))]
+    sizes = [plan.inspect.machine.axes[k].size for k in range(len(plan.inspect.machine.axes))]
     total = 0
-    for c in traffic(plan.pcg, plan.family.captured.differentiated):
+    for c in traffic(plan.program.pcg, plan.program.family.captured.differentiated):
         n = 1
         for k in c.axes:
             n *= sizes[k]
-        total += rounds[c.kind] * (n - 1) * c.elements * c.count * (plan.machine.devices // n)
+        total += rounds[c.kind] * (n - 1) * c.elements * c.count * (plan.inspect.machine.devices // n)
     return total
 
 
@@ -138,8 +138,8 @@ def test_unity_figure_11b():
     samples, width = 64, 32
     params = {"a": f(width, 256), "b": f(256, width), "c": f(width, 256), "d": f(256, width)}
     machine = Machine.grid(1, 2, "v100")
-    plan = unity.optimize(fn, params, f(samples, width), machine=machine, branches=2, search="captured", progress=False)
-    forward = traffic(plan.pcg)
+    plan = unity.optimize(fn, params, f(samples, width), machine=machine, branch_groups=2, search="captured", progress=False)
+    forward = traffic(plan.program.pcg)
     assert {c.kind for c in forward} <= {"all-reduce", "reduce-scatter"}
     assert sum(c.elements for c in forward if c.elements > 1) <= samples * width
 
@@ -159,7 +159,7 @@ def test_unity_figure_16b():
     machine = Machine.grid(1, 8, "v100")
     plan = unity.optimize(fn, params, ids, f(samples, 1), machine=machine, progress=False)
     joined = 4 * samples * tables * width
-    found = [c for c in traffic(plan.pcg, plan.family.captured.differentiated) if c.nbytes >= joined / 64]
+    found = [c for c in traffic(plan.program.pcg, plan.program.family.captured.differentiated) if c.nbytes >= joined / 64]
     assert sorted((c.kind, c.direction, c.nbytes) for c in found if c.kind != "all-reduce") == [
         ("all-to-all", "backward", joined // 8),
         ("all-to-all", "forward", joined // 8),

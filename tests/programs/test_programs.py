@@ -173,7 +173,9 @@ def test_a_rule_that_asks_what_is_differentiated_runs_whole() -> None:
 
     shapes = f(16, 16), {"x": f(8, 16), "times": f(5)}
     plan, (w, batch) = planned(loss, *shapes)[0], arrays(shapes)
-    (rule,) = (n for n in plan.pcg.nodes if n.body is not None and any(e.name.startswith("custom_vjp") for e in n.body.equations))
+    (rule,) = (
+        n for n in plan.program.pcg.nodes if n.body is not None and any(e.name.startswith("custom_vjp") for e in n.body.equations)
+    )
     assert {s for t in rule.types for s in t} == {UNUSED}
     wanted = jax.jit(jax.value_and_grad(loss))(w, batch)
     found = jax.jit(jax.value_and_grad(plan))(*plan.shard(w, batch))

@@ -46,7 +46,7 @@ def test_every_recipe_is_a_plan_and_none_beats_the_plan(name: str, machine: unit
 
 def gathered(plan: unity.Plan, kind: str) -> float:
     """Bytes of the full sides of all collectives of a kind in a step."""
-    return sum(c.count * c.nbytes for c in traffic(plan.pcg, plan.family.captured.differentiated) if c.kind == kind)
+    return sum(c.count * c.nbytes for c in traffic(plan.program.pcg, plan.program.family.captured.differentiated) if c.kind == kind)
 
 
 def test_fsdp_sends_no_more_than_every_weight_gathered_twice_and_its_gradient_scattered_once() -> None:
@@ -66,7 +66,9 @@ def test_fsdp_sends_no_more_than_every_weight_gathered_twice_and_its_gradient_sc
 def test_sequence_and_tensor_parallelism_change_places_twice_a_layer() -> None:
     model, axes = small("llama3_8b"), tuple(a.name for a in ONE.axes)
     plan = by_hand(Recipe("tensor, sequence", tensor=axes, sequence=True), model, LAYERS["llama3_8b"], ONE)
-    split = {node.scope: degrees(node.types[0], ONE.axes, node.tensors[0].ndim) for node, _ in plan.pcg.walk() if node.tensors}
+    split = {
+        node.scope: degrees(node.types[0], ONE.axes, node.tensors[0].ndim) for node, _ in plan.program.pcg.walk() if node.tensors
+    }
     assert split["residual"] == (1, 4, 1)
     assert split["gate"] == split["query"] == split["head"] == (1, 1, 4)
 
@@ -74,7 +76,7 @@ def test_sequence_and_tensor_parallelism_change_places_twice_a_layer() -> None:
 def test_experts_are_where_their_weights_are_and_tokens_come_to_them() -> None:
     model, axes = small("mixtral_8x7b"), tuple(a.name for a in ONE.axes)
     plan = by_hand(Recipe("experts", experts=axes), model, LAYERS["mixtral_8x7b"], ONE)
-    for node, _ in plan.pcg.walk():
+    for node, _ in plan.program.pcg.walk():
         if node.kind == "dot_general" and node.scope.startswith("experts/gate"):
             assert degrees(node.types[0], ONE.axes, 5) == (4, 1, 1, 1, 1)
         if node.kind == "dot_general" and node.scope == "query":

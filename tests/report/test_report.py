@@ -74,7 +74,7 @@ def own_content() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("saved") / "plan.json"
-    planned().save(path)
+    planned().files.save(path)
     return path
 
 
@@ -171,7 +171,7 @@ def shown(node: Any, graph: PCG) -> bool:
 
 @pytest.mark.parametrize("of", ["original", "pcg"])
 def test_repeated_layers_are_drawn_once(of: str) -> None:
-    graph = getattr(planned(), of)
+    graph = getattr(planned().program, of)
     assert repeated(graph)
     drawing = drawing_of(graph, fold=True)
     operators = [leaf for leaf in drawing.leaves if leaf.node is not None]
@@ -200,7 +200,7 @@ def test_equal_arguments_of_one_operator_are_drawn_once() -> None:
 
 
 def test_a_scan_is_a_box_with_an_edge_for_its_carry() -> None:
-    drawing = drawing_of(planned_scan().pcg, fold=True)
+    drawing = drawing_of(planned_scan().program.pcg, fold=True)
     (scan,) = [k for k, box in enumerate(drawing.boxes) if box.title == "scan, 4 steps"]
     assert {box for _, box in drawing.carried} == {scan}
     inside = {leaf.node.kind for leaf in drawing.leaves if leaf.node is not None and leaf.box == scan}
@@ -210,7 +210,7 @@ def test_a_scan_is_a_box_with_an_edge_for_its_carry() -> None:
 @pytest.mark.parametrize("fold", [True, False])
 @pytest.mark.parametrize("plan", [planned, planned_scan])
 def test_leaves_are_inside_their_boxes_and_edges_are_routed(plan: Any, fold: bool) -> None:
-    drawing = drawing_of(plan().pcg, fold)
+    drawing = drawing_of(plan().program.pcg, fold)
     found = lay_out(drawing, lambda k: (80.0, 30.0))
     for leaf, (x, y) in zip(drawing.leaves, found.corners, strict=True):
         box = found.frames[leaf.box]
@@ -243,12 +243,12 @@ def planned_layers() -> unity.Plan:
 def test_steps_lead_from_the_captured_program_to_the_plan(of: Any) -> None:
     plan = of()
     steps = steps_of(of_plan(plan))
-    assert steps[0].step.graph.key == plan.original.key
-    assert steps[-1].step.graph.key == plan.pcg.key
-    assert plan.rewriting
-    assert [u.rule for s in steps[1:-1] for u in s.step.uses] == [use.rule for use in plan.rewriting.uses]
-    assert sum(u.times for s in steps[1:-1] for u in s.step.uses) == len(plan.check_derivation())
-    assert steps[-2].step.graph.key == plan.serial.key
+    assert steps[0].step.graph.key == plan.program.original.key
+    assert steps[-1].step.graph.key == plan.program.pcg.key
+    assert plan.program.rewriting
+    assert [u.rule for s in steps[1:-1] for u in s.step.uses] == [use.rule for use in plan.program.rewriting.uses]
+    assert sum(u.times for s in steps[1:-1] for u in s.step.uses) == len(plan.program.check_derivation())
+    assert steps[-2].step.graph.key == plan.program.serial.key
     for one, other in pairwise(steps):
         assert one.step.graph.key != other.step.graph.key
         assert other.difference
@@ -260,14 +260,14 @@ def test_steps_lead_from_the_captured_program_to_the_plan(of: Any) -> None:
 
 
 def test_a_rewriting_without_rules_has_no_steps() -> None:
-    rewriting = planned_layers().rewriting
+    rewriting = planned_layers().program.rewriting
     assert rewriting
     assert list(replace(rewriting, ways={}).graphs(16)) == []
 
 
 @pytest.mark.parametrize("of", [planned, planned_layers])
 def test_the_steps_of_a_file_equal_the_plans(of: Any, tmp_path: Path) -> None:
-    of().save(tmp_path / "plan.json")
+    of().files.save(tmp_path / "plan.json")
     for live, filed in zip(steps_of(of_plan(of())), steps_of(of_file(tmp_path / "plan.json")), strict=True):
         assert (live.step.title, live.step.says, live.step.uses) == (filed.step.title, filed.step.says, filed.step.uses)
         assert live.step.graph.key == filed.step.graph.key
@@ -288,7 +288,7 @@ def test_a_file_without_steps_shows_the_rules_at_their_lines(file: Path) -> None
     source = of_file(without_its_report(file))
     steps = steps_of(source)
     assert [s.step.title for s in steps] == ["As captured", *(u.rule for u in source.planned.rules), "Rewritten", "Parallelized"]
-    assert steps[-2].step.graph.key == planned().serial.key
+    assert steps[-2].step.graph.key == planned().program.serial.key
     for step, use in zip(steps[1:], source.planned.rules, strict=False):
         sources = {n.source for n, _ in step.step.graph.walk() if id(n) in step.marked}
         assert sources
@@ -297,10 +297,10 @@ def test_a_file_without_steps_shows_the_rules_at_their_lines(file: Path) -> None
 
 def test_a_pipeline_is_a_step(tmp_path: Path) -> None:
     model = {"layers": f(4, 256, 256)}, f(1024, 256)
-    plan = unity.optimize(scanned, *model, machine=EIGHT, progress=False, pipelines=(2, 4))
+    plan = unity.optimize(scanned, *model, machine=EIGHT, progress=False, pipeline=unity.PipelineShape(2, 4))
     live = content(of_plan(plan))
     assert [frame["title"] for frame in live["frames"]][-2:] == ["In stages", "Parallelized"]
-    plan.save(tmp_path / "plan.json")
+    plan.files.save(tmp_path / "plan.json")
     filed = content(of_file(tmp_path / "plan.json"))
     assert [frame["title"] for frame in filed["frames"]][-2:] == ["In stages", "Parallelized"]
     bare = content(of_file(without_its_report(tmp_path / "plan.json")))
@@ -311,8 +311,8 @@ def test_a_pipeline_is_a_step(tmp_path: Path) -> None:
 
 
 def test_branches_are_a_step(tmp_path: Path) -> None:
-    plan = unity.optimize(towers, *towers_arguments(), machine=EIGHT, progress=False, search="captured", branches=2)
-    plan.save(tmp_path / "plan.json")
+    plan = unity.optimize(towers, *towers_arguments(), machine=EIGHT, progress=False, search="captured", branch_groups=2)
+    plan.files.save(tmp_path / "plan.json")
     for source in (of_plan(plan), of_file(tmp_path / "plan.json")):
         found = content(source)
         assert [frame["title"] for frame in found["frames"]][-2:] == ["On groups of devices", "Parallelized"]
@@ -325,7 +325,7 @@ def test_branches_are_a_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("plan", [planned, planned_scan])
 def test_slices_agree_with_the_shardings(plan: Any) -> None:
-    graph = plan().pcg
+    graph = plan().program.pcg
     shardings = jax.tree.leaves(plan().in_shardings)
     assert len(shardings) == len(graph.inputs)
     for node, sharding in zip(graph.inputs, shardings, strict=True):
@@ -339,7 +339,7 @@ def test_slices_agree_with_the_shardings(plan: Any) -> None:
 def test_equal_arguments_are_one_row() -> None:
     rows = {a["name"]: a for a in own_content()["arguments"]}
     assert rows["args[0]['layers'][*]['up']"]["count"] == sum(
-        k.count for k in argument_kinds(planned().pcg) if k.name == "args[0]['layers'][*]['up']"
+        k.count for k in argument_kinds(planned().program.pcg) if k.name == "args[0]['layers'][*]['up']"
     )
     assert sum(a["count"] for a in own_content()["arguments"]) == 2 * LAYERS + 3
     assert sum(a["here"][0] for a in own_content()["arguments"]) < sum(a["whole"][0] for a in own_content()["arguments"])
@@ -369,7 +369,7 @@ def test_pictures_refer_to_existing_texts_and_leaves() -> None:
         assert all(0 <= number < len(found["shared"]) for n in picture["nodes"] for number in (n[4], n[5], n[9]))
         assert all(0 <= k < count for source, targets, _ in picture["edges"] for k in (source, *targets))
         assert len({n[8] for n in picture["nodes"]}) == count
-    assert len(found["whole"]["nodes"]) == len(planned().pcg.nodes) + 1
+    assert len(found["whole"]["nodes"]) == len(planned().program.pcg.nodes) + 1
     described = [dict(found["shared"][n[9]]) for n in found["pictures"][-1]["nodes"]]
     products = [d for d in described if d.get("computes") == "dot_general"]
     assert products
@@ -386,7 +386,7 @@ def test_points_of_the_frontier_list_their_differences() -> None:
 
 def test_the_report_says_how_far_the_plan_is_at_most_from_the_best(tmp_path: Path) -> None:
     assert own_content()["gap"] == gap_in_words(planned())
-    planned().report(tmp_path / "report.html")
+    planned().files.report(tmp_path / "report.html")
     assert gap_in_words(planned())[1:] + ".</p>" in (tmp_path / "report.html").read_text()
 
 
@@ -454,7 +454,7 @@ def test_no_data_end_the_script_element() -> None:
 
 
 def test_reports_of_files_and_plans_are_written(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    planned().report(tmp_path / "live.html")
+    planned().files.report(tmp_path / "live.html")
     assert (tmp_path / "live.html").read_text() == page(own_content())
     assert main(["report", str(file)]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "plan.html")
@@ -494,7 +494,7 @@ def test_other_files_are_refused(file: Path, tmp_path: Path) -> None:
 def test_without_jinja2_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(UnityError, match=r"unity-jax\[html\]"):
-        planned().report(tmp_path / "page.html")
+        planned().files.report(tmp_path / "page.html")
     assert not list(tmp_path.glob("page*"))
     assert "layers" in planned()._repr_html_()  # which needs none
 

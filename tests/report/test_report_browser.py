@@ -45,9 +45,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         plan = unity.optimize(loss, *arguments(5), machine=EIGHT, progress=False)
-        plan.save(folder / "plan.json")  # with some points of the frontier
+        plan.files.save(folder / "plan.json")  # with some points of the frontier
         assert len(plan.frontier) > 2
-        plan.report(folder / "plan.html")
+        plan.files.report(folder / "plan.html")
     save(content(of_file(folder / "plan.json")), folder / "file.html")
     return {"plan": folder / "plan.html", "file": folder / "file.html"}
 

@@ -189,7 +189,7 @@ def dlrm_args(rows, samples=512, width=5):
 def stacked(args, fn=small_dlrm, **options):
     """The plan with weights packed, and how often it stacks two tables."""
     plan = unity.optimize(fn, *args, machine=EIGHT, progress=False, branches=False, pack=True, **options)
-    applied = {str(w): n for w, n in plan.rewriting.applied}
+    applied = {str(w): n for w, n in plan.program.rewriting.applied}
     return plan, applied.get(f"{STACK} (backward)", 0)
 
 
@@ -201,7 +201,7 @@ def test_tables_are_stacked_where_only_together_they_spread_over_the_devices():
     apart, _ = stacked(args, search="captured")
     plain = unity.optimize(small_dlrm, *args, machine=EIGHT, progress=False, branches=False)
     assert times == len(ROWS) - 1
-    assert (str(plan.joining), str(apart.joining)) == (
+    assert (str(plan.program.joining), str(apart.program.joining)) == (
         "4 weights joined once, in 1 array", "4 weights joined once, in 4 arrays, 4 with zeros behind",
     )  # fmt: skip
     assert plan.time < 0.8 * apart.time < 0.7 * plain.time
@@ -215,17 +215,17 @@ def test_a_plan_with_stacked_tables_computes_the_same(mode, tmp_path):
     fn = partial(small_dlrm, mode=mode)
     plan, times = stacked(args, fn)
     assert times == len(ROWS) - 1
-    assert [step.rule for step in plan.check_derivation()] == [STACK] * times
+    assert [step.rule for step in plan.program.check_derivation()] == [STACK] * times
     params, dense, y = jax.tree.map(lambda s: jnp.asarray(RNG.normal(size=s.shape) / 4, s.dtype), (args[0], args[1], args[3]))
     ids = np.stack([RNG.integers(-n, n, len(y)) for n in ROWS], 1).astype(np.int32)
     ids[:6], ids[6:12], ids[12:14], ids[14:16] = ROWS, -1 - np.array(ROWS), np.iinfo(np.int32).max, np.iinfo(np.int32).min
     given = params, dense, jnp.asarray(ids), y
-    plan.save(tmp_path / "plan.json")
+    plan.files.save(tmp_path / "plan.json")
     wanted = jax.jit(jax.value_and_grad(fn))(*given)
     for p in (plan, unity.load(tmp_path / "plan.json", fn, *args)):
         value, gradient = jax.jit(jax.value_and_grad(p))(*p.shard(*given))
         np.testing.assert_allclose(value, wanted[0], rtol=1e-5)
-        for a, b in zip(jax.tree.leaves(p.unshard(gradient)), jax.tree.leaves(wanted[1]), strict=True):
+        for a, b in zip(jax.tree.leaves(p.shard.unpack(gradient)), jax.tree.leaves(wanted[1]), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
     assert [bool(np.asarray(t)[-1].any()) for t in wanted[1]["tables"]] == [mode == "clip"] * len(ROWS)
 

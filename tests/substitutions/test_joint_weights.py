@@ -143,23 +143,23 @@ def test_what_is_read_elsewhere_or_changed_is_not_joined_once(fn):
 def test_a_plan_with_joined_weights_computes_the_same(case, tmp_path):
     fn, args = case()
     plan = planned(fn, args, pack=True)
-    assert plan.joining is not None
+    assert plan.program.joining is not None
     wanted = jax.jit(jax.value_and_grad(fn))(*args)
     sharded = plan.shard(*args)
     assert jax.tree.map(lambda x: x.sharding, sharded) == plan.in_shardings
     value, gradient = jax.jit(jax.value_and_grad(plan))(*sharded)
-    close((value, plan.unshard(gradient)), wanted)
-    same(plan.unshard(sharded[0]), args[0])
+    close((value, plan.shard.unpack(gradient)), wanted)
+    same(plan.shard.unpack(sharded[0]), args[0])
     close(jax.jit(jax.value_and_grad(plan))(*args), wanted)  # the function's own, joined in the call
-    plan.check_derivation()
+    plan.program.check_derivation()
     assert plan.check().agrees()
     text = io.StringIO()
     plan.explain(file=text)
-    assert str(plan.joining) in text.getvalue()
-    assert str(plan.joining) in str(plan.diff())
-    plan.save(tmp_path / "plan.json")
+    assert str(plan.program.joining) in text.getvalue()
+    assert str(plan.program.joining) in str(plan.inspect.diff())
+    plan.files.save(tmp_path / "plan.json")
     again = unity.load(tmp_path / "plan.json", fn, *args)
-    assert again.pcg.key == plan.pcg.key
+    assert again.program.pcg.key == plan.program.pcg.key
     same(again.shard(*args), sharded)
 
 
@@ -189,9 +189,9 @@ def test_a_table_that_nothing_divides_is_filled_up(mode):
     assert table.shape == (1008, 3)
     assert all(shard.data.shape[0] == 126 for shard in table.addressable_shards)
     value, gradient = jax.jit(jax.value_and_grad(plan))(table, ids)
-    close((value, plan.unshard(gradient)), jax.jit(jax.value_and_grad(fn))(*args))
+    close((value, plan.shard.unpack(gradient)), jax.jit(jax.value_and_grad(fn))(*args))
     assert not np.asarray(gradient)[1003:].any()
-    same(plan.unshard(table), args[0])
+    same(plan.shard.unpack(table), args[0])
 
 
 def test_a_table_whose_rows_may_be_nan_or_are_read_otherwise_is_left_as_it_is():
@@ -222,13 +222,13 @@ def test_an_optimizer_works_on_joined_weights_as_on_the_functions_own():
             params = jax.tree.map(lambda p, m: p - 0.1 * m - 1e-3 * p, params, moments)
         return {"params": params, "moments": (moments,)}
 
-    close(plan.unshard(trained(plan, *plan.shard(*args))), trained(fn, *args))
+    close(plan.shard.unpack(trained(plan, *plan.shard(*args))), trained(fn, *args))
 
 
 def test_without_pack_weights_stay_as_they_are():
     fn, args = heads_case()
-    assert planned(fn, args).joining is None
-    assert planned(lambda p, x: jnp.sum(x @ p), (normal(4, 4), normal(4, 4)), pack=True).joining is None
+    assert planned(fn, args).program.joining is None
+    assert planned(lambda p, x: jnp.sum(x @ p), (normal(4, 4), normal(4, 4)), pack=True).program.joining is None
 
 
 def test_a_file_that_joins_other_weights_is_refused():

@@ -66,11 +66,11 @@ def plan(fn, args, **options):
 @EACH
 def test_what_is_inside_is_rewritten_and_computes_the_same(fn, args):
     found = plan(fn, args)
-    assert found.rewriting
-    ((rule, times),) = found.rewriting.applied
+    assert found.program.rewriting
+    ((rule, times),) = found.program.rewriting.applied
     assert times == 1
     assert str(rule) == "matmul-matmul.is.matmul-matmul"
-    assert len(found.check_derivation()) == 1  # equal programs inside are one
+    assert len(found.program.check_derivation()) == 1  # equal programs inside are one
     assert found.time < plan(fn, args, search="captured").time
     rng = np.random.default_rng(0)
     given = jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape), s.dtype) / 4, args)
@@ -82,7 +82,7 @@ def test_what_is_inside_is_rewritten_and_computes_the_same(fn, args):
 @EACH
 def test_operators_inside_keep_the_users_lines(fn, args):
     found = plan(fn, args)
-    sources = {n.source for n, _ in found.serial.walk() if n.kind == "dot_general"}
+    sources = {n.source for n, _ in found.program.serial.walk() if n.kind == "dot_general"}
     assert len(sources) == 1
     assert next(iter(sources)).startswith(__file__)
 
@@ -91,10 +91,10 @@ def test_operators_inside_keep_the_users_lines(fn, args):
 def test_files_keep_what_was_done_inside_and_refuse_what_does_not_replay(fn, args, tmp_path):
     path = tmp_path / "plan.json"
     found = plan(fn, args)
-    found.save(path)
+    found.files.save(path)
     again = unity.load(path, fn, *args)
-    assert again.serial.key == found.serial.key
-    assert again.check_derivation() == found.check_derivation()
+    assert again.program.serial.key == found.program.serial.key
+    assert again.program.check_derivation() == found.program.check_derivation()
     data = json.loads(path.read_text())
     (rewriting,) = data["transformations"]
     derivation = rewriting["derivation"]
@@ -160,7 +160,7 @@ def test_models_with_scans_compute_the_same(name):
     model = getattr(small_models, name)()
     with jax.enable_x64(True):
         found = unity.optimize(model.loss, model.params, model.batch, machine=MACHINE, progress=False, budget=40)
-        found.check_derivation()
+        found.program.check_derivation()
         assert found.time <= plan(model.loss, (model.params, model.batch), search="captured").time
         given = small_models.arrays((model.params, model.batch))
         wanted = jax.jit(jax.value_and_grad(model.loss))(*given)

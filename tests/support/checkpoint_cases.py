@@ -44,7 +44,7 @@ def planned(nodes: int, devices: int, lean: bool = False, **options: Any) -> uni
 def started(plan: unity.Plan) -> tuple[Any, Any]:
     """Weights and the optimizer's state, placed for a plan."""
     params = plan.shard(weights())
-    shardings = plan.shardings_like(jax.eval_shape(OPTIMIZER.init, params))
+    shardings = plan.shard.shardings(jax.eval_shape(OPTIMIZER.init, params))
     return params, jax.jit(OPTIMIZER.init, out_shardings=shardings)(params)
 
 
@@ -67,6 +67,6 @@ def saved(state: Any, path: Path) -> None:
 def restored(plan: unity.Plan, path: Path) -> Any:
     """A checkpoint, as a plan wants it, whoever wrote it."""
     shapes = jax.eval_shape(lambda: (weights(), OPTIMIZER.init(weights())))
-    wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, plan.shardings_like(shapes))
+    wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, plan.shard.shardings(shapes))
     with ocp.StandardCheckpointer() as checkpointer:
         return checkpointer.restore(path, wanted)

@@ -31,7 +31,7 @@ def saved(folder: Path, machine: unity.Machine, name: str = "plan") -> tuple[Pat
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         plan = unity.optimize(fn, *args, machine=machine, progress=False, **options)
-        plan.save(folder / f"{name}.json")
+        plan.files.save(folder / f"{name}.json")
     return folder / f"{name}.json", plan
 
 

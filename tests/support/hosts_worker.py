@@ -92,7 +92,7 @@ def values() -> dict[str, Any]:
         warnings.simplefilter("always")
         bare = float(plan(params, batch))
     placed = plan.shard(params, batch)
-    local = plan.shard_local(split(batch))
+    local = plan.shard.local(split(batch))
     return {
         "alone": jax.tree.map(lambda x: np.asarray(x).tolist(), alone),
         "bare": bare,
@@ -104,13 +104,15 @@ def values() -> dict[str, Any]:
         "closing": float(closing(False)(np.ones((300, 300), np.float32))),
         "agrees": plan.check().agrees(),
         "specs": [str(s.spec) for s in jax.tree.leaves(plan.in_shardings[1])],
-        "crossing": [sorted({d.process_index for d in row.flat}) for row in plan.mesh.devices.reshape(jax.process_count(), -1)],
+        "crossing": [
+            sorted({d.process_index for d in row.flat}) for row in plan.inspect.mesh.devices.reshape(jax.process_count(), -1)
+        ],
     }
 
 
 def sent() -> list[bool]:
     """Rows that are wanted where they are not: in every process, or in another one."""
-    mesh = planned().mesh
+    mesh = planned().inspect.mesh
     (host, *inner), x = mesh.axis_names, np.arange(16.0 * 4, dtype=np.float32).reshape(16, 4)
     specs = [P(None, host), P((*inner, host)), P(), P(host), P((host, *inner)), P(inner[0])]
     placed = [place_parts([own(x)], [x.shape], [NamedSharding(mesh, spec)], ["x"], True)[0] for spec in specs]
@@ -126,20 +128,22 @@ def wrong() -> dict[str, str]:
     rows = {**split(batch), "x": own(batch["x"])[: 3 if odd else 8]}
     version = jax.__version__
     found = {
-        "plan": said(lambda: min(planned().frontier, key=lambda p: p.memory if odd else p.time).mesh),
-        "function": said(lambda: unity.optimize(loss, *arguments(32 if odd else 16), machine=machine(), progress=False).mesh),
-        "closed over": said(lambda: closing(odd).mesh),
-        "flat": said(lambda: unity.optimize(loss, *arguments(), machine=flat, progress=False).mesh),
-        "fewer": said(lambda: unity.optimize(loss, *arguments(), machine=fewer, progress=False).mesh),
+        "plan": said(lambda: min(planned().frontier, key=lambda p: p.memory if odd else p.time).inspect.mesh),
+        "function": said(
+            lambda: unity.optimize(loss, *arguments(32 if odd else 16), machine=machine(), progress=False).inspect.mesh
+        ),
+        "closed over": said(lambda: closing(odd).inspect.mesh),
+        "flat": said(lambda: unity.optimize(loss, *arguments(), machine=flat, progress=False).inspect.mesh),
+        "fewer": said(lambda: unity.optimize(loss, *arguments(), machine=fewer, progress=False).inspect.mesh),
         "seeds": said(lambda: planned().shard(seeds)),
         "unplaced": said(lambda: planned()(seeds, batch)),
         "part as whole": said(lambda: planned().shard(params, split(batch))),
-        "rows": said(lambda: plan.shard_local(rows)),
-        "argument": said(lambda: plan.shard_local(rows, argument=2)),
-        "seconds": said(lambda: unity.optimize(loss, params, batch, budget=1.0, progress=False)),
+        "rows": said(lambda: plan.shard.local(rows)),
+        "argument": said(lambda: plan.shard.local(rows, argument=2)),
+        "seconds": said(lambda: unity.optimize(loss, params, batch, seconds=1.0, progress=False)),
     }
     jax.__version__ = "0.0.1" if odd else version
-    found["version"] = said(lambda: planned().mesh)
+    found["version"] = said(lambda: planned().inspect.mesh)
     found["version, local"] = said(unity.Machine.local)
     jax.__version__ = version
     return found | {
@@ -154,7 +158,7 @@ def alone(params: Any, batch: Any) -> None:
     here = unity.Machine.grid(1, jax.local_device_count(), device, intra=(1e9, 1e-7), inter=(5e8, 1e-7))
     plan = unity.optimize(loss, params, batch, machine=here, progress=False).on(jax.local_devices())
     wanted = loss(params, batch)
-    found = [plan(*plan.shard(params, batch)), plan(params, batch), plan(plan.shard(params), plan.shard_local(batch))]
+    found = [plan(*plan.shard(params, batch)), plan(params, batch), plan(plan.shard(params), plan.shard.local(batch))]
     np.testing.assert_allclose(found, [wanted] * 3, rtol=1e-5)
 
 
@@ -168,7 +172,7 @@ def uneven() -> dict[str, str]:
     """What is said where processes have different numbers of devices."""
     with_given = unity.Machine.grid(1, jax.device_count(), "a100")
     plan = unity.optimize(loss, *arguments(), machine=with_given, progress=False)
-    return {"mesh": said(lambda: plan.mesh), "local": said(unity.Machine.local)}
+    return {"mesh": said(lambda: plan.inspect.mesh), "local": said(unity.Machine.local)}
 
 
 def measured() -> dict[str, Any]:
@@ -189,10 +193,10 @@ def measured() -> dict[str, Any]:
     fewest = unity.optimize(loss, *arguments(), objective="devices", progress=False)
     return {
         "machine": here.to_json(),
-        "fewest": [fewest.machine.devices, said(lambda: fewest.mesh)],
+        "fewest": [fewest.inspect.machine.devices, said(lambda: fewest.inspect.mesh)],
         "again": unity.Machine.local() == here,
-        "plans": [p.pcg.key for p in plans],
-        "tried": [[t.measured for t in p.tried] for p in plans],
+        "plans": [p.program.pcg.key for p in plans],
+        "tried": [[t.measured for t in p.inspect.tried] for p in plans],
     }
 
 
@@ -214,7 +218,7 @@ def trained() -> dict[str, Any]:
             found.append(float(value))
         return found
 
-    together = losses(plan, plan.shard(params), plan.shard_local(split(batch)))
+    together = losses(plan, plan.shard(params), plan.shard.local(split(batch)))
     alone = losses(loss, params, batch) if jax.process_index() == 0 else []
     return {"alone": alone, "together": together, "specs": [str(s.spec) for s in jax.tree.leaves(plan.in_shardings)]}
 
@@ -224,24 +228,24 @@ def both() -> dict[str, Any]:
     jax.config.update("jax_enable_x64", True)
     weights = forked_layers.weights(np.float64)
     plan = forked_layers.planned(machine(), np.float64, pack=True)
-    assert plan.branching is not None
+    assert plan.program.branching is not None
     params = plan.shard(weights)
-    parts = plan.shard_local(jax.tree.map(own, weights), argument=0)
-    wholes = plan.shard_local(weights, argument=0)
-    losses, after = forked_layers.losses(plan, parts, lambda b: plan.shard_local(jax.tree.map(own, b)), 5)
+    parts = plan.shard.local(jax.tree.map(own, weights), argument=0)
+    wholes = plan.shard.local(weights, argument=0)
+    losses, after = forked_layers.losses(plan, parts, lambda b: plan.shard.local(jax.tree.map(own, b)), 5)
     alone, wanted = forked_layers.losses(forked_layers.loss, weights, lambda b: b, 5)  # in every process
-    found = whole(plan.unshard(after))
-    back = plan.shard_state(plan.unshard({"moments": (params,), "count": 3}))
+    found = whole(plan.shard.unpack(after))
+    back = plan.shard.state(plan.shard.unpack({"moments": (params,), "count": 3}))
     return {
-        "branching": str(plan.branching),
-        "pipelining": str(plan.pipelining),
+        "branching": str(plan.program.branching),
+        "pipelining": str(plan.program.pipelining),
         "together": losses,
         "alone": alone,
         "weights": max(float(np.abs(np.asarray(found[name]) - x).max()) for name, x in wanted.items()),
         "parts": whole(parts) == whole(wholes) == whole(params) == whole(back["moments"][0]),
-        "unpacked": whole(plan.unshard(params)) == jax.tree.map(lambda x: x.tolist(), weights),
+        "unpacked": whole(plan.shard.unpack(params)) == jax.tree.map(lambda x: x.tolist(), weights),
         "placed": all(jax.tree.leaves(jax.tree.map(lambda x, y: x.sharding == y.sharding, back["moments"][0], params))),
-        "half": said(lambda: plan.shard_local({**weights, "u1": weights["u1"][:3]}, argument=0)),
+        "half": said(lambda: plan.shard.local({**weights, "u1": weights["u1"][:3]}, argument=0)),
     }
 
 

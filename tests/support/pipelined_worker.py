@@ -16,6 +16,7 @@ from pipelined_models import loss
 
 import unity
 from benchmarks.processes import join
+from unity.plan.stream import Stream
 
 WIDTH, LAYERS, ROWS, STEPS = 64, 4, 16, 5
 
@@ -39,14 +40,15 @@ def together(plan: unity.Plan) -> tuple[list[float], Any]:
 
     def local(seed: int) -> Any:
         rows, first = ROWS // jax.process_count(), jax.process_index() * ROWS // jax.process_count()
-        return [plan.shard_local(x[first : first + rows], argument=1 + k) for k, x in enumerate(batch(seed))]
+        return [plan.shard.local(x[first : first + rows], argument=1 + k) for k, x in enumerate(batch(seed))]
 
-    step, update, params, losses = jax.jit(plan.stream.step), jax.jit(applied), plan.shard(weights()), list[float]()
-    flight = plan.stream.start(params, *local(0))
+    stream = Stream(plan)
+    step, update, params, losses = jax.jit(stream.step), jax.jit(applied), plan.shard(weights()), list[float]()
+    flight = stream.start(params, *local(0))
     for k in range(1, STEPS):
         flight, (value, gradients) = step(flight, params, *local(k))
         params, losses = update(params, gradients), [*losses, float(value)]
-    value, gradients = plan.stream.finish(flight)
+    value, gradients = stream.finish(flight)
     return [*losses, float(value)], update(params, gradients)
 
 
@@ -66,14 +68,16 @@ def main() -> None:
     device = unity.Device("slow", {"float32": 1e7, "float64": 1e7}, 2**30, 1e7, 1.0, 0.0)
     links: dict[str, Any] = {"intra": (1e9, 1e-7), "inter": (1e6, 1e-7)}
     machine = unity.Machine.grid(jax.process_count(), jax.local_device_count(), device, **links)
-    plan = unity.optimize(loss, weights(), *batch(0), machine=machine, progress=False, search="captured", pipelines=(2, 4, "2bw"))
+    plan = unity.optimize(
+        loss, weights(), *batch(0), machine=machine, progress=False, search="captured", pipeline=unity.PipelineShape(2, 4, "2bw")
+    )
     losses, params = together(plan)
     wanted, after = alone()
     found = jax.tree.map(lambda x: multihost_utils.process_allgather(x, tiled=True), params)
     gaps = jax.tree.map(lambda x, y: float(np.abs(np.asarray(x) - np.asarray(y)).max()), found, after)
     agrees = plan.check().agrees()
     said = {"together": losses, "alone": wanted, "weights": max(jax.tree.leaves(gaps)), "agrees": agrees}
-    print(json.dumps(said | {"pipelining": str(plan.pipelining)}))
+    print(json.dumps(said | {"pipelining": str(plan.program.pipelining)}))
 
 
 if __name__ == "__main__":

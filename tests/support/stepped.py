@@ -17,4 +17,4 @@ def stepped(plan: Plan, *args: Any, argnums: int | tuple[int, ...] = 0) -> tuple
     lowered = jax.jit(jax.value_and_grad(plan, argnums)).lower(*sharded)
     compiled = lowered.compile(compiler_options=compiler_options())
     value, gradient = compiled(*sharded)
-    return (value, plan.unshard(gradient)), compare(step_of(plan, Training()), compiled)
+    return (value, plan.shard.unpack(gradient)), compare(step_of(plan, Training()), compiled)

@@ -78,7 +78,7 @@ def test_modules_change_in_place_as_in_their_own_jit() -> None:
 def test_modules_are_placed_in_place_and_batches_are_returned() -> None:
     ours, metrics = modules()
     step = unity.step(lambda *args: train_step(*args, loss=unity.loss(squares)), donate_argnums=(0, 1), **OPTIONS)
-    placed, same, (x, y) = step.place(ours, metrics, batch())
+    placed, same, (x, y) = step.shard(ours, metrics, batch())
     assert placed["model"] is ours["model"]
     assert same is metrics
     (weights, _, (of_x, of_y)) = step.shardings(ours, metrics, batch())

@@ -75,12 +75,12 @@ def test_a_step_computes_what_its_jit_does() -> None:
 def test_donated_buffers_become_the_next_state() -> None:
     state, batch = initial()
     step = unity.step(train_step, donate_argnums=0, **LEAN)
-    state, batch = step.place(state, batch)
+    state, batch = step.shard(state, batch)
     leaves = len(jax.tree.leaves(state))
     for _ in range(2):
         before, (state, _) = state, step(state, batch)
         assert all(x.is_deleted() for x in jax.tree.leaves(before))
-        assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(lambda x: x.sharding, step.place(state, batch)[0])
+        assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(lambda x: x.sharding, step.shard(state, batch)[0])
     assert not any(x.is_deleted() for x in jax.tree.leaves(batch))
     aliases = re.search(r"input_output_alias=\{(.*?)\}, entry", text_of(step, state, batch).splitlines()[0])
     assert aliases is not None
@@ -99,7 +99,7 @@ def test_an_array_that_is_donated_twice_is_refused_until_it_is_placed() -> None:
     step = unity.step(train_step, donate_argnums=0, **OPTIONS)
     message = refused(step, state, batch)
     assert "args[0]['params']['up'] is also args[0]['average']['up']" in message
-    placed, batch = step.place(state, batch)
+    placed, batch = step.shard(state, batch)
     assert_same(trained(step, placed, batch), expected)
 
 
@@ -117,7 +117,7 @@ def test_a_state_is_created_where_it_is_needed() -> None:
     shapes, batch = jax.eval_shape(initial)
     step = unity.step(train_step, donate_argnums=0, **LEAN)
     state, batch = jax.jit(initial, out_shardings=step.shardings(shapes, batch))()
-    again, _ = step.place(state, batch)
+    again, _ = step.shard(state, batch)
     assert all(x is y for x, y in zip(jax.tree.leaves(again), jax.tree.leaves(state), strict=True))
     step(state, batch)
 
@@ -197,7 +197,7 @@ def test_marks_inside_of_other_functions_are_planned(wrapped: Callable[..., Any]
         planned = unity.step(step, **OPTIONS)
         assert_same(trained(planned, state["params"], batch), expected)
         (plan,) = planned.plans
-        assert plan.family.search.training.backward
+        assert plan.program.family.search.training.backward
     assert_same(trained(jax.jit(step), state["params"], batch), expected)
 
 
@@ -284,7 +284,7 @@ def test_a_loss_may_close_over_differentiated_and_other_values() -> None:
     expected = trained(jax.jit(step), state["params"], batch, key)
     planned = unity.step(step, **OPTIONS)
     assert_same(trained(planned, state["params"], batch, key), expected)
-    assert len(planned.plans[0].family.captured.differentiated) == 4  # two weights, the bias and the scale
+    assert len(planned.plans[0].program.family.captured.differentiated) == 4  # two weights, the bias and the scale
 
 
 def through_a_step(params: Any, batch: Any) -> Any:
@@ -337,8 +337,8 @@ def test_the_plan_is_that_of_the_loss() -> None:
     state, batch = initial()
     planned = unity.step(train_step, **LEAN)
     shardings, _ = planned.shardings(state, batch)
-    slots = planned.plans[0].family.search.training.optimizer_slots
-    alone = unity.optimize(squares, state["params"], batch, **{**LEAN, "optimizer_slots": slots})
+    slots = planned.plans[0].program.family.search.training.optimizer_slots
+    alone = unity.optimize(squares, state["params"], batch, optimizer_slots=slots, **LEAN)
     assert slots == pytest.approx(3, abs=0.01)  # two moments and the average
     assert (planned.plans[0].time, planned.plans[0].memory) == (alone.time, alone.memory)
     assert shardings["params"] == alone.in_shardings[0]
@@ -357,8 +357,8 @@ def test_frozen_weights_have_neither_gradients_nor_slots() -> None:
     planned = unity.step(step, **OPTIONS)
     planned(bias, OPTIMIZER.init(bias), batch)
     (plan,) = planned.plans
-    assert len(plan.family.captured.differentiated) == 1
-    assert plan.family.search.training.optimizer_slots == pytest.approx(2, abs=0.02)
+    assert len(plan.program.family.captured.differentiated) == 1
+    assert plan.program.family.search.training.optimizer_slots == pytest.approx(2, abs=0.02)
 
 
 def test_other_weak_types_are_compiled_again_with_the_same_plan() -> None:
@@ -437,8 +437,8 @@ def test_arrays_that_are_committed_elsewhere_are_refused_until_they_are_placed()
     elsewhere = jax.device_put(state, jax.devices()[1])
     message = refused(step, elsewhere, batch)
     assert "args[0]['average']['bias']" in message
-    assert ".place(" in message
-    step(*step.place(elsewhere, batch))
+    assert ".shard(" in message
+    step(*step.shard(elsewhere, batch))
     mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     rows = jax.device_put(batch, NamedSharding(mesh, PartitionSpec(None, "d")))
     refused(step, state, rows)
@@ -468,7 +468,7 @@ def test_a_planned_step_runs_under_any_mesh(devices: int, kind: AxisType) -> Non
     step.shardings(state, batch)
     with jax.set_mesh(mesh_of(devices, kind)):
         assert step.lower(state, batch).compile()
-        assert_same(trained(step, *step.place(state, batch), steps=2), expected)
+        assert_same(trained(step, *step.shard(state, batch), steps=2), expected)
 
 
 def test_a_step_is_planned_under_a_mesh_with_automatic_axes() -> None:
@@ -581,7 +581,7 @@ def test_donated_arguments_are_numbered_as_in_jit() -> None:
     state, batch = initial()
     for numbers, donated in ((-2, True), ([0], True), (None, False), ((), False)):
         step = unity.step(body, donate_argnums=numbers, **LEAN)
-        params, placed = step.place(jax.tree.map(jnp.copy, state["params"]), batch)
+        params, placed = step.shard(jax.tree.map(jnp.copy, state["params"]), batch)
         step(params, placed)
         assert all(x.is_deleted() == donated for x in jax.tree.leaves(params))
 

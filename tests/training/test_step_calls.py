@@ -72,7 +72,7 @@ def test_random_steps_compute_what_their_jit_does(seed: int) -> None:
             with pytest.raises(unity.PlanError, match=r"donates arrays .* twice:\n    args.* is also args") as caught:
                 planned(*args)
             assert caught.value.link == "training#errors"
-            args = planned.place(*args)
+            args = planned.shard(*args)
         state, other = planned(*args)
         for one, two in zip(jax.tree.leaves((state, other)), jax.tree.leaves((expected, value)), strict=True):
             assert (one.dtype, one.weak_type) == (two.dtype, two.weak_type)

@@ -50,7 +50,9 @@ def plan(fn=mlp, args=MLP, machine=FOUR, search="captured", **options):
 
 
 def replayed(found, changed=None):
-    return check_parallelization(found.serial, found.pcg, changed or found.parallelization, default_library())
+    return check_parallelization(
+        found.program.serial, found.program.pcg, changed or found.program.parallelization, default_library()
+    )
 
 
 @pytest.mark.parametrize("name", sorted(small_models.MODELS))
@@ -61,7 +63,7 @@ def test_a_plan_is_derived_again_by_its_rules(name, search):
     report = replayed(found)
     assert report.applications > 0
     assert not report.unproved, str(report)
-    found.check_derivation()
+    found.program.check_derivation()
 
 
 def test_a_plan_with_less_memory_is_derived_again():
@@ -69,7 +71,7 @@ def test_a_plan_with_less_memory_is_derived_again():
     model = small_models.gpt(2)
     found = plan(model.loss, (model.params, model.batch))
     lean = found.frontier[-1]
-    assert any(c.again for row in lean.parallelization.rows for changes in row.changes for c in changes)
+    assert any(c.again for row in lean.program.parallelization.rows for changes in row.changes for c in changes)
     for point in found.frontier[:: max(1, len(found.frontier) // 4)]:
         replayed(point)
 
@@ -82,8 +84,8 @@ def test_products_are_split_by_rules_of_the_library():
 
 def test_a_parallelization_survives_its_file():
     found = plan()
-    data = parsed(encoded(found.parallelization.to_record()))
-    assert Parallelization.from_record(typed(data, ParallelizationRecord)) == found.parallelization
+    data = parsed(encoded(found.program.parallelization.to_record()))
+    assert Parallelization.from_record(typed(data, ParallelizationRecord)) == found.program.parallelization
     for wrong in (None, {}, {**data, "nodes": [99]}, {**data, "nodes": [-1]}, {**data, "types": ["Q"]}):
         with pytest.raises(PlanError, match="damaged at"):
             Parallelization.from_record(typed(wrong, ParallelizationRecord))
@@ -93,17 +95,17 @@ def test_equal_layers_are_written_once():
     sizes = []
     for layers in (4, 12):
         model = small_models.gpt(layers)
-        found = plain(plan(model.loss, (model.params, model.batch)).parallelization.to_record())
+        found = plain(plan(model.loss, (model.params, model.batch)).program.parallelization.to_record())
         sizes.append(sum(len(json.dumps(found[k])) for k in ("types", "splits", "changes", "rows")))
     assert sizes[1] < 1.5 * sizes[0]
 
 
 def at_product(found, change):
     """Return the parallelization with a changed row of the first product."""
-    rows = list(found.parallelization.rows)
+    rows = list(found.program.parallelization.rows)
     at = next(k for k, row in enumerate(rows) if row.splits and row.splits[0].operator == "dot_general")
     rows[at] = change(rows[at])
-    return replace(found.parallelization, rows=tuple(rows))
+    return replace(found.program.parallelization, rows=tuple(rows))
 
 
 def with_split(row, **changes):
@@ -134,17 +136,17 @@ def test_a_changed_row_is_refused(change, message):
 
 def test_missing_and_additional_rows_are_refused():
     found = plan()
-    rows = found.parallelization.rows
+    rows = found.program.parallelization.rows
     for wrong, message in ((rows[:-1], "fewer rows"), ((*rows, rows[-1]), "more rows")):
         with pytest.raises(DerivationError, match=message):
-            replayed(found, replace(found.parallelization, rows=wrong))
+            replayed(found, replace(found.program.parallelization, rows=wrong))
 
 
 def test_a_file_whose_parallelization_does_not_replay_is_refused(tmp_path):
     path = tmp_path / "plan.json"
-    plan().save(path)
+    plan().files.save(path)
     whole = json.loads(path.read_text())
-    assert unity.load(path, mlp, *MLP).check_derivation() == ()
+    assert unity.load(path, mlp, *MLP).program.check_derivation() == ()
     data = whole["parallelization"]
     at = next(k for k, s in enumerate(data["splits"]) if s[3])
     edited = [[*s[:4], "0" * 16] if k == at else s for k, s in enumerate(data["splits"])]

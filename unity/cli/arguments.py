@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh
 from unity.machine.hardware import MachineError
 from unity.machine.machine import Machine
 from unity.machine.presets import CLUSTERS, DEVICES
+from unity.plan.further_options import PipelineShape
 
 UNITS = {"": 1, "b": 1} | {f"{k}{end}": one**n for end, one in (("b", 1000), ("ib", 1024)) for n, k in enumerate("kmgt", 1)}
 LOCAL = "local"
@@ -62,7 +63,7 @@ def growth(text: str) -> float:
 
 
 def budget(text: str) -> int | float:
-    """Return a search budget: a number of programs (500), or seconds (30s)."""
+    """Return a search budget: a number of programs (500, an int), or seconds (30s, a float)."""
     amount = re.fullmatch(r"(\d+)|(\d+(?:\.\d*)?)s", text)
     if amount is None:
         raise argparse.ArgumentTypeError(f"expected a number of programs (500) or seconds (30s), got {text}")
@@ -76,22 +77,19 @@ def slots(text: str) -> int | float:
     return float(text) if "." in text else int(text)
 
 
-def stages(text: str) -> bool | tuple[int, int] | tuple[int, int, str]:
-    """Return the pipeline that a text names: False for "none", or stages and micro-batches (4x16) with a schedule (4x16:gpipe)."""
-    pipeline = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)(?::(\w+))?", text)
-    if pipeline is None and text != "none":
+def pipeline(text: str) -> PipelineShape | None:
+    """Return the pipeline that a text names: None for "none", or stages and micro-batches (4x16) with a schedule (4x16:gpipe)."""
+    shape = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)(?::(\w+))?", text)
+    if shape is None and text != "none":
         raise argparse.ArgumentTypeError(f"expected stages and micro-batches, such as 4x16 or 4x16:gpipe, or none, got {text}")
-    if pipeline is None:
-        return False
-    numbers = (int(pipeline[1]), int(pipeline[2]))
-    return (*numbers, pipeline[3]) if pipeline[3] else numbers
+    return None if shape is None else PipelineShape(int(shape[1]), int(shape[2]), shape[3])
 
 
-def groups(text: str) -> bool | int:
-    """Return the number of device groups for branches, or False for "none"."""
+def groups(text: str) -> int | None:
+    """Return the number of device groups for branches, or None for "none"."""
     if text != "none" and not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected a number of groups of devices, such as 2, or none, got {text}")
-    return False if text == "none" else int(text)
+    return None if text == "none" else int(text)
 
 
 def positions(text: str) -> int | tuple[int, ...]:

@@ -26,7 +26,7 @@ def read(path: Path) -> tuple[Summary, ...]:
         return summaries(path, read_plan(path))
     readers = {"graph": graph_json.from_json, compact_json.MARK: compact_json.unfold}
     if not isinstance(mark, str) or mark not in readers:
-        raise PlanError(f"{path} is neither a plan nor a graph that unity saved (plan.save, unity.pcg.ir.graph_json.to_json)")
+        raise PlanError(f"{path} is neither a plan nor a graph that unity saved (plan.files.save, unity.pcg.ir.graph_json.to_json)")
     try:
         graph = readers[mark](data)
     except PlanError as error:

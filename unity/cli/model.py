@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unity.cli.errors import CommandError, user_code_error
-from unity.optimize import optimize
+from unity.optimize import OPTIONS
 from unity.plan.files.plan_file import load
 from unity.plan.plan import Plan
 
@@ -46,7 +45,7 @@ def add_model(command: argparse.ArgumentParser, purpose: str) -> None:
 
 def add_plan(command: argparse.ArgumentParser) -> None:
     """Add a saved plan and the model that it was made for."""
-    command.add_argument("path", type=Path, metavar="FILE", help="a plan (plan.save, unity optimize -o)")
+    command.add_argument("path", type=Path, metavar="FILE", help="a plan (plan.files.save, unity optimize -o)")
     add_model(command, "the model that it was made for")
 
 
@@ -67,14 +66,10 @@ def model_of(which: str) -> Model:
     options = result[2] if len(result) == 3 else {}
     if not isinstance(options, Mapping):
         raise CommandError(f"{which}() gives options that are a {type(options).__name__}; {FORM}")
-    unknown = set(options) - _optimize_options()
+    unknown = set(options) - OPTIONS
     if unknown:
         raise CommandError(f"{which}() gives the option {min(map(str, unknown))}, which unity.optimize has not; {FORM}")
     return Model(result[0], tuple(result[1]), options)
-
-
-def _optimize_options() -> set[str]:
-    return {name for name, p in inspect.signature(optimize).parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
 def result_of(which: str, form: str) -> Any:

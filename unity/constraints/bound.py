@@ -150,7 +150,9 @@ def bound(constraints: Iterable[Constraint], captured: Captured, fn: Callable[..
         passed.append(c)
     unreachable = next(hidden(captured.graph), None)
     if unreachable is not None:
-        what = "unity.constrain" if captured.marking is None else "unity.constrain, or a sharding that shardings='keep' keeps,"
+        what = (
+            "unity.constrain" if captured.marking is None else "unity.constrain, or a sharding that unity.keep_shardings() keeps,"
+        )
         raise ConstraintError(
             f"{short(unreachable.source)}: {what} is inside of {unreachable.kind}, which is one operator to a plan.\n"
             "    Constrain its operands or its results. (docs: constraints#inside-the-function)"

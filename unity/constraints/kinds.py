@@ -158,6 +158,13 @@ class WithoutRules(Constraint, tag="without_rules"):
         return f"unity.without_rules({', '.join(map(repr, self.names))})".replace("'", '"')
 
 
+class KeptShardings(Constraint):
+    """Every sharding that the function states for a mesh that it sets. `unity.optimize` makes a constraint of each."""
+
+    def __str__(self) -> str:
+        return "unity.keep_shardings()"
+
+
 Passed = Pin | OperatorPin | Across | WithoutRules  # constraints that are passed to `unity.optimize`
 
 
@@ -210,6 +217,15 @@ def require(dimension: Dimension, *, across: str) -> Across:
 def without_rules(*names: str) -> WithoutRules:
     """Exclude rules, by name, from rewriting the program. `*` matches anything, as in "merge-*"."""
     return WithoutRules(names)
+
+
+def keep_shardings() -> KeptShardings:
+    """Keep every sharding that the function states for a mesh that it sets.
+
+    These are `jax.sharding.reshard`, `out_sharding=`, `with_sharding_constraint`, and the placement of the arguments. Otherwise the
+    plan decides them.
+    """
+    return KeptShardings()
 
 
 def _across(word: Word, dimension: Any, across: str) -> Across:

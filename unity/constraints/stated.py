@@ -1,4 +1,4 @@
-"""Shardings that a program states for the user's mesh, kept as constraints on its plans (`shardings="keep"`)."""
+"""Shardings that a program states for the user's mesh, kept as constraints on its plans (`unity.keep_shardings()`)."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def entries_of(sharding: NamedSharding, open_dims: frozenset[int], rank: int, ma
         mesh = ", ".join(f"{name}: {size}" for name, size in sizes.items())
         levels = ", ".join(f"{a.name}: {a.size}" for a in machine.axes)
         raise ConstraintError(
-            f"shardings='keep': the mesh ({mesh}) does not fit the axes of {machine.name} ({levels or 'one device'}), matched by"
-            " size from the outermost inwards.\n    Plan under a mesh of the machine's devices (jax.sharding.use_abstract_mesh"
-            " needs none of them), or leave shardings= out. (docs: constraints#shardings-of-your-own)"
+            f"unity.keep_shardings(): the mesh ({mesh}) does not fit the axes of {machine.name} ({levels or 'one device'}),"
+            " matched by size from the outermost inwards.\n    Plan under a mesh of the machine's devices"
+            " (jax.sharding.use_abstract_mesh needs none of them), or leave it out. (docs: constraints#shardings-of-your-own)"
         )
     entries = list[Entry]()
     for dim, entry in enumerate((*sharding.spec, *(None,) * (rank - len(sharding.spec)))):

@@ -91,7 +91,7 @@ class ChangeVerdict:
 
     def __post_init__(self) -> None:
         if not (self.diff.before.machine and self.diff.after.machine):
-            raise PlanError("graphs have no costs to compare: expected two plans that plan.save wrote (docs: ci)")
+            raise PlanError("graphs have no costs to compare: expected two plans that plan.files.save wrote (docs: ci)")
 
     @property
     def accepted(self) -> bool:

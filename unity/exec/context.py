@@ -66,7 +66,7 @@ def own(mesh: Mesh | AbstractMesh) -> AbstractContextManager[object]:
     if not here.empty and here.size != mesh.size:
         raise PlanError(
             f"jax.set_mesh has set a mesh of {here.size} devices, where a plan for {mesh.size} cannot run.\n    Set one of the"
-            " plan's devices, in their order (plan.mesh), or none. (docs: moving#under-a-mesh-of-your-own)"
+            " plan's devices, in their order (plan.inspect.mesh), or none. (docs: moving#under-a-mesh-of-your-own)"
         )
     if here.empty:  # then transformations that read the program again (checkify) find none either
         return nullcontext()

@@ -20,22 +20,22 @@ ROWS = 3  # rows of each subject that are shown; the others are counted
 
 def brief(plan: Plan) -> str:
     """Return a plan's decisions in about six lines."""
-    prediction = predict(plan.pcg, plan.machine, differentiated_in(plan))
-    devices = plan.machine.devices
+    prediction = predict(plan.program.pcg, plan.inspect.machine, differentiated_in(plan))
+    devices = plan.inspect.machine.devices
     on = f"each of {devices} devices" if devices > 1 else "the device"
     lines = [
-        f"{plan.__name__} on {plan.machine.name}, predicted: {duration(prediction.time)} a step"
+        f"{plan.__name__} on {plan.inspect.machine.name}, predicted: {duration(prediction.time)} a step"
         f" ({duration(prediction.computing)} computing, {duration(prediction.communicating)} communicating),"
         f" {size(plan.memory)} on {on}"
     ]
-    if "bound" in vars(plan) and plan.bound is not None:
+    if "bound" in vars(plan.inspect) and plan.inspect.bound is not None:
         lines += _rows("bound", [gap_in_words(plan)])
-    inputs = plan.pcg.inputs
-    weights = plan.family.captured.differentiated
-    lines += _rows("weights", _arguments([n for k, n in enumerate(inputs) if k in weights], plan.machine))
-    lines += _rows("inputs", _arguments([n for k, n in enumerate(inputs) if k not in weights], plan.machine))
-    lines += _rows("sent", _sent(prediction, plan.machine))
-    lines += _rows("changed", list(map(str, plan.transformations)))
+    inputs = plan.program.pcg.inputs
+    weights = plan.program.family.captured.differentiated
+    lines += _rows("weights", _arguments([n for k, n in enumerate(inputs) if k in weights], plan.inspect.machine))
+    lines += _rows("inputs", _arguments([n for k, n in enumerate(inputs) if k not in weights], plan.inspect.machine))
+    lines += _rows("sent", _sent(prediction, plan.inspect.machine))
+    lines += _rows("changed", list(map(str, plan.program.transformations)))
     undivided_rows = undivided(plan, prediction)
     return "\n".join([*lines, *([headline(undivided_rows)] if undivided_rows else [])])
 
@@ -45,7 +45,7 @@ def gap_in_words(plan: Plan) -> str:
 
     The percentage is rounded up to tenths. Without a bound, the text is empty.
     """
-    gap, limit = plan.gap, plan.family.limit
+    gap, limit = plan.inspect.gap, plan.program.family.limit
     if gap is None:
         return ""
     best = f"sharding of this program{'' if limit is None or isinf(limit) else f' within {size(limit)}'}"

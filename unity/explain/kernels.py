@@ -17,7 +17,7 @@ from unity.plan.plan import Plan
 
 def inferred_kernels(plan: Plan) -> list[str]:
     """Return a line for each Pallas kernel without a declaration: how devices may divide it, or why not."""
-    nodes = (node for node, _ in plan.serial.walk() if node.body is not None)
+    nodes = (node for node, _ in plan.program.serial.walk() if node.body is not None)
     lines = (_line(kernel, source or node.source) for node in nodes if node.body for kernel, source in _kernels(node.body))
     return list(dict.fromkeys(lines))
 

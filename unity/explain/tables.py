@@ -40,14 +40,14 @@ def explain(plan: Plan, file: Any = None) -> None:
     """Print a plan's transformations, arguments, memory, operators and collectives."""
     console = Console(file=file, markup=False, highlight=False)
     console.width = max(console.width, 140)  # wide enough for a type and a line number side by side
-    family = plan.family
+    family = plan.program.family
     differentiated = differentiated_in(plan)
-    prediction = predict(plan.pcg, plan.machine, differentiated)
-    console.print(f"{plan.__name__} on {plan.machine}", style="bold")
+    prediction = predict(plan.program.pcg, plan.inspect.machine, differentiated)
+    console.print(f"{plan.__name__} on {plan.inspect.machine}", style="bold")
     console.print(
         f"one step: {duration(prediction.time)} predicted ({duration(prediction.computing)} computing,"
-        f" {duration(prediction.communicating)} communicating), {size(plan.memory)} on each device; {len(plan.serial)} operators,"
-        f" {family.searched}"
+        f" {duration(prediction.communicating)} communicating), {size(plan.memory)} on each device;"
+        f" {len(plan.program.serial)} operators, {family.searched}"
     )
     if gap := gap_in_words(plan):
         console.print(gap)
@@ -59,32 +59,34 @@ def explain(plan: Plan, file: Any = None) -> None:
     if undivided_rows:
         console.print(_undivided(undivided_rows))
     console.print(_arguments(plan))
-    console.print(_memory(predict_memory(plan.pcg, differentiated, family.search.training, backend_of(plan.machine))))
-    console.print(_operators(prediction, plan.pcg.axes))
-    console.print(_collectives(prediction, plan.machine))
+    console.print(
+        _memory(predict_memory(plan.program.pcg, differentiated, family.search.training, backend_of(plan.inspect.machine)))
+    )
+    console.print(_operators(prediction, plan.program.pcg.axes))
+    console.print(_collectives(prediction, plan.inspect.machine))
     for line in blocked(plan):
         console.print(line, style="yellow")
 
 
 def _constraints(plan: Plan) -> list[str]:
     """Return lines that list the constraints."""
-    bound = plan.family.bound
+    bound = plan.program.family.bound
     rows = [f"    {c}" for c in dict.fromkeys((*bound.passed, *bound.marked))]
     return ["constrained by:", *rows] if rows else []
 
 
 def _transformations(plan: Plan) -> list[str]:
     """Return lines about the transformations, and about why scans cannot become a pipeline."""
-    lines = [line for t in plan.transformations for line in t.explained]
-    if plan.pipelining is not None or plan.machine.devices == 1:
+    lines = [line for t in plan.program.transformations for line in t.explained]
+    if plan.program.pipelining is not None or plan.inspect.machine.devices == 1:
         return lines
-    _, refused = scans(plan.family.captured)
+    _, refused = scans(plan.program.family.captured)
     return [*lines, *(f"no pipeline of {reason}" for reason in refused)]
 
 
 def _applications(plan: Plan) -> list[str]:
     """Return lines about the rules that parallelized a plan, in the order of their first use, equal ones at one line merged."""
-    counts = Counter(structs.replace(a, source=short(a.source), operator=pattern(a.operator)) for a in plan.applications)
+    counts = Counter(structs.replace(a, source=short(a.source), operator=pattern(a.operator)) for a in plan.program.applications)
     rows = [f"    {times} × {application}" for application, times in counts.items()]
     more = [f"    … and {len(rows) - APPLICATIONS} more"] if len(rows) > APPLICATIONS else []
     return ["parallelized by rules, from the serial graph:", *rows[:APPLICATIONS], *more] if rows else []
@@ -94,10 +96,10 @@ def _tried(plan: Plan) -> list[str]:
     """Return lines about the plans that were run, and that this one was chosen from."""
     rows = [
         f"    {duration(seconds)} a step ({duration(t.predicted)} predicted, {duration(t.simulated)} simulated), {size(t.memory)}"
-        for t in plan.tried
+        for t in plan.inspect.tried
         if (seconds := t.measured) is not None
     ]
-    first = f"of {len(plan.tried)} plans that were simulated, {len(rows)} were run, and the first was taken:"
+    first = f"of {len(plan.inspect.tried)} plans that were simulated, {len(rows)} were run, and the first was taken:"
     return [first, *rows] if rows else []
 
 
@@ -121,12 +123,12 @@ def _grouped(rows: Iterable[tuple[Any, float]]) -> list[tuple[Any, int, float]]:
 def _arguments(plan: Plan) -> Table:
     columns = ("arguments", "tensors", "shape", "stored", "bytes on a device")
     table = Table(*columns, title="where arguments are stored", title_justify="left")
-    axes = plan.pcg.axes
+    axes = plan.program.pcg.axes
     rows = []
-    for node in plan.pcg.inputs:
+    for node in plan.program.pcg.inputs:
         tensor = node.tensors[0]
         piece = tensor.nbytes / copies(node.types[0], axes)
-        rows.append(((pattern(node.name), str(tensor), storage_in_words(node.types[0], plan.machine)), piece))
+        rows.append(((pattern(node.name), str(tensor), storage_in_words(node.types[0], plan.inspect.machine)), piece))
     return _filled(table, [(k[0], str(n), k[1], k[2], size(b)) for k, n, b in _grouped(rows)], "kinds of arguments")
 
 

@@ -73,8 +73,8 @@ class Twin:
 
 def typed(plan: Plan) -> list[Twin]:
     """Return all nodes of a plan whose types the search chooses: operators, and inputs of the whole program."""
-    own = {id(node) for node in plan.serial.inputs}
-    pairs = [Twin(before, after) for before, after in twins(plan.serial, plan.pcg)]
+    own = {id(node) for node in plan.program.serial.inputs}
+    pairs = [Twin(before, after) for before, after in twins(plan.program.serial, plan.program.pcg)]
     return [t for t in pairs if t.serial.inside is None and (t.serial.kind != "input" or id(t.serial) in own)]
 
 
@@ -85,7 +85,7 @@ def meant(plan: Plan, path: str) -> list[Twin]:
     """
     nodes = typed(plan)
     arguments = [t for t in nodes if t.serial.kind == "input"]
-    paths = spellings(plan.family.fn, [t.name for t in arguments])
+    paths = spellings(plan.program.family.fn, [t.name for t in arguments])
     operators = [t for t in nodes if t.serial.kind != "input"]
     matches = [arguments[k] for k in matching(path, paths)] or [t for t in operators if path in _spoken(t.serial)]
     if not matches:
@@ -121,12 +121,12 @@ class Costs:
     @cached_property
     def differentiated(self) -> frozenset[int]:
         """The arguments that the planned step computes gradients of."""
-        family = self.plan.family
+        family = self.plan.program.family
         return family.captured.differentiated if family.search.training.backward else frozenset()
 
     @cached_property
     def prediction(self) -> Prediction:
-        return predict(self.plan.pcg, self.plan.machine, self.differentiated)
+        return predict(self.plan.program.pcg, self.plan.inspect.machine, self.differentiated)
 
     def compute(self, node: Node) -> float:
         """Return the seconds of an operator itself."""
@@ -139,8 +139,8 @@ class Costs:
 
     def held(self, node: Node) -> list[Held]:
         """Return the buffers of a node, and of the type changes of its results, that are live at the peak of memory."""
-        training, machine = self.plan.family.search.training, self.plan.machine
-        memory = predict_memory(self.plan.pcg, self.differentiated, training, backend_of(machine))
+        training, machine = self.plan.program.family.search.training, self.plan.inspect.machine
+        memory = predict_memory(self.plan.program.pcg, self.differentiated, training, backend_of(machine))
         after = {id(node), *(id(n) for n in self.changes(node))}
         return [h for h in memory.held if id(h.node) in after and h.nbytes]
 
@@ -166,7 +166,7 @@ class Costs:
     def users(self) -> dict[int, list[Node]]:
         """The nodes that read each node's results, by the id of the node that is read."""
         users: dict[int, list[Node]] = {}
-        for user, _ in self.plan.pcg.walk():
+        for user, _ in self.plan.program.pcg.walk():
             for n in dict.fromkeys(v.node for v in user.operands):
                 users.setdefault(id(n), []).append(user)
         return users
@@ -213,7 +213,7 @@ class Answer:
 
 def answer(plan: Plan, group: Sequence[Twin]) -> Answer:
     """Explain the first of a group of equal nodes, and search for the best plans with other types of it."""
-    twin, axes = group[0], plan.pcg.axes
+    twin, axes = group[0], plan.program.pcg.axes
     node = twin.parallel
     values: list[Value] = [*node.operands, *node.results]
     names = [f"operand {p}" for p in range(len(node.operands))]
@@ -222,7 +222,7 @@ def answer(plan: Plan, group: Sequence[Twin]) -> Answer:
         ValueDescription(name, str(v.tensor), show(v.type, axes, v.tensor.ndim), in_words(v, axes))
         for name, v in zip(names, values, strict=True)
     ]
-    limit = max(plan.family.limit or 0.0, plan.memory)
+    limit = max(plan.program.family.limit or 0.0, plan.memory)
     return Answer(
         name=twin.name,
         line=short(node.source),
@@ -237,10 +237,10 @@ def answer(plan: Plan, group: Sequence[Twin]) -> Answer:
 
 def _choices(plan: Plan, twin: Twin, limit: float) -> tuple[TypeChoice, ...]:
     """Return the best plan with a node's present types, and the best plans with others."""
-    same, others = alternatives(plan.family, twin.serial, plan.candidate, limit, ALTERNATIVES)
-    rows = [Alternative(twin.types, plan.candidate) if same is None else same, *others]
+    same, others = alternatives(plan.program.family, twin.serial, plan.program.candidate, limit, ALTERNATIVES)
+    rows = [Alternative(twin.types, plan.program.candidate) if same is None else same, *others]
     return tuple(
-        TypeChoice(shown(row.types, twin.serial, plan.pcg.axes), row.candidate.time, row.candidate.memory, k == 0)
+        TypeChoice(shown(row.types, twin.serial, plan.program.pcg.axes), row.candidate.time, row.candidate.memory, k == 0)
         for k, row in enumerate(rows)
     )
 
@@ -283,12 +283,12 @@ def in_words(v: Value, axes: tuple[Axis, ...]) -> str:
 
 def _constraints(plan: Plan, node: Node) -> list[str]:
     """Return the constraints that restrict a node of the serial graph."""
-    bound, search = plan.family.bound, plan.family.search
+    bound, search = plan.program.family.bound, plan.program.family.search
     if not bound.every:
         return []
     opened = search.assembled.opened
     offers = offered(opened.sites)
-    resolver = bound.resolver(ProgramDimensions(opened, offers, ranks(opened.sites, offers)), plan.machine)
+    resolver = bound.resolver(ProgramDimensions(opened, offers, ranks(opened.sites, offers)), plan.inspect.machine)
     site = opened.of_node.get(id(node))
     return [str(c) for c in bound.every if any(s == site for s, _ in c.rules(resolver))]
 
@@ -300,7 +300,7 @@ def _costs(costs: Costs, node: Node) -> Iterator[str]:
         yield f"computing: {duration(seconds)} of a step of {duration(costs.prediction.time)}"
     for t in collectives:
         c = t.collective
-        over = axes_in_words(c.axes, costs.plan.machine)
+        over = axes_in_words(c.axes, costs.plan.inspect.machine)
         yield f"{c.direction} of {c.node.kind}: {c.kind} of {size(c.nbytes)} over {over}, {c.count} ×, {duration(t.seconds)}"
     if not collectives:
         yield "no collectives"

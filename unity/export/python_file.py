@@ -54,14 +54,14 @@ def write(plan: Plan, path: str | Path) -> tuple[Path, ...]:
 
 def source(plan: Plan, name: str) -> tuple[str, dict[str, np.ndarray]]:
     """Return the text of the file, and the arrays of the file beside it."""
-    graph, captured = by_gpipe(plan.pcg), plan.family.captured
+    graph, captured = by_gpipe(plan.program.pcg), plan.program.family.captured
     if captured.observations:
         graph = replace(graph, outputs=graph.outputs[: captured.out_tree.num_leaves])
         warn(Notice(o.line, f"{TITLES[o.name]} is left out of the exported file") for o in captured.observations)
     specs = [spec_of(n.types[0], graph.axes, n.tensors[0].ndim) for n in graph.inputs]
     count = len(captured.paths)
     tensors = [n.tensors[0] for n in graph.inputs]
-    arguments = arguments_of(plan.family.fn, captured.in_tree, tensors[:count], specs[:count])
+    arguments = arguments_of(plan.program.family.fn, captured.in_tree, tensors[:count], specs[:count])
     module = ModuleWriter()
     closed = {f"{CLOSED_OVER}{k}": module.stored(np.asarray(c)) for k, c in enumerate(captured.consts)}
     paths = [*arguments.paths, *closed]
@@ -123,7 +123,7 @@ def _mismatch(writer: GraphWriter, namespace: dict[str, Any]) -> ExportError:
 
 def _head(plan: Plan, name: str, arguments: FileArguments, module: ModuleWriter, in_64: bool) -> list[Sequence[str]]:
     """Return the head of the file: its docstring, imports and devices."""
-    machine = plan.machine
+    machine = plan.inspect.machine
     standard, others = imports(module)
     needed = " and ".join(["nothing but JAX", *sorted({where for where, _ in module.user_imports})])
     return [
@@ -225,7 +225,7 @@ def _entry_point(
         weak: for each result, whether the local program's and the planned function's result is weakly typed.
     """
     specs = sequence([spec_code(spec_of(v.type, graph.axes, v.tensor.ndim)) for v in graph.outputs])
-    tree = plan.family.captured.out_tree
+    tree = plan.program.family.captured.out_tree
     results = jax.tree.unflatten(tree, list(range(tree.num_leaves)))
     if not is_plain(results):
         kind = type(results).__name__

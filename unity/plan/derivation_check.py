@@ -10,18 +10,18 @@ from unity.pcg.parallel.serial_view import erased
 from unity.substitutions.language.derivation import RewriteStep
 
 if TYPE_CHECKING:
-    from unity.plan.plan import Plan
+    from unity.plan.planned_program import PlannedProgram
 
 
-def check_derivation(plan: Plan) -> tuple[RewriteStep, ...]:
-    """Verify the whole derivation of a plan, and return the steps that rewrote the captured program.
+def check_derivation(program: PlannedProgram) -> tuple[RewriteStep, ...]:
+    """Verify the whole derivation of a plan's program, and return the steps that rewrote the captured program.
 
     Raises DerivationError, naming the first step that does not hold.
     """
-    for transformation in plan.transformations:
+    for transformation in program.transformations:
         transformation.check()
-    check(plan.pcg)
-    if erased(plan.pcg).key != plan.serial.key:
+    check(program.pcg)
+    if erased(program.pcg).key != program.serial.key:
         raise DerivationError("the parallel graph without its parallelization operators is not the graph that was derived")
-    plan.check_parallelization()
-    return plan.rewriting.derivation.every
+    program.check_parallelization()
+    return program.rewriting.derivation.every

@@ -17,6 +17,7 @@ from unity.constraints.kinds import Across, Constraint, Pin, WithoutRules
 from unity.machine.machine import Machine
 from unity.pcg.parallel.stages import SCHEDULES, TWO_BW
 from unity.pcg.types.accumulation import NARROW
+from unity.plan.further_options import PipelineShape, Transforms
 from unity.search.memory.lower_bound import LeastMemory
 from unity.search.published import names
 from unity.search.session import Candidate
@@ -27,7 +28,7 @@ SEARCHES = ("unity", "captured", "sequential", "unity-rules", *names())
 CONSTRAINED = ("unity", "captured")  # searches that obey constraints, and find pipelines
 
 
-def refuse(objective: str, search: str, pipelines: Any, branches: Any, constraints: Sequence[Constraint]) -> None:
+def refuse(objective: str, search: str, transforms: Transforms, constraints: Sequence[Constraint]) -> None:
     """Raise OptionError for unknown options and for combinations that are not supported, so that none is ignored silently."""
     if objective not in OBJECTIVES:
         raise OptionError(f"objective={objective!r} is not known; one of {', '.join(map(repr, OBJECTIVES))}")
@@ -35,8 +36,28 @@ def refuse(objective: str, search: str, pipelines: Any, branches: Any, constrain
         raise OptionError(f"search={search!r} is not available; one of {', '.join(map(repr, SEARCHES))}")
     if objective == "memory" and search in names():
         raise OptionError(f"search={search!r} has an objective of its own: objective= may be 'time' or 'devices'")
-    _refuse_pipelines(pipelines, search, constraints)
-    _refuse_branches(branches, search, constraints)
+    for name, value in vars(transforms).items():
+        if isinstance(getattr(Transforms, name), bool) and not isinstance(value, bool):
+            raise OptionError(f"{name}={value!r}: expected True or False, got {type(value).__name__}")
+    _refuse_pipeline(transforms, search, constraints)
+    _refuse_branches(transforms, search, constraints)
+
+
+def refuse_budget(budget: Any, seconds: Any, machine: Machine | None) -> None:
+    """Raise OptionError unless at most one of them bounds the search, and all processes that plan together find the same."""
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
+        raise OptionError(
+            f"budget={budget!r}: expected a number of programs, such as 500; a time limit is seconds=30 (docs: plan#options)"
+        )
+    if seconds is not None and not (_number(seconds) and seconds >= 0):
+        raise OptionError(f"seconds={seconds!r}: expected a time limit that is not negative, such as 30")
+    if budget is not None and seconds is not None:
+        raise OptionError(f"budget={budget} and seconds={seconds} do not go together: leave one out")
+    if machine is None and seconds is not None and several():
+        raise OptionError(
+            f"seconds={seconds} would find something else in every process: give a number of programs by budget="
+            " (docs: hosts#the-same-everywhere)"
+        )
 
 
 def refuse_uncallable(fn: Any, expected: str) -> None:
@@ -61,21 +82,12 @@ def refuse_machine(machine: Any, memory_limit: Any, optimizer_slots: Any) -> Non
         )
 
 
-def refuse_measuring(machine: Machine | None, objective: str, pipelines: Any) -> None:
+def refuse_measuring(machine: Machine | None, objective: str, pipeline: PipelineShape | None) -> None:
     """Raise OptionError unless plans with these options can be run here, and compared by their times."""
     if machine is not None or objective != "time":
         raise OptionError("measure=True runs plans on the devices of this process: leave machine= out, and objective= at 'time'")
-    if isinstance(pipelines, tuple) and TWO_BW in pipelines[2:]:
+    if pipeline is not None and pipeline.schedule == TWO_BW:
         raise OptionError("measure=True runs steps that drain, and 2BW has none: leave one of them out (docs: pipelines#2bw)")
-
-
-def refuse_budget(budget: float | None, machine: Machine | None) -> None:
-    """Raise OptionError for a budget in seconds if several processes plan for their own devices."""
-    if machine is None and isinstance(budget, float) and several():
-        raise OptionError(
-            f"budget={budget} seconds would find something else in every process: give a number of programs (an int)"
-            " (docs: hosts#the-same-everywhere)"
-        )
 
 
 def refuse_mesh(mesh: Any, objective: str) -> None:
@@ -102,16 +114,11 @@ def refuse_type(reduce_in: Any) -> None:
         )
 
 
-def refuse_shardings(shardings: str, objective: str) -> None:
-    """Raise OptionError unless `shardings` is known, and goes with the objective."""
-    if shardings not in ("free", "keep"):
+def refuse_kept_shardings(objective: str) -> None:
+    """Raise OptionError unless the objective goes with the shardings that the function states."""
+    if objective == "devices":
         raise OptionError(
-            f"shardings={shardings!r}: expected 'free', or 'keep' for those that the function states"
-            " (docs: constraints#shardings-of-your-own)"
-        )
-    if shardings == "keep" and objective == "devices":
-        raise OptionError(
-            "shardings='keep' and objective='devices' do not go together, since stated shardings name a mesh of one size"
+            "unity.keep_shardings() and objective='devices' do not go together, since stated shardings name a mesh of one size"
             " (docs: constraints#shardings-of-your-own)"
         )
 
@@ -120,35 +127,42 @@ def _number(x: Any) -> bool:
     return isinstance(x, Real) and not isinstance(x, bool)
 
 
-def _refuse_pipelines(pipelines: Any, search: str, constraints: Sequence[Constraint]) -> None:
-    """Raise OptionError for a requested pipeline that is malformed, or that other options exclude."""
-    if isinstance(pipelines, bool):
+def _refuse_pipeline(transforms: Transforms, search: str, constraints: Sequence[Constraint]) -> None:
+    """Raise OptionError for a required pipeline that is malformed, or that other options exclude."""
+    pipeline = transforms.pipeline
+    if pipeline is None:
         return
-    numbers, schedule = (pipelines[:2], pipelines[2:]) if isinstance(pipelines, tuple) else ((), ())
-    if len(numbers) != 2 or not all(isinstance(n, int) and n > 0 for n in numbers):
-        raise OptionError(f"pipelines={pipelines!r}: expected True, False, or (stages, micro-batches), such as (4, 16)")
-    if len(schedule) > 1 or not set(schedule) <= set(SCHEDULES):
+    if not isinstance(pipeline, PipelineShape):
+        raise OptionError(f"pipeline={pipeline!r}: expected stages and micro-batches, such as unity.PipelineShape(4, 16)")
+    if not all(isinstance(n, int) and n > 0 for n in (pipeline.stages, pipeline.micro_batches)):
+        raise OptionError(f"{pipeline!r}: expected numbers of stages and micro-batches, such as unity.PipelineShape(4, 16)")
+    if pipeline.schedule is not None and pipeline.schedule not in SCHEDULES:
         schedules = " or ".join(f"'{kind}'" for kind in SCHEDULES)
-        raise OptionError(f"pipelines={pipelines!r}: the schedule may be {schedules}, as in (4, 16, 'gpipe')")
+        raise OptionError(f"{pipeline!r}: the schedule may be {schedules}, as in unity.PipelineShape(4, 16, 'gpipe')")
+    if not transforms.pipelines:
+        raise OptionError(f"pipelines=False and pipeline={pipeline!r} do not go together: leave one out (docs: pipelines#which)")
     if search not in CONSTRAINED:
-        raise OptionError(f"pipelines={pipelines!r}: search={search!r} finds none, use one of {', '.join(map(repr, CONSTRAINED))}")
+        raise OptionError(f"pipeline={pipeline!r}: search={search!r} finds none, use one of {', '.join(map(repr, CONSTRAINED))}")
     other = next((c for c in constraints if not isinstance(c, (WithoutRules, Pin))), None)
     if other is not None:
-        raise OptionError(f"pipelines={pipelines!r} and {other} do not go together: leave one out (docs: pipelines#which)")
+        raise OptionError(f"pipeline={pipeline!r} and {other} do not go together: leave one out (docs: pipelines#which)")
 
 
-def _refuse_branches(branches: Any, search: str, constraints: Sequence[Constraint]) -> None:
-    """Raise OptionError for a requested number of groups that is malformed, or that other options exclude."""
-    if isinstance(branches, bool):
+def _refuse_branches(transforms: Transforms, search: str, constraints: Sequence[Constraint]) -> None:
+    """Raise OptionError for a required number of groups that is malformed, or that other options exclude."""
+    groups = transforms.branch_groups
+    if groups is None:
         return
-    if not isinstance(branches, int) or branches < 2:
-        raise OptionError(f"branches={branches!r}: expected True, False, or a number of groups of devices (docs: branches#which)")
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 2:
+        raise OptionError(f"branch_groups={groups!r}: expected a number of groups of devices, such as 2 (docs: branches#which)")
+    if not transforms.branches:
+        raise OptionError(f"branches=False and branch_groups={groups} do not go together: leave one out (docs: branches#which)")
     if search not in CONSTRAINED:
         searches = ", ".join(map(repr, CONSTRAINED))
-        raise OptionError(f"branches={branches!r}: search={search!r} knows none, use one of {searches} (docs: branches#which)")
+        raise OptionError(f"branch_groups={groups}: search={search!r} knows none, use one of {searches} (docs: branches#which)")
     other = next((c for c in constraints if isinstance(c, Across) and c.word == "only"), None)
     if other is not None:
-        raise OptionError(f"branches={branches!r} and {other} do not go together: leave one out (docs: branches#which)")
+        raise OptionError(f"branch_groups={groups} and {other} do not go together: leave one out (docs: branches#which)")
 
 
 def obeyed(bound: Bound, search: str) -> Bound:
@@ -161,16 +175,16 @@ def obeyed(bound: Bound, search: str) -> Bound:
     return bound
 
 
-def no_pipeline(machine: Machine, asked: Sequence[Any], refused: Sequence[str], limit: str) -> str:
+def no_pipeline(machine: Machine, required: PipelineShape, refused: Sequence[str], limit: str) -> str:
     """Return the message for a requested pipeline that is infeasible.
 
     Args:
         machine: the machine that was planned for.
-        asked: stages, micro-batches, and perhaps the schedule.
+        required: the pipeline.
         refused: the reason for each pipeline that was tried and refused.
         limit: the memory limit as text.
     """
-    stages, micro_batches = asked[:2]
+    stages, micro_batches = required.stages, required.micro_batches
     reasons = refused or [f"what there is needs more than {limit} on each device"]
     if stages not in {prod(axis.size for axis in axes) for row in ladders(machine) for axes in row}:
         reasons = [f"no axes of {machine.name} make {stages} stages"]
@@ -179,7 +193,7 @@ def no_pipeline(machine: Machine, asked: Sequence[Any], refused: Sequence[str], 
     return (
         f"infeasible: no pipeline of {stages} stages and {micro_batches} micro-batches:\n    "
         + "\n    ".join(reasons)
-        + "\n    pipelines=False plans without one. (docs: pipelines#which)"
+        + "\n    Without pipeline= the plan may have none. (docs: pipelines#which)"
     )
 
 
@@ -191,7 +205,7 @@ def no_branches(machine: Machine, groups: int, refused: Sequence[str], limit: st
     return (
         f"infeasible: no branches on {groups} groups of devices:\n    "
         + "\n    ".join(reasons)
-        + "\n    branches=False plans without. (docs: branches#which)"
+        + "\n    Without branch_groups= the plan may have none. (docs: branches#which)"
     )
 
 

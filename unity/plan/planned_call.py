@@ -34,9 +34,9 @@ class PlannedCall:
 
     def __call__(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """Call the program with the function's arguments by position, `args`, and by name."""
-        plan, captured = self._plan, self._plan.family.captured
-        args = by_position(plan.family.fn, args, named)
-        leaves = plan.placement_on(None).leaves(checked(plan.__name__, captured, plan.packing, args), depth=4)
+        plan, captured = self._plan, self._plan.program.family.captured
+        args = by_position(plan.program.family.fn, args, named)
+        leaves = plan.shard.placement_on(None).leaves(checked(plan.__name__, captured, plan.program.packing, args), depth=4)
         mesh = explicit_mesh((*leaves, *captured.consts))
         types = self._result_types(jax.tree.leaves(args), mesh)
         run = self._lowered()
@@ -54,7 +54,7 @@ class PlannedCall:
 
         Raises PlanError where the function then computes in other types than were planned.
         """
-        plan, original = self._plan, self._plan.family.original
+        plan, original = self._plan, self._plan.program.family.original
         weak = tuple(map(is_weak, leaves))
         if mesh is None and weak == original.weak[0]:
             return ResultTypes(original.weak[1], ())
@@ -62,9 +62,9 @@ class PlannedCall:
         avals = [jax.typeof(x) for x in leaves]
         shardings = tuple(sharding_of(a) if a.shape == shape else None for a, shape in zip(avals, shapes, strict=False))
         if (key := (weak, mesh, shardings)) not in self._types:
-            is_own = mesh is not None and plan.machine.has_mesh(mesh.shape)
+            is_own = mesh is not None and plan.inspect.machine.has_mesh(mesh.shape)
             planned = jax.tree.leaves(plan.out_specs) if is_own else ()
-            self._types[key] = result_types(plan.family.fn, original, weak, shardings, mesh, planned)
+            self._types[key] = result_types(plan.program.family.fn, original, weak, shardings, mesh, planned)
         if not self._types[key].same:
             refuse_weak(plan.__name__, original, weak)
         return self._types[key]

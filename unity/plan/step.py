@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 def step_of(plan: Plan, training: Training) -> PlannedStep:
     """Return one step of a plan: the function, and with `training.backward` its weights' gradients."""
-    differentiated = frozenset(plan.family.captured.differentiated if training.backward else ())
-    return PlannedStep(plan.pcg, automatic(plan.mesh), differentiated, training)
+    differentiated = frozenset(plan.program.family.captured.differentiated if training.backward else ())
+    return PlannedStep(plan.program.pcg, automatic(plan.inspect.mesh), differentiated, training)
 
 
 def can_run(plan: Plan) -> bool:
     """Return whether the runtime of a plan's devices can run it."""
-    return is_runnable(plan.pcg, automatic(plan.mesh))
+    return is_runnable(plan.program.pcg, automatic(plan.inspect.mesh))

@@ -34,26 +34,27 @@ class Flight:
 
 
 class Stream:
-    """The steps of a plan with a 2BW pipeline, which does not drain between them. Created by `plan.stream`.
+    """The steps of a plan with a 2BW pipeline, which does not drain between them.
 
-        flight = plan.stream.start(params, batch)
+        stream = Stream(plan)
+        flight = stream.start(params, batch)
         for batch in batches:
-            flight, (loss, gradients) = plan.stream.step(flight, params, batch)  # of the batch before
+            flight, (loss, gradients) = stream.step(flight, params, batch)  # of the batch before
             params = update(params, gradients)
-        loss, gradients = plan.stream.finish(flight)
+        loss, gradients = stream.finish(flight)
 
     The loss and the gradients of a batch are taken at the weights that were passed with it, which are one version older than the
     weights that the gradients are applied to. All three methods may be called inside of `jax.jit`.
     """
 
     def __init__(self, plan: Plan) -> None:
-        captured, pipelining = plan.family.captured, plan.pipelining
+        captured, pipelining = plan.program.family.captured, plan.program.pipelining
         if pipelining is None or pipelining.schedule.kind != TWO_BW:
             raise PlanError(
                 f"{plan.__name__} has no pipeline by 2BW, so its steps are those of `jax.value_and_grad`: ask for one with"
-                " pipelines=(stages, micro-batches, '2bw') (docs: pipelines#2bw)"
+                " pipeline=unity.PipelineShape(stages, micro_batches, '2bw') (docs: pipelines#2bw)"
             )
-        if plan.packing:
+        if plan.program.packing:
             raise PlanError(
                 f"{plan.__name__} has packed weights, which are not known to `stream`: plan without pack=True (docs: pipelines#2bw)"
             )
@@ -78,7 +79,7 @@ class Stream:
 
     @cached_property
     def _steps(self) -> Streamed:
-        return Streamed(self._plan.pcg, automatic(self._plan.mesh), tuple(sorted(self._captured.differentiated)))
+        return Streamed(self._plan.program.pcg, automatic(self._plan.inspect.mesh), tuple(sorted(self._captured.differentiated)))
 
     @cached_property
     def _start(self) -> Any:
@@ -97,7 +98,7 @@ class Stream:
 
         def run(*args: Any) -> tuple:
             out = step(*args)
-            run_effects(out[position], self._captured, self._plan.pcg, automatic(self._plan.mesh))
+            run_effects(out[position], self._captured, self._plan.program.pcg, automatic(self._plan.inspect.mesh))
             return out
 
         return run
@@ -113,14 +114,14 @@ class Stream:
         if any(not isinstance(x, jax.core.Tracer) and x.is_deleted() for x in flight.arrays):
             raise PlanError(
                 f"this flight of {name} is used up: a step takes one and gives the next:"
-                " flight, (loss, gradients) = plan.stream.step(flight, ...) (docs: pipelines#2bw)"
+                " flight, (loss, gradients) = stream.step(flight, ...) (docs: pipelines#2bw)"
             )
         return list(flight.arrays)
 
     def _leaves(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        leaves = checked(self._plan.__name__, self._captured, self._plan.packing, args)
+        leaves = checked(self._plan.__name__, self._captured, self._plan.program.packing, args)
         if not any(isinstance(x, jax.core.Tracer) for x in leaves):
-            leaves = self._plan.placement_on(None).leaves(leaves, depth=4)
+            leaves = self._plan.shard.placement_on(None).leaves(leaves, depth=4)
         return (*leaves, *self._captured.consts)
 
     def _named(self, results: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, Any]:

@@ -140,23 +140,23 @@ def read_summary(record: SummaryRecord) -> Summary:
 def summary_of(plan: Plan) -> Summary:
     """Return the summary of a plan."""
     differentiated = differentiated_in(plan)
-    prediction = predict(plan.pcg, plan.machine, differentiated)
-    memory = predict_memory(plan.pcg, differentiated, plan.family.search.training, backend_of(plan.machine))
-    figures = plan.__name__, plan.machine.name, plan.machine.devices, plan.time, plan.memory
-    rules = _merged(rule_use(use) for t in plan.transformations for use in t.uses)
+    prediction = predict(plan.program.pcg, plan.inspect.machine, differentiated)
+    memory = predict_memory(plan.program.pcg, differentiated, plan.program.family.search.training, backend_of(plan.inspect.machine))
+    figures = plan.__name__, plan.inspect.machine.name, plan.inspect.machine.devices, plan.time, plan.memory
+    rules = _merged(rule_use(use) for t in plan.program.transformations for use in t.uses)
     applied = (*_transformations(plan), *_applications(plan))
-    costs = _costs(prediction, plan.pcg)
-    return Summary(*figures, plan.pcg, *costs, rules, applied, _live(memory), warnings_of(plan, prediction))
+    costs = _costs(prediction, plan.program.pcg)
+    return Summary(*figures, plan.program.pcg, *costs, rules, applied, _live(memory), warnings_of(plan, prediction))
 
 
 def captured_summary_of(plan: Plan) -> Summary:
     """Return the summary of the captured program that a plan was made for, on one device of the plan's machine."""
-    machine, differentiated = plan.machine.alone, differentiated_in(plan)
-    graph = on_one_device(plan.original)
+    machine, differentiated = plan.inspect.machine.alone, differentiated_in(plan)
+    graph = on_one_device(plan.program.original)
     prediction = predict(graph, machine, differentiated)
-    memory = predict_memory(graph, differentiated, plan.family.search.training, backend_of(machine))
+    memory = predict_memory(graph, differentiated, plan.program.family.search.training, backend_of(machine))
     figures = plan.__name__, machine.name, 1, prediction.time, memory.total
-    return Summary(*figures, plan.original, *_costs(prediction, graph), live=_live(memory))
+    return Summary(*figures, plan.program.original, *_costs(prediction, graph), live=_live(memory))
 
 
 def step_seconds(summary: Summary) -> tuple[float, float]:
@@ -174,7 +174,7 @@ def seconds_by_line(rows: Iterable[Work | Talk]) -> dict[str, float]:
 
 def differentiated_in(plan: Plan) -> Collection[int]:
     """Return the numbers of the arguments that a plan's step computes gradients of."""
-    return plan.family.differentiated
+    return plan.program.family.differentiated
 
 
 def _costs(prediction: Prediction, graph: PCG) -> tuple[tuple[Work, ...], tuple[Talk, ...]]:
@@ -223,15 +223,15 @@ def rule_use(use: RewrittenLines) -> RuleUse:
 
 def _transformations(plan: Plan) -> Iterator[RuleUse]:
     """Yield the transformations but those by rules, at the lines of the operators that they lead to."""
-    for t in plan.transformations:
+    for t in plan.program.transformations:
         if not t.by_rules:
-            lines = tuple(short(node.source) for node in plan.serial.nodes if node.kind == t.kind)
+            lines = tuple(short(node.source) for node in plan.program.serial.nodes if node.kind == t.kind)
             yield RuleUse(t.kind, str(t), 1, lines, tuple(axis.name for axis in t.along))
 
 
 def _applications(plan: Plan) -> tuple[RuleUse, ...]:
-    lines = ((short(a.source),) if a.source else () for a in plan.applications)
-    uses = zip(plan.applications, lines, strict=True)
+    lines = ((short(a.source),) if a.source else () for a in plan.program.applications)
+    uses = zip(plan.program.applications, lines, strict=True)
     return _merged(RuleUse(pattern(a.operator), a.rule, 1, where, a.axes) for a, where in uses)
 
 

@@ -43,18 +43,18 @@ class Undivided:
 
 def undivided(plan: Plan, prediction: Prediction | None = None) -> tuple[Undivided, ...]:
     """Return the operators that every device of a plan runs whole, the most expensive first; none if their share is small."""
-    prediction = prediction or predict(plan.pcg, plan.machine, plan.family.differentiated)
+    prediction = prediction or predict(plan.program.pcg, plan.inspect.machine, plan.program.family.differentiated)
     total = prediction.computing
-    if plan.machine.devices == 1 or not total:
+    if plan.inspect.machine.devices == 1 or not total:
         return ()
-    reasons = _known_reasons(plan.pcg)
+    reasons = _known_reasons(plan.program.pcg)
     rows: dict[tuple[str, str, str], Undivided] = {}
     for term in prediction.operators:
         if term.share < 1:
             continue
         node, seconds = term.node, term.forward + term.backward
         line = short(node.source)
-        reason = reasons.get(id(node)) or _reason(node, plan.pcg.axes)
+        reason = reasons.get(id(node)) or _reason(node, plan.program.pcg.axes)
         row = rows.get((node.kind, line, reason), Undivided(node.kind, line, 0, 0.0, 0.0, reason))
         row = replace(row, count=row.count + 1, seconds=row.seconds + seconds, part=row.part + seconds / total)
         rows[node.kind, line, reason] = row

@@ -59,14 +59,14 @@ def undividable(plan: Plan) -> Iterator[PlanWarning]:
 
     These are unknown primitives, dimensions along which some windows slide, and arguments' dimensions that no axis divides.
     """
-    for node, why in unparallelized(plan.serial):
+    for node, why in unparallelized(plan.program.serial):
         yield PlanWarning("unknown", short(node.source), node.kind, f"{node.kind} runs whole on every device: {why}")
-    windows = Counter((node.kind, dim, why, short(node.source)) for node, dim, why in undivided_windows(plan.serial))
+    windows = Counter((node.kind, dim, why, short(node.source)) for node, dim, why in undivided_windows(plan.program.serial))
     for (kind, dim, why, line), n in windows.items():
         text = f"{n} × {kind} stays whole along dimension {dim}: {why}"
         yield PlanWarning("windows", line, f"dimension {dim} of {kind}", text)
-    smallest, total = min((a.size for a in plan.pcg.axes), default=1), prod(a.size for a in plan.pcg.axes)
-    yield from _indivisible(plan.original, smallest, total)
+    smallest, total = min((a.size for a in plan.program.pcg.axes), default=1), prod(a.size for a in plan.program.pcg.axes)
+    yield from _indivisible(plan.program.original, smallest, total)
 
 
 def _indivisible(graph: PCG, smallest: int, total: int) -> Iterator[PlanWarning]:
@@ -85,8 +85,8 @@ def _indivisible(graph: PCG, smallest: int, total: int) -> Iterator[PlanWarning]
 
 
 def _dropped(plan: Plan) -> Iterator[PlanWarning]:
-    captured = plan.family.original
-    for notice in dict.fromkeys((*captured.notices, *dropped_effects(captured, plan.pcg))):
+    captured = plan.program.family.original
+    for notice in dict.fromkeys((*captured.notices, *dropped_effects(captured, plan.program.pcg))):
         yield PlanWarning("dropped", short(notice.line), notice.text.partition(" is ")[0], notice.text)
 
 

@@ -34,7 +34,7 @@ def measured(family: PlanFamily, best: Candidate, limit: float, say: Callable[[s
     say("simulating what is nearly as fast")
     near = [c for c in family.frontier[0] if c.memory <= limit and c.time <= NEAR * best.time and c is not best]
     plans = [Plan(family, c) for c in (best, *near[: SIMULATED - 1])]
-    tried = [Tried(p.time, p.memory, p.simulate().makespan) for p in plans]
+    tried = [Tried(p.time, p.memory, p.inspect.simulate().makespan) for p in plans]
     order = sorted(range(1, len(plans)), key=lambda k: tried[k].simulated)
     runnable = [k for k in (0, *order) if can_run(plans[k])][:RUN]
     if not runnable:
@@ -45,4 +45,4 @@ def measured(family: PlanFamily, best: Candidate, limit: float, say: Callable[[s
     fastest = min(runnable, key=times.__getitem__)
     winner = fastest if times[fastest] < CLEARLY * times[runnable[0]] else runnable[0]
     ranks = dict.fromkeys((winner, *runnable, 0, *order))
-    return Ranking(plans[winner].candidate, tuple(replace(tried[k], measured=times.get(k)) for k in ranks))
+    return Ranking(plans[winner].program.candidate, tuple(replace(tried[k], measured=times.get(k)) for k in ranks))

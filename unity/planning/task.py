@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any, TypeAlias
@@ -28,6 +28,7 @@ from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.payloads import ScheduleKind
 from unity.plan.files import cache
+from unity.plan.further_options import Transforms
 from unity.plan.options import no_branches, no_pipeline, out_of_reach, shortfall
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
@@ -50,31 +51,6 @@ from unity.transforms.rewriting import Rewriter
 from unity.transforms.transformation import transformed
 
 Solution: TypeAlias = tuple[PlanFamily, Candidate]  # the arguments of a Plan: its family, and its point of the frontier
-
-
-@dataclass(frozen=True)
-class TransformationOptions:
-    """The options of `unity.optimize` about transformations: whether to look for each, or the one that the plan must have."""
-
-    pipelines: bool | tuple[int, int] | tuple[int, int, str]
-    branches: bool | int
-    pack: bool
-    recompute: bool
-
-    @property
-    def required_pipeline(self) -> tuple[int, int] | tuple[int, int, str] | None:
-        """The pipeline that the plan must have, if any."""
-        return None if isinstance(self.pipelines, bool) else self.pipelines
-
-    @property
-    def required_groups(self) -> int | None:
-        """The number of groups of devices on which the plan must have branches, if any."""
-        return None if isinstance(self.branches, bool) else self.branches
-
-    @property
-    def has_required(self) -> bool:
-        """Whether the plan must have a pipeline or branches."""
-        return self.required_pipeline is not None or self.required_groups is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +77,7 @@ class Task:
     measure: bool
     say: Callable[[str], None]
     bound: Bound
-    options: TransformationOptions
+    transforms: Transforms
 
     def plan_on(self, machine: Machine) -> Plan:
         """Return the plan for one machine, from the cache if the same request was planned before."""
@@ -110,7 +86,7 @@ class Task:
         self.say("looking in the cache")
         cached = cache.recall(path, self.captured, self.fn, lambda: self.rewriter.library)
         # Several processes must measure together, or not at all: unless all of them have the same entry, all of them search.
-        if self.local and not same("" if cached is None else Plan(*cached).pcg.key):
+        if self.local and not same("" if cached is None else Plan(*cached).program.pcg.key):
             cached = None
         if cached is not None:
             family, candidate = cached
@@ -147,7 +123,7 @@ class Task:
         """All that a plan depends on besides the function, the machine and the training, as JSON data."""
         settings = {"objective": self.objective, "limit": self.limit, "seed": self.seed, "search": self.kind, "steps": self.budget}
         settings |= {"here": self.local, "measure": self.measure, "constraints": self.bound.record}
-        settings |= vars(self.options)
+        settings |= asdict(self.transforms)
         return settings | self.rewriter.settings
 
     def measured(self, family: PlanFamily, candidate: Candidate) -> Solution:
@@ -168,7 +144,7 @@ class Task:
         solutions = list(reached)
         if not reached.interrupted:
             return solutions[-1]
-        if not solutions or self.options.has_required:
+        if not solutions or self.transforms.has_required:
             raise KeyboardInterrupt
         family, candidate = solutions[-1]
         return replace(family, interrupted=True), candidate
@@ -178,12 +154,12 @@ class Task:
 
         Raises InfeasibleError after the last if nothing fits, or if the plan must have a transformation that is infeasible.
         """
-        pack = self.options.pack and not self.bound.every
+        pack = self.transforms.pack and not self.bound.every
         prices = Prices(machine, self.training, bodies=self.captured.bodies, restrict=self.bound, pack=pack)
         captured = PlanFamily(self.fn, self.captured, self.search(self.captured, prices), 0.0, bound=self.bound)
         keeping, best = yield from self.rewritten(captured, prices)
         programs, refusal, refused = [keeping], None, 0
-        choice = self.recomputed(keeping, prices, best) if self.options.recompute else None
+        choice = self.recomputed(keeping, prices, best) if self.transforms.recompute else None
         if choice is not None and choice.best is not None:
             recomputing = keeping.then(choice.best.transformation, choice.best.search)
             if best is None:
@@ -200,7 +176,7 @@ class Task:
                     yield best
             except InfeasibleError as error:  # the plan must have a transformation
                 refusal, refused = error, refused + 1
-            if self.options.has_required and not refused:
+            if self.transforms.has_required and not refused:
                 break
         if best is None or refused == len(programs):
             raise refusal or InfeasibleError(self.refusal_of(keeping, prices, choice))
@@ -221,7 +197,7 @@ class Task:
         if than is None:
             pointless = bool(self.bound.every and not possible(search)) or search.least_memory.state > self.limit
         else:
-            pointless = self.objective == "memory" or self.options.has_required or than[0].search.fastest.memory <= self.limit
+            pointless = self.objective == "memory" or self.transforms.has_required or than[0].search.fastest.memory <= self.limit
         if pointless:
             return RecomputingChoice()
         wish = self.wish(prices, than, None)
@@ -242,7 +218,7 @@ class Task:
         """
         way = ""
         if recomputed is not None and recomputed.least_memory.total < search.least_memory.total:
-            if self.options.recompute:
+            if self.transforms.recompute:
                 search = recomputed
             elif recomputed.least_memory.total <= self.limit:
                 way = f"recompute=True, with at least {size(recomputed.least_memory.total)}, or "
@@ -307,10 +283,10 @@ class Task:
         than the solution without them, `than`. Raises InfeasibleError if the plan must have branches and none fit.
         """
         solution, refused = self.branched(pipelined[0] if pipelined is not None else plain, prices, pipelined or than)
-        groups = self.options.required_groups
+        groups = self.transforms.branch_groups
         if groups is None:
             return solution or pipelined
-        if pipelined is not None and self.options.required_pipeline is None:  # branches may be better, or only exist, without it
+        if pipelined is not None and self.transforms.pipeline is None:  # branches may be better, or only exist, without it
             other, more = self.branched(plain, prices, than)
             both, refused = [s for s in (solution, other) if s is not None], [*refused, *more]
             solution = min(both, key=lambda s: self.worth(s[1]), default=None)
@@ -320,17 +296,18 @@ class Task:
 
     def pipelined(self, plain: PlanFamily, prices: Prices, than: Solution | None) -> Solution | None:
         """Return the program with a pipeline, or None if none fits and is better than the solution without one, `than`."""
-        required = self.options.required_pipeline
-        numbers, schedule = (required[:2], next(map(ScheduleKind, required[2:]), None)) if required is not None else (None, None)
+        required = self.transforms.pipeline
+        numbers = None if required is None else (required.stages, required.micro_batches)
+        schedule = None if required is None or required.schedule is None else ScheduleKind(required.schedule)
         inside = [c for c in self.bound.every if not isinstance(c, Pin)]  # a pipeline leaves the arguments as they are
         if required is not None and inside:
-            raise OptionError(f"pipelines={required!r}, but {inside[0]} constrains the function: leave one out")
-        if not self.options.pipelines or inside or (prices.machine.devices == 1 and required is None):
+            raise OptionError(f"pipeline={required!r}, but {inside[0]} constrains the function: leave one out")
+        if not self.transforms.pipelines or inside or (prices.machine.devices == 1 and required is None):
             return None
         wish = PipelineWish(**self.wish(prices, than, required), exactly=numbers, schedule=schedule)
         best, refused = best_pipeline(plain.captured, prices.machine, wish)
         if best is None:
-            best, more = best_unlike(plain.captured, prices.machine, wish, self.options.pack, self.pinned)
+            best, more = best_unlike(plain.captured, prices.machine, wish, self.transforms.pack, self.pinned)
             refused = [*refused, *more]
         if best is None:
             if required is not None:
@@ -343,13 +320,15 @@ class Task:
 
         The first is None if none fits and is better than the solution without them, `than`.
         """
-        required, machine = self.options.required_groups, prices.machine
+        required, machine = self.transforms.branch_groups, prices.machine
         excluding = [c for c in self.bound.every if isinstance(c, Across) and c.word == "only"]  # splits between branches, too
         if required is not None and excluding:
-            raise OptionError(f"branches={required}, but {excluding[0]} leaves nothing else: leave one out (docs: branches#which)")
-        if not self.options.branches or excluding or (machine.devices == 1 and required is None):
+            raise OptionError(
+                f"branch_groups={required}, but {excluding[0]} leaves nothing else: leave one out (docs: branches#which)"
+            )
+        if not self.transforms.branches or excluding or (machine.devices == 1 and required is None):
             return None, []
-        wish = BranchesWish(**self.wish(prices, than, required), exactly=required, pack=self.options.pack, whole=self.pinned)
+        wish = BranchesWish(**self.wish(prices, than, required), exactly=required, pack=self.transforms.pack, whole=self.pinned)
         best, refused = best_branches(Forked.of(before.captured, before.transformations), machine, self.training, wish)
         if best is None:
             return None, refused

@@ -58,9 +58,11 @@ class Source:
 
 def of_plan(plan: Plan) -> Source:
     """Return the data of a plan's report."""
-    planned, points = summary_of(plan), plan.family.points
+    planned, points = summary_of(plan), plan.program.family.points
     live = live_of(plan)
-    return Source(captured_summary_of(plan), planned, plan.machine, plan.serial, plan.candidate, *points, live)
+    return Source(
+        captured_summary_of(plan), planned, plan.inspect.machine, plan.program.serial, plan.program.candidate, *points, live
+    )
 
 
 def of_file(path: str | Path) -> Source:

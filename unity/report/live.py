@@ -48,15 +48,15 @@ class Live:
 def live_of(plan: Plan) -> Live:
     """Return the figures of a plan."""
     differentiated = differentiated_in(plan)
-    prediction = predict(plan.pcg, plan.machine, differentiated)
-    memory = predict_memory(plan.pcg, differentiated, plan.family.search.training, backend_of(plan.machine))
-    description = costs.exact_costs(prediction, memory, plan.pcg.axes)
-    by_node = {id(node): description(node) for node, _ in plan.pcg.walk()}
+    prediction = predict(plan.program.pcg, plan.inspect.machine, differentiated)
+    memory = predict_memory(plan.program.pcg, differentiated, plan.program.family.search.training, backend_of(plan.inspect.machine))
+    description = costs.exact_costs(prediction, memory, plan.program.pcg.axes)
+    by_node = {id(node): description(node) for node, _ in plan.program.pcg.walk()}
     return Live(
         steps.steps_between(plan),
         by_node,
         costs.live_memory(memory),
-        timeline_of(plan.simulate()),
+        timeline_of(plan.inspect.simulate()),
         tuple(blocked(plan)),
         gap_in_words(plan),
     )

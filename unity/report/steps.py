@@ -70,7 +70,7 @@ def _rule_step(uses: tuple[RuleUse, ...], graph: PCG) -> ReportStep:
 def steps_between(plan: Plan) -> tuple[ReportStep, ...]:
     """Return the steps of a plan between the captured program and the parallel one."""
     steps = list[ReportStep]()
-    for t in plan.transformations:
+    for t in plan.program.transformations:
         for graph, uses in t.graphs(MAX_RULE_STEPS):
             rules = tuple(dict.fromkeys(map(rule_use, uses)))
             steps.append(_rule_step(rules, graph) if rules else ReportStep(t.title, f"{t.effect}: {t}.", graph))

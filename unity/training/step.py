@@ -18,10 +18,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from unity.base.errors import OptionError, PlanError
 from unity.exec.context import automatic, explicit_mesh
 from unity.exec.hosts.arrays import place
+from unity.optimize import OPTIONS as OPTIMIZE_OPTIONS
 from unity.optimize import optimize
 from unity.pcg.jaxprs.shardings import sharding_of
 from unity.pcg.jaxprs.trace_contexts import unset, without_mesh
 from unity.plan.call_arguments import by_position, refuse_others
+from unity.plan.further_options import refuse_unknown
 from unity.plan.options import refuse_uncallable
 from unity.plan.plan import Plan
 from unity.plan.shardings.placement import Placement
@@ -30,7 +32,6 @@ from unity.training.following import following_specs
 from unity.training.marked_loss import MarkedCall, PlannedTrace, Survey, traced_with
 from unity.training.scalar_sums import with_single_reductions
 
-_NAMED = [name for name, p in inspect.signature(optimize).parameters.items() if p.kind == p.KEYWORD_ONLY]
 _SETTINGS = (  # of JAX, under which a function computes other values or types, or is refused
     "jax_accurate_erf_inv",
     "jax_allow_f16_reductions",
@@ -43,7 +44,7 @@ _SETTINGS = (  # of JAX, under which a function computes other values or types, 
     "jax_softmax_custom_jvp",
     "jax_threefry_partitionable",
 )
-OPTIONS = frozenset(_NAMED) - {"argnums", "training", "pack"}
+OPTIONS = OPTIMIZE_OPTIONS - {"argnums", "training", "pack"}
 
 
 def step(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] | None = (), **options: Any) -> TrainingStep:
@@ -66,11 +67,7 @@ def step(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] | None =
         OptionError: an option is unknown, `fn` cannot be called, or it has no argument of a number in `donate_argnums`.
     """
     refuse_uncallable(fn, "that is a training step")
-    if unknown := sorted(options.keys() - OPTIONS):
-        raise OptionError(
-            f"unity.step has no option {', '.join(unknown)}: expected donate_argnums, or one of {', '.join(sorted(OPTIONS))}."
-            " (docs: training#options)"
-        )
+    refuse_unknown(options, OPTIONS, "unity.step", "training#options")
     if isinstance(mesh := options.get("mesh"), Mesh):  # the types of a step's values state no shardings
         options["mesh"] = automatic(mesh)
     return TrainingStep(fn, _donated(fn, donate_argnums), options)
@@ -113,7 +110,7 @@ class CompiledStep:
 
 
 class TrainingStep:
-    """A training step on all devices. The first call plans it, as do `place`, `shardings` and `lower`."""
+    """A training step on all devices. The first call plans it, as do `shard`, `shardings` and `lower`."""
 
     def __init__(self, fn: Callable[..., Any], donated: tuple[int, ...], options: dict[str, Any]) -> None:
         self.fn, self._donated, self._options = fn, frozenset(donated), options
@@ -129,7 +126,7 @@ class TrainingStep:
         return self if instance is None else MethodType(self, instance)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Run the step. What is committed to no device, as most arrays are before the first step, is placed as by `place`.
+        """Run the step. What is committed to no device, as most arrays are before the first step, is placed as by `shard`.
 
         Raises:
             PlanError: the step differentiates no function that is marked by `unity.loss`; or the arguments have other structures or
@@ -142,7 +139,7 @@ class TrainingStep:
             results = compiled.run(*self._placed(call.inputs, compiled.placement.shardings))
         return call.finish(results, compiled.form)
 
-    def place(self, *args: Any, **named: Any) -> Any:
+    def shard(self, *args: Any, **named: Any) -> Any:
         """Place the arguments where the step needs them. What is there already is not copied.
 
         The arguments are those of a call. Returns them as a tuple; modules of Flax NNX change in place.
@@ -235,8 +232,8 @@ class TrainingStep:
             jax.make_jaxpr(call)(*structs)
         self._refuse_unmarked(survey.calls)
         plans = [self._plan(marked, structs) for marked in survey.calls]
-        mesh = plans[0].mesh
-        if any(plan.mesh != mesh for plan in plans):
+        mesh = plans[0].inspect.mesh
+        if any(plan.inspect.mesh != mesh for plan in plans):
             raise PlanError(
                 f"{self.__name__} has losses that are planned for different numbers of devices: leave objective='devices' out."
                 " (docs: training#options)"
@@ -251,13 +248,13 @@ class TrainingStep:
     def _plan(self, marked: MarkedCall, structs: Sequence[jax.ShapeDtypeStruct]) -> Plan:
         """Return the plan of a marked call, which equal calls share."""
         if marked.key not in self._plans:
-            arguments = marked.arguments
+            arguments, options = marked.arguments, {"optimizer_slots": _slots(marked, structs), **self._options}
             self._plans[marked.key] = optimize(
                 marked.planned_function,
                 *arguments.fill(marked.structs),
                 argnums=arguments.differentiated,
                 training=bool(arguments.differentiated),
-                **{"optimizer_slots": _slots(marked, structs), **self._options},
+                **options,
             )
         return self._plans[marked.key]
 
@@ -312,7 +309,7 @@ class TrainingStep:
         refuse_others(
             f"{self.__name__} donates arrays that it is called with twice",
             [f"{paths[k]} is also {paths[j]}" for j, k in pairs if self._donated & {tops[j], tops[k]}],
-            f"Copy them by jnp.copy, or place all: arguments = {self.__name__}.place(*arguments). (docs: training#errors)",
+            f"Copy them by jnp.copy, or place all: arguments = {self.__name__}.shard(*arguments). (docs: training#errors)",
         )
 
     def _placed(self, inputs: Structured, shardings: Sequence[NamedSharding]) -> list[Any]:
@@ -333,7 +330,7 @@ class TrainingStep:
         refuse_others(
             f"{self.__name__} is called with arrays that are placed otherwise than it needs them",
             [f"{inputs.paths[k]}: {arrays[k].sharding}, not {shardings[k]}" for k in wrong],
-            f"Place them once: arguments = {self.__name__}.place(*arguments). (docs: training#errors)",
+            f"Place them once: arguments = {self.__name__}.shard(*arguments). (docs: training#errors)",
         )
         return arrays
 

@@ -81,7 +81,7 @@ class Transformation(ABC):
         before: the program before it.
         after: the program after it.
         along: the mesh axes that it reserves, such as those of stages.
-        packing: how `plan.shard` packs arguments for it, and `plan.unshard` unpacks gradients.
+        packing: how `plan.shard` packs arguments for it, and `plan.shard.unpack` unpacks gradients.
     """
 
     by_rules: ClassVar[bool] = False  # whether it applies rules (`uses`), by a derivation that its record states

@@ -155,7 +155,7 @@ def test_for_the_best_strategies_it_counts_exactly_that(name: str, weight: float
 def test_a_hoisted_value_is_computed_once_and_kept_once(length: int) -> None:
     model, machine = cast(length), Machine.grid(1, 1, "a100")
     captured = capture(model.loss, model.params, model.batch)
-    graph = optimize(model.loss, model.params, model.batch, machine=machine, progress=False).pcg
+    graph = optimize(model.loss, model.params, model.batch, machine=machine, progress=False).program.pcg
     (weight,) = (n for n, _ in graph.walk() if n.kind == "convert_element_type" and n.tensors[0].shape == (16, 16))
     terms = {id(t.node): t for t in predict(graph, machine, captured.differentiated).operators}
     assert (terms[id(weight)].first, terms[id(weight)].count) == (1, length)

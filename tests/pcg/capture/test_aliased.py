@@ -19,7 +19,8 @@ MACHINE = unity.Machine("slow", SLOW, (unity.Level("device", 8, bandwidth=2e9, l
 
 
 def is_the_function(fn: Any, *args: Any, **options: Any) -> unity.Plan:
-    plan = unity.optimize(fn, *args, **{"machine": MACHINE, "progress": False, "search": "captured", **options})
+    options = {"machine": MACHINE, "progress": False, "search": "captured", **options}
+    plan = unity.optimize(fn, *args, **options)
     got, wanted = (jax.jit(jax.value_and_grad(f, has_aux=True))(*args) for f in (plan, fn))
     assert jax.tree.structure(got) == jax.tree.structure(wanted)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
@@ -53,7 +54,15 @@ def masked(w: Any, x: Any, mask: Any) -> Any:
     return h.sum(), again
 
 
-@pytest.mark.parametrize("options", [{}, {"pipelines": (2, 4, "gpipe")}, {"pipelines": (2, 4, "1f1b")}, {"search": "unity-rules"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"pipeline": unity.PipelineShape(2, 4, "gpipe")},
+        {"pipeline": unity.PipelineShape(2, 4, "1f1b")},
+        {"search": "unity-rules"},
+    ],
+)
 def test_a_checkpointed_step_may_hand_a_carry_on(options: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
     w, x = (jnp.asarray(rng.normal(size=s) / 4, jnp.float32) for s in ((4, 16, 16), (32, 16)))
@@ -63,7 +72,7 @@ def test_a_checkpointed_step_may_hand_a_carry_on(options: dict[str, Any]) -> Non
 
     fn = alone if "1f1b" in options.get("pipelines", ()) else masked
     plan = is_the_function(fn, w, x, jnp.asarray(rng.random((32, 16)) > 0.3, jnp.float32), **options)
-    assert (plan.pipelining is not None) == ("pipelines" in options)
+    assert (plan.program.pipelining is not None) == ("pipeline" in options)
 
 
 def lennard_jones(positions: Any, neighbours: Any) -> Any:

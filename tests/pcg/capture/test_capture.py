@@ -279,7 +279,7 @@ def test_no_operator_computes_what_only_results_without_elements_read(name):
     plan = unity.optimize(lambda w, x: (fn(w, x), jnp.sum(x)), *args, machine=unity.Machine.grid(1, 2), progress=False, budget=0)
     same(plan(*args), (fn(*args), jnp.sum(args[1])), 1)
     same(jax.grad(lambda w: sum(map(jnp.sum, jax.tree.leaves(plan(w, args[1])))))(args[0]), np.zeros((4, 4)), 0)
-    assert not [e for node, _ in plan.pcg.walk() if node.body for e in node.body.equations if e.name == "dot_general"]
+    assert not [e for node, _ in plan.program.pcg.walk() if node.body for e in node.body.equations if e.name == "dot_general"]
 
 
 def test_differentiated_are_the_leaves_of_argnums():

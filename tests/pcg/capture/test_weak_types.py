@@ -25,7 +25,8 @@ W, X = jnp.ones((8, 8)) / 8, jnp.linspace(-1, 1, 64, dtype=jnp.bfloat16).reshape
 
 
 def planned(fn: Any, *args: Any, **options: Any) -> unity.Plan:
-    return unity.optimize(fn, *args, **{"machine": EIGHT, "search": "captured", "progress": False, **options})
+    options = {"machine": EIGHT, "search": "captured", "progress": False, **options}
+    return unity.optimize(fn, *args, **options)
 
 
 def kinds(tree: Any) -> list[tuple[Any, bool]]:
@@ -76,7 +77,7 @@ def everything(w: Any, c: Any, x: Any) -> Any:
 
 
 def exported(plan: unity.Plan, folder: Path) -> Any:
-    plan.export(folder / "exported.py")
+    plan.files.export(folder / "exported.py")
     spec = importlib.util.spec_from_file_location("exported", folder / "exported.py")
     assert spec is not None
     assert spec.loader is not None
@@ -88,7 +89,7 @@ def exported(plan: unity.Plan, folder: Path) -> Any:
 @pytest.mark.parametrize("c", [0.5, jnp.float32(0.5)], ids=["weak", "strong"])
 def test_so_have_those_of_a_file_and_of_an_export(c: Any, tmp_path: Path) -> None:
     plan = planned(everything, W, c, X)
-    plan.save(tmp_path / "plan.json")
+    plan.files.save(tmp_path / "plan.json")
     again = unity.load(tmp_path / "plan.json", everything, W, c, X)
     wanted = jax.jit(everything)(W, c, X)
     same(again(W, c, X), wanted)
@@ -109,8 +110,8 @@ def test_pipelines_have_them_too(schedule: str) -> None:
     shapes = {"in": (8, 8), "layers": (4, 8, 8), "out": (8, 3)}
     params = {name: jnp.full(s, 0.1, jnp.float32) for name, s in shapes.items()}
     args = params, jnp.ones((16, 8)), jnp.ones((16, 3)), 0.5
-    plan = planned(fn, *args, machine=TREE, pipelines=(2, 4, schedule))
-    assert plan.pipelining is not None
+    plan = planned(fn, *args, machine=TREE, pipeline=unity.PipelineShape(2, 4, schedule))
+    assert plan.program.pipelining is not None
     run = lambda f: jax.jit(jax.value_and_grad(lambda *a: (f(*a)[0], f(*a)[1:]), has_aux=True))  # noqa: E731
     same(run(plan)(*args), run(fn)(*args))
 

@@ -20,6 +20,7 @@ from unity.pcg.ir.payloads import ScheduleKind
 from unity.pcg.local import varying_loops as loops
 from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B
 from unity.pcg.types.varying_axes import varying
+from unity.plan.stream import Stream
 
 AXES = ("a", "b", "c")
 
@@ -178,9 +179,12 @@ def test_pipelines_may_have_residuals_that_vary_over_no_axis(name: str, kind: Sc
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_flight_may_have_residuals_that_vary_over_no_axis(name: str) -> None:
     args, fn = arguments(), scanned_loss(name)
-    plan = unity.optimize(fn, *args, machine=pipelined_models.TREE, pipelines=(2, 4, "2bw"), progress=False, budget=0)
+    plan = unity.optimize(
+        fn, *args, machine=pipelined_models.TREE, pipeline=unity.PipelineShape(2, 4, "2bw"), progress=False, budget=0
+    )
     placed = plan.shard(*args)
-    flight, *ended = plan.stream.step(plan.stream.start(*placed), *placed)
+    stream = Stream(plan)
+    flight, *ended = stream.step(stream.start(*placed), *placed)
     wanted = jax.jit(jax.value_and_grad(fn))(*args)
-    for found in (ended, plan.stream.finish(flight)):
+    for found in (ended, stream.finish(flight)):
         pipelined_models.close(jax.tree.leaves(found), jax.tree.leaves(wanted))

@@ -250,7 +250,7 @@ def test_two_products_and_their_sum_are_rounded_once(dtype: str) -> None:
         return block(narrow, weights, x)
 
     plan = unity.optimize(fn, weights, x, machine=MACHINE, training=False, constraints=pins, progress=False)
-    assert any(PARTIAL in node.types[0] for node, _ in plan.pcg.walk() if node.kind == "dot_general")
+    assert any(PARTIAL in node.types[0] for node, _ in plan.program.pcg.walk() if node.kind == "dot_general")
     found = jax.jit(plan)(*plan.shard(weights, x))
     assert worst(found, right) <= 1.5 * worst(jax.jit(fn)(weights, x), right)
 
@@ -327,7 +327,7 @@ def test_products_are_regrouped_only_where_that_cannot_overflow(dtype: str, rewr
         return jnp.mean((x @ p["a"] @ p["b"]).astype(jnp.float32) ** 2)
 
     plan = unity.optimize(loss, p, x, machine=unity.Machine.grid(1, 8, "v100"), progress=False)
-    assert bool(plan.rewriting) == rewritten
+    assert bool(plan.program.rewriting) == rewritten
     np.testing.assert_allclose(jax.jit(plan)(*plan.shard(p, x)), loss(p, x), rtol=0.02)
 
 
@@ -452,9 +452,9 @@ def test_sums_in_a_narrow_type_are_asked_for_by_name(reduce_in: str | None, item
 
     options: dict[str, Any] = {"machine": MACHINE, "progress": False, "budget": 0, "constraints": pinned(x=ROWS)}
     plan = unity.optimize(loss, p, x, **options, reduce_in=reduce_in)
-    plan.save(tmp_path / "plan.json")
+    plan.files.save(tmp_path / "plan.json")
     for found in (plan, unity.load(tmp_path / "plan.json", loss, p, x)):
-        [gradient] = [c for c in traffic(found.pcg, [0]) if c.kind == "all-reduce"]
+        [gradient] = [c for c in traffic(found.program.pcg, [0]) if c.kind == "all-reduce"]
         assert (gradient.elements, gradient.itemsize) == (64 * 64, itemsize)
         lowered = jax.jit(jax.grad(found)).lower(*found.shard(p, x)).as_text()
         assert f"tensor<64x64x{'f32' if itemsize == 4 else 'bf16'}>" in lowered.split("stablehlo.all_reduce")[1][:600], lowered

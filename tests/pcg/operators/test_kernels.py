@@ -70,7 +70,7 @@ def agrees(fn: Any, *args: Any, every: int = 6, **options: Any) -> list[Plan]:
 
 
 def kernels(plan: Plan) -> list[Node]:
-    return [node for node, _ in plan.pcg.walk() if node.body is not None and "kernel" in node.body.primitives]
+    return [node for node, _ in plan.program.pcg.walk() if node.body is not None and "kernel" in node.body.primitives]
 
 
 # What is said
@@ -210,7 +210,9 @@ def test_a_rule_may_call_a_kernel_with_tangents(kernel: Any) -> None:
         plans = agrees(lambda w, x: (jnp.tanh(scaled(x, w)) ** 2).sum(), *args, every=1)
         for plan in plans:
             jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9), jax.value_and_grad(plan)(*args), plain)
-        whole = [n for plan in plans for n in plan.pcg.nodes if n.body is not None and "custom_jvp_call" in n.body.primitives]
+        whole = [
+            n for plan in plans for n in plan.program.pcg.nodes if n.body is not None and "custom_jvp_call" in n.body.primitives
+        ]
         assert {s.kind for node in whole for v in node.operands for s in v.type} >= {"P", "R"}
 
 
@@ -278,7 +280,7 @@ def test_kernels_run_inside_nested_programs(fn: Any, shapes: Any) -> None:
 def test_stages_of_pipelines_have_kernels() -> None:
     with jax.enable_x64(True):
         args = arrays(({"up": f(4, 16, 32), "down": f(4, 32, 16)}, f(8, 4, 16)))
-        agrees(layers, *args, every=10, pipelines=(2, 4))
+        agrees(layers, *args, every=10, pipeline=unity.PipelineShape(2, 4))
 
 
 def test_a_saved_plan_has_the_kernel(tmp_path: Any) -> None:
@@ -288,11 +290,11 @@ def test_a_saved_plan_has_the_kernel(tmp_path: Any) -> None:
     args = jax.ShapeDtypeStruct((4096, 1024), "float32"), jax.ShapeDtypeStruct((1024, 2048), "float32")
     plan = planned(loss, *args)
     assert plan.check().agrees()
-    assert any("kernel" in missing for _, missing in plan.check_parallelization().unproved)
-    plan.save(tmp_path / "plan.json")
+    assert any("kernel" in missing for _, missing in plan.program.check_parallelization().unproved)
+    plan.files.save(tmp_path / "plan.json")
     assert unity.load(tmp_path / "plan.json", loss, *args).time == plan.time
     with pytest.raises(unity.PlanError, match=r"test_kernels\.py:\d+ \(loss\): pallas_matmul cannot be exported: it calls a unity"):
-        plan.export(tmp_path / "plan.py")
+        plan.files.export(tmp_path / "plan.py")
 
 
 def test_flops_are_those_declared() -> None:

@@ -172,7 +172,7 @@ def agree(plan, fn, params, *args):
     wanted = jax.jit(lambda *given: slope(fn, given, lambda x: x))(params, *args)
     found = jax.jit(lambda *given: slope(plan, given, lambda x: x))(*plan.shard(params, *args))
     for k, (a, b) in enumerate(zip(found, wanted, strict=True)):
-        for x, y in zip(jax.tree.leaves(plan.unshard(a) if k else a), jax.tree.leaves(b), strict=True):
+        for x, y in zip(jax.tree.leaves(plan.shard.unpack(a) if k else a), jax.tree.leaves(b), strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9)
 
 
@@ -188,6 +188,6 @@ def test_stacked_tables_have_first_and_second_derivatives_of_one_device(mode, ow
     params = {"tables": [n(k, 5) for k in rows], "w": n(5 * len(rows), 3)}
     ids = np.stack([around(k, 64) for k in rows], 1)
     plan = unity.optimize(fn, params, ids, machine=MACHINE, progress=False, branches=False, pack=True)
-    assert plan.rewriting
-    assert any("behind-within" in str(rule) for rule, _ in plan.rewriting.applied)
+    assert plan.program.rewriting
+    assert any("behind-within" in str(rule) for rule, _ in plan.program.rewriting.applied)
     agree(plan, fn, params, ids)

@@ -448,7 +448,7 @@ def planned(fn: Any, *args: Any, **options: Any) -> Plan:
 
 
 def states(plan: Plan, kind: str) -> set[str]:
-    nodes = (node for node, _ in plan.pcg.walk() if node.kind == kind)
+    nodes = (node for node, _ in plan.program.pcg.walk() if node.kind == kind)
     return {s.kind for node in nodes for v in (*node.operands, *node.results) for s in v.type}
 
 
@@ -547,6 +547,6 @@ def test_a_kernel_without_a_derivative_is_reported() -> None:
 def test_a_saved_plan_finds_its_kernels(tmp_path: Any) -> None:
     args = normal((64, 64), (64, 64))
     plan = planned(plain := lambda w, x: (multiplied(x, w) ** 2).sum(), *args)
-    plan.save(tmp_path / "plan.json")
+    plan.files.save(tmp_path / "plan.json")
     assert unity.load(tmp_path / "plan.json", plain, *args).time == plan.time
     assert plan.check().agrees()

@@ -27,7 +27,7 @@ def planned(other: int) -> PCG:
     """Return the plan of the captured program. Rewriting would merge the products, so that nothing is split."""
     params, machine = {"a": f(16, 32), "b": f(16, 32), "c": f(16, 16), "d": f(16, 16)}, Machine.grid(1, 1, "a100")
     loss = lambda p, x: gates(p, x, other)  # noqa: E731
-    return optimize(loss, params, f(8, 16), machine=machine, search="captured", progress=False).pcg
+    return optimize(loss, params, f(8, 16), machine=machine, search="captured", progress=False).program.pcg
 
 
 @pytest.mark.parametrize("other", [0, 1])
@@ -55,8 +55,8 @@ def test_a_value_recomputed_for_a_stopped_gradient_has_one_number() -> None:
         for n in (1, 8)
     )
     names, products = (
-        ValueNumbering(alone.pcg),
-        [n for n in alone.pcg.nodes if n.kind == "dot_general" and n.tensors[0].shape == (64, 64)],
+        ValueNumbering(alone.program.pcg),
+        [n for n in alone.program.pcg.nodes if n.kind == "dot_general" and n.tensors[0].shape == (64, 64)],
     )
     assert len(products) == 2
     assert len({names.value(Value(n)) for n in products}) == 1

@@ -141,12 +141,12 @@ WHOLE = ("layers by gpipe", "layers by 1f1b", "branches of towers")  # frontiers
 def test_whatever_the_search_can_choose_reaches_all_its_devices(name: str) -> None:
     """Of both ends of a frontier, or all of it, and of plans that are drawn whatever they cost."""
     plan = PLANS[name]()
-    search = plan.family.search
-    ends = [Plan(plan.family, candidate) for candidate in (search.fastest, search.leanest)]
-    graphs = [point.pcg for point in (plan.frontier if name in WHOLE else ends)]
+    search = plan.program.family.search
+    ends = [Plan(plan.program.family, candidate) for candidate in (search.fastest, search.leanest)]
+    graphs = [point.program.pcg for point in (plan.frontier if name in WHOLE else ends)]
     for seed in range(6):
         found = search.assembled.assignment(random_point(search.assembled, np.random.default_rng(seed)))
-        graphs.append(parallelize(plan.serial, found))
+        graphs.append(parallelize(plan.program.serial, found))
     for graph in graphs:
         assert any(regions(graph))
         check(graph)
@@ -165,10 +165,10 @@ def test_without_the_rule_there_are_plans_that_hang_and_the_checker_refuses_just
 ) -> None:
     without_the_rule(monkeypatch)
     plan = PLANS[name]()
-    search, bad = plan.family.search, 0
+    search, bad = plan.program.family.search, 0
     for seed in range(4):
         found = search.assembled.assignment(random_point(search.assembled, np.random.default_rng(seed)))
-        graph = parallelize(plan.serial, found)
+        graph = parallelize(plan.program.serial, found)
         if crossing(graph):
             bad += 1
             with pytest.raises(ParallelTypeError, match=r"inside of the \w+.*wait for the others for ever"):
@@ -221,9 +221,9 @@ def applied(fn: Callable[..., Any], v: Value) -> Value:
 
 def spoiled(plan: Plan, kind: str, change: Callable[[Value, int], Value]) -> PCG:
     """A plan's graph, a value inside of its first operator of a kind changed: the first operand of samples' size, or else any."""
-    region = first(plan.pcg, kind)
+    region = first(plan.program.pcg, kind)
     assert region.inside is not None
-    graph, inside = plan.pcg, region.inside
+    graph, inside = plan.program.pcg, region.inside
     (k,) = [k for k, a in enumerate(graph.axes) if a.name in reserved_axes(region)]
     samples = [n for n in inside.inputs if n.types[0][k].kind == "P"] or [n for n in inside.inputs if n.tensors[0].ndim == 2]
     old = Value(samples[-1])
@@ -255,10 +255,10 @@ def constructed(construct: str) -> tuple[Plan, str]:
 @pytest.mark.parametrize("construct", CONSTRUCTS)
 def test_the_checker_refuses_a_change_of_type_in(construct: str) -> None:
     plan, kind = constructed(construct)
-    check(plan.pcg)
+    check(plan.program.pcg)
     around = PIPELINE if kind == STAGES else kind
     with pytest.raises(ParallelTypeError, match=rf'here.py:1: .*along axis "d0" it changes .* inside of the {around}') as error:
-        check(spoiled(plan, kind, lambda v, k: there_and_back(v, k, plan.pcg.axes)))
+        check(spoiled(plan, kind, lambda v, k: there_and_back(v, k, plan.program.pcg.axes)))
     assert error.value.link == "types#control-flow"
     assert "Communicate outside" in str(error.value)
 
@@ -276,7 +276,7 @@ def test_the_checker_refuses_operators_that_reduce_or_agree_inside(construct: st
 def test_the_checker_refuses_halos_inside(construct: str) -> None:
     """Also along another axis than the region's: a collective-permute waits for all devices."""
     plan, kind = constructed(construct)
-    axes = plan.pcg.axes
+    axes = plan.program.pcg.axes
 
     def smoothed(x: jax.Array) -> jax.Array:
         window = tuple(3 if d == 1 else 1 for d in range(x.ndim))
@@ -295,22 +295,22 @@ def test_the_checker_refuses_halos_inside(construct: str) -> None:
 def test_the_checker_wants_branches_replicated_inside() -> None:
     """What is unused there would be summed up inside, backward."""
     plan, _ = constructed("a branch")
-    region = first(plan.pcg, BRANCHES)
+    region = first(plan.program.pcg, BRANCHES)
     assert region.inside is not None
-    (k,) = [k for k, a in enumerate(plan.pcg.axes) if a.name in reserved_axes(region)]
+    (k,) = [k for k, a in enumerate(plan.program.pcg.axes) if a.name in reserved_axes(region)]
     inside = region.inside
     start = next(n for n in inside.inputs if n.types[0][k] == REPLICATED)
     new = replace(start, types=((*start.types[0][:k], UNUSED, *start.types[0][k + 1 :]),))
     values: dict[Value, Value] = {Value(n): Value(new if n is start else n) for n in inside.inputs}
-    values[Value(start)] = changed(Value(new), start.types[0], plan.pcg.axes)
+    values[Value(start)] = changed(Value(new), start.types[0], plan.program.pcg.axes)
     for node in inside.nodes:
         if node.kind != "input":
             made = replace(node, operands=tuple(values[v] for v in node.operands))
             values.update(zip(node.results, made.results, strict=True))
     inputs = tuple(new if n is start else n for n in inside.inputs)
-    spoiled = PCG(inputs, tuple(values[v] for v in inside.outputs), plan.pcg.axes)
+    spoiled = PCG(inputs, tuple(values[v] for v in inside.outputs), plan.program.pcg.axes)
     with pytest.raises(ParallelTypeError, match="inside, but must be replicated for use along d0"):
-        check(with_inside(plan.pcg, region, spoiled))
+        check(with_inside(plan.program.pcg, region, spoiled))
 
 
 STATES = [UNUSED, REPLICATED, PARTIAL, *(partitioned(dim, outer) for dim in (0, 1) for outer in (1, 2, 4))]
@@ -343,9 +343,9 @@ def sent_inside(text: str, plan: Plan) -> int:
 
     Read off the text by other means than the library's: groups as lists of numbers, conditionals by JAX's names of operations.
     """
-    (region, *_) = regions(plan.pcg)
-    shape, names = tuple(a.size for a in plan.pcg.axes), reserved_axes(region)
-    over = [k for k, a in enumerate(plan.pcg.axes) if a.name in names]
+    (region, *_) = regions(plan.program.pcg)
+    shape, names = tuple(a.size for a in plan.program.pcg.axes), reserved_axes(region)
+    over = [k for k, a in enumerate(plan.program.pcg.axes) if a.name in names]
     count = 0
     for line in text.splitlines():
         found = re.search(r" = .*?\b(all-to-all|collective-permute|all-gather|reduce-scatter|all-reduce)(?:-start)?\(", line)
@@ -380,10 +380,10 @@ COMPILED = ["layers by gpipe", "layers by 1f1b", "layers by 2bw", "mlp by 1f1b",
 def test_compiled_programs_have_no_collective_that_not_all_devices_reach(name: str) -> None:
     """Of drawn plans, which communicate more than good ones."""
     plan = PLANS[name]()
-    search, inside = plan.family.search, 0
+    search, inside = plan.program.family.search, 0
     for seed in range(2):
         point = random_point(search.assembled, np.random.default_rng(seed))
-        drawn = Plan(plan.family, search.candidate(search.assembled, point))
+        drawn = Plan(plan.program.family, search.candidate(search.assembled, point))
         assert hung(drawn) == []
         inside += sent_inside(step_of(drawn, Training()).compile().as_text() or "", drawn)
     assert inside
@@ -395,13 +395,13 @@ def test_the_check_says_of_compiled_programs_what_the_checker_says_of_graphs(
 ) -> None:
     without_the_rule(monkeypatch)
     plan = PLANS[name]()
-    search, bad = plan.family.search, set[bool]()
+    search, bad = plan.program.family.search, set[bool]()
     for seed in seeds:
         point = random_point(search.assembled, np.random.default_rng(seed))
-        drawn = Plan(plan.family, search.candidate(search.assembled, point))
+        drawn = Plan(plan.program.family, search.candidate(search.assembled, point))
         found = drawn.check()
-        bad.add(bool(crossing(drawn.pcg)))
-        assert bool(found.disagreements) is bool(crossing(drawn.pcg))
+        bad.add(bool(crossing(drawn.program.pcg)))
+        assert bool(found.disagreements) is bool(crossing(drawn.program.pcg))
         if found.disagreements:
             assert not found.agrees(1.0)
             assert "may hang, not all devices reach it" in str(found)
@@ -413,10 +413,10 @@ def test_the_check_says_of_compiled_programs_what_the_checker_says_of_graphs(
 def test_drawn_plans_run_and_compute_the_function(name: str) -> None:
     plan = PLANS[name]()
     args = test_branches.CASES["summed"]()[1] if "summed" in name else language_arguments()
-    wanted = jax.jit(jax.value_and_grad(plan.family.fn))(*args)
-    search = plan.family.search
+    wanted = jax.jit(jax.value_and_grad(plan.program.family.fn))(*args)
+    search = plan.program.family.search
     point = random_point(search.assembled, np.random.default_rng(0))
-    for one in (Plan(plan.family, search.candidate(search.assembled, point)), Plan(plan.family, search.leanest)):
+    for one in (Plan(plan.program.family, search.candidate(search.assembled, point)), Plan(plan.program.family, search.leanest)):
         assert hung(one) == []  # or the process would end
         found, _ = stepped(one, *args)
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
@@ -427,12 +427,12 @@ def test_default_plans_for_a_named_machine_have_no_such_collective() -> None:
     """A language model with an ignored index on 4 nodes of 2 V100s."""
     args = language_arguments(batch=64, width=64, words=512)
     structs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
-    for pipelines in (True, (2, 4)):
-        plan = unity.optimize(language, *structs, machine=Machine.grid(4, 2, "v100"), pipelines=pipelines, budget=0, progress=False)
+    for pipeline in (None, unity.PipelineShape(2, 4)):
+        plan = unity.optimize(language, *structs, machine=Machine.grid(4, 2, "v100"), pipeline=pipeline, budget=0, progress=False)
         points = plan.frontier
         for point in [*points[:: max(1, len(points) // 8)], points[-1]]:
-            check(point.pcg)
-            assert crossing(point.pcg) == []
+            check(point.program.pcg)
+            assert crossing(point.program.pcg) == []
 
 
 def test_a_saved_plan_that_hangs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,10 +441,10 @@ def test_a_saved_plan_that_hangs_is_refused(tmp_path: Path, monkeypatch: pytest.
     with monkeypatch.context() as patch:
         without_the_rule(patch)
         plan = like_stages(ONE_F_ONE_B)
-        search = plan.family.search
+        search = plan.program.family.search
         drawn = (random_point(search.assembled, np.random.default_rng(seed)) for seed in range(12))
-        plans = (Plan(plan.family, search.candidate(search.assembled, point)) for point in drawn)
-        next(plan for plan in plans if crossing(plan.pcg)).save(tmp_path / "plan.json")
+        plans = (Plan(plan.program.family, search.candidate(search.assembled, point)) for point in drawn)
+        next(plan for plan in plans if crossing(plan.program.pcg)).files.save(tmp_path / "plan.json")
     with pytest.raises(unity.PlanError, match=r"plan.json .*cannot be used here.*wait for the others for ever"):
         unity.load(tmp_path / "plan.json", language, *structs)
 
@@ -470,7 +470,7 @@ def test_loops_whose_rows_end_apart_agree_on_nothing_inside() -> None:
     for ask in (False, True):
         fn = partial(loss, ask)
         plan = unity.optimize(fn, *args, machine=SHARING, pipelines=False, branches=False, budget=0, progress=False)
-        (loop,) = [n for n in plan.pcg.nodes if n.kind == "while"]
+        (loop,) = [n for n in plan.program.pcg.nodes if n.kind == "while"]
         assert any(s.kind == "P" for s in loop.types[0]) is not ask
         assert hung(plan) == []
         for a, b in zip(jax.value_and_grad(plan)(*args), jax.value_and_grad(fn)(*args), strict=True):
@@ -488,4 +488,4 @@ def test_layers_that_agree_on_something_are_no_stages() -> None:
 
     args = jax.ShapeDtypeStruct((4, 8, 8), jnp.float32), jax.ShapeDtypeStruct((16, 8), jnp.float32)
     with pytest.raises(InfeasibleError, match=r"over the samples|looks at all samples"):
-        unity.optimize(loss, *args, machine=TREE, pipelines=(2, 4), budget=0, progress=False)
+        unity.optimize(loss, *args, machine=TREE, pipeline=unity.PipelineShape(2, 4), budget=0, progress=False)

@@ -164,9 +164,9 @@ def test_rows_are_divided(rows: Any) -> None:
         return jnp.mean(rows(w, x) ** 2)
 
     assert not unparallelized(capture(loss, w, x).graph)
-    plan = unity.optimize(loss, w, x, machine=SLOW, rules=[], progress=False)
+    plan = unity.optimize(loss, w, x, machine=SLOW, rules=(), progress=False)
     assert plan.in_shardings[1].shard_shape(x.shape)[0] < len(x)
-    assert not [node for node in plan.pcg.nodes if node.kind == "combine"]
+    assert not [node for node in plan.program.pcg.nodes if node.kind == "combine"]
     found, wanted = (jax.jit(jax.value_and_grad(f))(*a) for f, a in ((plan, plan.shard(w, x)), (loss, (w, x))))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6), found, wanted)
 
@@ -175,7 +175,7 @@ def test_agreements_are_counted() -> None:
     plan = unity.optimize(
         lambda w, x: fixed(w, x)[0], *(jnp.ones(s) for s in ((16, 16), (64, 16))), machine=SLOW, training=False, progress=False
     )
-    (agreed,) = (c for c in traffic(plan.pcg) if c.kind == "all-reduce")
+    (agreed,) = (c for c in traffic(plan.program.pcg) if c.kind == "all-reduce")
     assert (agreed.elements, agreed.itemsize) == (1, 1)
 
 
@@ -219,7 +219,7 @@ def stepped(w: Any, x: Any) -> Any:
 def test_predicted_agreements_are_sent(rows: Any) -> None:
     """Agreements are counted in backward rules, in every step of a scan, and again where a remat recomputes them."""
     w, x = (jnp.full(s, 0.01) for s in ((16, 16), (64, 16)))
-    plan = unity.optimize(lambda w, x: jnp.mean(rows(w, x) ** 2), w, x, machine=SLOW, rules=[], progress=False)
+    plan = unity.optimize(lambda w, x: jnp.mean(rows(w, x) ** 2), w, x, machine=SLOW, rules=(), progress=False)
     assert plan.in_shardings[1].shard_shape(x.shape)[0] < len(x)
     (line,) = (line for line in plan.check().lines if line.kind == "all-reduce")
     assert line.predicted == line.compiled

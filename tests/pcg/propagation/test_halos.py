@@ -275,7 +275,7 @@ def test_an_optimized_plan_sends_what_it_predicts(tmp_path: Path, monkeypatch: p
     model = chain(1, 256, 32)
     with jax.enable_x64(True):
         plan = unity.optimize(model.loss, model.params, model.batch, machine=MACHINES["8"], progress=False)
-        assert with_halos(plan.pcg)
+        assert with_halos(plan.program.pcg)
         for gradient in (False, True):
             found = plan.check(gradient=gradient)
             assert found.agrees(0.0), found

@@ -109,7 +109,7 @@ def planned(fn: Callable[[Any, Any], Any]) -> tuple[Callable[[Any, Any], Any], A
         return jnp.mean(fn(x @ w, w) ** 2)
 
     assert not unparallelized(capture(loss, *arguments()).graph)
-    return loss, unity.optimize(loss, *arguments(), machine=SLOW, rules=[], progress=False)
+    return loss, unity.optimize(loss, *arguments(), machine=SLOW, rules=(), progress=False)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

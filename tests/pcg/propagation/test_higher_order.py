@@ -104,7 +104,7 @@ def test_values_gradients_and_exports_equal_those_of_the_function(name: str, tmp
     plan = unity.optimize(fn, W, X, machine=MACHINE, search="captured", progress=False)
     assert blocked(plan) == []
     wanted = jax.jit(jax.value_and_grad(fn))(W, X)
-    plan.export(tmp_path / "exported.py")
+    plan.files.export(tmp_path / "exported.py")
     spec = importlib.util.spec_from_file_location("exported", tmp_path / "exported.py")
     assert spec is not None
     assert spec.loader is not None
@@ -122,4 +122,4 @@ def test_an_optimized_rule_is_divided_as_it_is_without(batching: bool) -> None:
         for optimize in (False, True)
     ]
     assert plans[0].time == plans[1].time
-    assert [n.types for n in plans[0].pcg.nodes] == [n.types for n in plans[1].pcg.nodes]
+    assert [n.types for n in plans[0].program.pcg.nodes] == [n.types for n in plans[1].program.pcg.nodes]

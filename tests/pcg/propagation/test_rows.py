@@ -108,6 +108,6 @@ def test_devices_take_the_steps_that_their_rows_need(rows: Callable) -> None:
 
     plan = unity.optimize(loss, w, y, machine=SLOW, progress=False)
     assert plan.in_shardings[1].shard_shape(y.shape) == (8, 16), repr(plan)
-    assert not [node for node in plan.pcg.nodes if node.kind == "combine"]
+    assert not [node for node in plan.program.pcg.nodes if node.kind == "combine"]
     found, wanted = (jax.jit(jax.value_and_grad(f))(*a) for f, a in ((plan, plan.shard(w, y)), (loss, (w, y))))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), found, wanted)

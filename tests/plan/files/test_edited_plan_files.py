@@ -27,7 +27,7 @@ EDITS = 400
 def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any, tuple[Any, ...]]:
     fn, args, options = PLANS[request.param]
     plan = unity.optimize(fn, *args, machine=GRID, progress=False, **options)
-    plan.save(tmp_path / "plan.json")
+    plan.files.save(tmp_path / "plan.json")
     return tmp_path / "plan.json", fn, args
 
 
@@ -57,7 +57,11 @@ def test_an_edited_text_is_refused_or_the_same_plan(saved: tuple[Path, Any, tupl
         changed, what = torn(text, draw)
         plan = outcome(path, changed, fn, args)
         assert (plan is not None) == has_content(changed, data), what
-        assert plan is None or (plan.pcg.key, plan.time, plan.memory) == (planned.pcg.key, planned.time, planned.memory)
+        assert plan is None or (plan.program.pcg.key, plan.time, plan.memory) == (
+            planned.program.pcg.key,
+            planned.time,
+            planned.memory,
+        )
         ends[plan is None] += 1
     assert min(ends[True], ends[False]) > EDITS / 10
 
@@ -74,7 +78,7 @@ def test_an_edited_file_that_has_right_checksums_is_a_plan_or_refused(saved: tup
         except PlanError:
             ends["refused"] += 1
         else:
-            check(plan.pcg)
+            check(plan.program.pcg)
             assert plan.time == changed["points"][0]["time"]
             ends["read"] += 1
     assert ends["refused"] > EDITS / 2
@@ -103,7 +107,7 @@ def test_what_is_no_plan_is_refused(text: str, tmp_path: Path, monkeypatch: pyte
 
 def test_edited_figures_are_not_believed(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    unity.optimize(plain, W, X, machine=GRID, search="captured", progress=False).save(path)
+    unity.optimize(plain, W, X, machine=GRID, search="captured", progress=False).files.save(path)
     data = json.loads(path.read_text())
     data["points"][0]["time"] /= 2
     with pytest.raises(PlanError, match=r"was changed at \$\.points after unity saved it"):
@@ -114,7 +118,7 @@ def test_edited_figures_are_not_believed(tmp_path: Path) -> None:
 
 def test_files_of_the_schema_before_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    unity.optimize(plain, W, X, machine=GRID, search="captured", progress=False).save(path)
+    unity.optimize(plain, W, X, machine=GRID, search="captured", progress=False).files.save(path)
     data = json.loads(path.read_text())
     with pytest.raises(PlanError, match=rf"has plan schema {data['schema'] - 1}, this version of unity reads {data['schema']}"):
         read(path, text_of(sealed({**data, "schema": data["schema"] - 1})), plain, (W, X))
@@ -140,7 +144,7 @@ def test_files_of_the_schema_before_are_refused_by_name(tmp_path: Path) -> None:
 )
 def test_the_place_and_the_way_out_are_named(place: tuple[Any, ...], value: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    unity.optimize(plain, W, X, machine=GRID, search="captured", progress=False).save(path)
+    unity.optimize(plain, W, X, machine=GRID, search="captured", progress=False).files.save(path)
     data = json.loads(path.read_text())
     holder = data
     for key in place[:-1]:

@@ -55,17 +55,17 @@ def loaded(folder):
     """Print what the other process sees of every plan: its time, its rules, its values."""
     for k, (name, (fn, weights)) in enumerate(CASES.items()):
         plan = unity.load(Path(folder) / f"{k}.json", fn, weights, X)
-        plan.check_derivation()
-        print(repr((name, plan.time, repr(plan.rewriting), values(plan, name))))
+        plan.program.check_derivation()
+        print(repr((name, plan.time, repr(plan.program.rewriting), values(plan, name))))
 
 
 def test_rewritten_plans_are_loaded_by_another_process(tmp_path):
     lines = []
     for k, (name, (fn, weights)) in enumerate(CASES.items()):
         plan = unity.optimize(fn, weights, X, machine=MACHINE, budget=20, progress=False)
-        assert plan.rewriting, "the plan is rewritten, or the test shows nothing"
-        plan.save(tmp_path / f"{k}.json")
-        lines.append(repr((name, plan.time, repr(plan.rewriting), values(plan, name))))
+        assert plan.program.rewriting, "the plan is rewritten, or the test shows nothing"
+        plan.files.save(tmp_path / f"{k}.json")
+        lines.append(repr((name, plan.time, repr(plan.program.rewriting), values(plan, name))))
     code = f"from test_other_processes import loaded; loaded({str(tmp_path)!r})"
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=Path(__file__).parent)

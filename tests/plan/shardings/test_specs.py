@@ -47,7 +47,7 @@ def test_specs_place_arguments_as_the_plan_does(pinned):
         assert NamedSharding(mesh, spec).is_equivalent_to(sharding, 2), spec
     assert pinned.mesh_shape == {"node": 2, "device": 4}
     assert pinned.in_specs[0]["layers"][0]["up"] == P(None, "device")
-    assert pinned.abstract_mesh.shape == pinned.mesh_shape
+    assert pinned.inspect.abstract_mesh.shape == pinned.mesh_shape
     assert jax.tree.structure(pinned.out_specs, is_leaf=lambda x: isinstance(x, P)) == jax.tree.structure((0, 0))
 
 
@@ -61,7 +61,7 @@ TRANSFORMED = {
     "pipeline": (
         lambda w, x: (jax.lax.scan(lambda h, w: (h + jnp.tanh(h @ w), None), x, w)[0] ** 2).mean(),
         (struct(4, 256, 256), struct(512, 256)),
-        {"pipelines": (2, 4)},
+        {"pipeline": unity.PipelineShape(2, 4)},
     ),
     "packed weights and an effect": (
         branched,
@@ -75,7 +75,7 @@ TRANSFORMED = {
 def test_specs_of_transformed_programs_place_their_arrays_as_the_plan_does(name):
     fn, args, options = TRANSFORMED[name]
     plan = unity.optimize(fn, *args, machine=unity.Machine.grid(2, 4, "a100"), progress=False, search="captured", **options)
-    mesh = Mesh(np.asarray(plan.mesh.devices).reshape(tuple(plan.mesh_shape.values())), tuple(plan.mesh_shape))
+    mesh = Mesh(np.asarray(plan.inspect.mesh.devices).reshape(tuple(plan.mesh_shape.values())), tuple(plan.mesh_shape))
     specs, outputs = (jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, P)) for tree in (plan.in_specs, plan.out_specs))
     placed = jax.tree.map(lambda s: jnp.ones(s.shape) / 8, args)
     arrays = jax.tree.leaves(plan.shard(*placed))
@@ -84,7 +84,7 @@ def test_specs_of_transformed_programs_place_their_arrays_as_the_plan_does(name)
     results = jax.tree.leaves(plan(*plan.shard(*placed)))
     for spec, array in zip(outputs, results, strict=True):
         assert NamedSharding(mesh, spec).is_equivalent_to(array.sharding, array.ndim), spec
-    assert plan.pipelining is not None or (plan.packing and plan.family.captured.observations)
+    assert plan.program.pipelining is not None or (plan.program.packing and plan.program.family.captured.observations)
 
 
 def test_no_devices_are_needed():
@@ -97,7 +97,7 @@ def test_specs_of_whole_levels_are_pins(pinned):
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(PARAMS)]
     specs = jax.tree.leaves(pinned.in_specs[0], is_leaf=lambda x: isinstance(x, P))
     pins = [unity.pin(f"args[0]{path}", spec) for path, spec in zip(paths, specs, strict=True)]
-    again = unity.optimize(loss, PARAMS, struct(64, 64), machine=pinned.machine, constraints=pins, progress=False)
+    again = unity.optimize(loss, PARAMS, struct(64, 64), machine=pinned.inspect.machine, constraints=pins, progress=False)
     assert again.in_specs == pinned.in_specs
 
 
@@ -111,10 +111,10 @@ def test_a_plan_runs_on_other_devices(pinned):
     there = pinned.on(jax.devices()[::-1])
     args = jax.tree.map(lambda s: jnp.ones(s.shape) / 8, (PARAMS, struct(64, 64)))
     placed = there.shard(*args)
-    assert list(there.mesh.devices.flat) == jax.devices()[::-1]
+    assert list(there.inspect.mesh.devices.flat) == jax.devices()[::-1]
     np.testing.assert_allclose(there(*placed)[0], loss(*args)[0], rtol=1e-5)
-    assert pinned.on(there.mesh).mesh == there.mesh
-    assert all(point.mesh == there.mesh for point in there.frontier)
+    assert pinned.on(there.inspect.mesh).inspect.mesh == there.inspect.mesh
+    assert all(point.inspect.mesh == there.inspect.mesh for point in there.frontier)
 
 
 @dataclass(frozen=True)
@@ -132,13 +132,13 @@ def test_processes_that_share_chosen_devices_compare_their_plans(pinned, monkeyp
     monkeypatch.setattr("unity.plan.shardings.devices.mesh_of", lambda axes, chosen: chosen)
     compared = []
     monkeypatch.setattr("unity.plan.shardings.devices.check_alike", compared.append)
-    assert pinned.on(devices[:8]).mesh == tuple(devices[:8])
+    assert pinned.on(devices[:8]).inspect.mesh == tuple(devices[:8])
     assert len(compared) == 1
     assert "the plan" in compared[0]
     topology = [RemoteDevice(k, k // 4) for k in range(100, 108)]  # not present
     own = [*devices[:4], *devices[:4]]
-    assert pinned.on(topology).mesh
-    assert pinned.on(own).mesh
+    assert pinned.on(topology).inspect.mesh
+    assert pinned.on(own).inspect.mesh
     assert len(compared) == 1
 
 

@@ -150,11 +150,11 @@ def test_a_plan_says_how_far_from_the_best_it_is(search: str) -> None:
     shapes = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, "float32"), (model.params, model.batch))
     plan = optimize(model.loss, *shapes, machine=EIGHT, search=search, budget=0, pipelines=False, progress=False)
     best = optimize(model.loss, *shapes, machine=EIGHT, search="captured", pipelines=False, progress=False)
-    assert plan.bound is not None
-    assert plan.gap is not None
-    assert plan.bound <= best.time * (1 + 1e-9)
-    assert plan.gap == pytest.approx(plan.time / plan.bound - 1)
-    assert plan.gap < 1e-6 if search == "unity" else plan.gap > 0.01
+    assert plan.inspect.bound is not None
+    assert plan.inspect.gap is not None
+    assert plan.inspect.bound <= best.time * (1 + 1e-9)
+    assert plan.inspect.gap == pytest.approx(plan.time / plan.inspect.bound - 1)
+    assert plan.inspect.gap < 1e-6 if search == "unity" else plan.inspect.gap > 0.01
     text = io.StringIO()
     plan.explain(file=text)
     assert gap_in_words(plan) in text.getvalue()

@@ -111,7 +111,7 @@ def lean() -> unity.Plan:
 @pytest.mark.usefixtures("as_users_compile")
 def test_the_compiled_program_keeps_no_rerun_result() -> None:
     plan = lean()
-    assert len(again(plan.pcg)) >= 3
+    assert len(again(plan.program.pcg)) >= 3
     found = plan.check()
     assert found.agrees(0.0)
     bent = 4096 * 512 * 4 / 8
@@ -123,15 +123,15 @@ def test_the_compiled_program_keeps_no_rerun_result() -> None:
 def test_a_plan_file_keeps_the_reruns(tmp_path: Path) -> None:
     plan, model = lean(), perceptron(layers=4, b=4096, d=32, wide=512)
     params, batch = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, "float32"), (model.params, model.batch))
-    plan.save(tmp_path / "plan.json")
+    plan.files.save(tmp_path / "plan.json")
     loaded = unity.load(tmp_path / "plan.json", model.loss, params, batch)
-    assert again(loaded.pcg) == again(plan.pcg)
-    assert loaded.pcg.key == plan.pcg.key
+    assert again(loaded.program.pcg) == again(plan.program.pcg)
+    assert loaded.program.pcg.key == plan.program.pcg.key
 
 
 def test_an_export_reruns_operators(tmp_path: Path) -> None:
     plan = lean()
-    plan.export(tmp_path / "step.py")
+    plan.files.export(tmp_path / "step.py")
     assert "checkpoint" in (tmp_path / "step.py").read_text()
 
 
@@ -140,4 +140,4 @@ def test_reruns_are_printed() -> None:
     said = io.StringIO()
     plan.explain(file=said)
     assert ", again" in said.getvalue()
-    assert "it runs again in the backward pass" in str(plan.frontier[0].diff(plan))
+    assert "it runs again in the backward pass" in str(plan.frontier[0].inspect.diff(plan))

@@ -48,7 +48,7 @@ def test_the_compiled_program_keeps_no_rerun_result() -> None:
         unity.optimize(loss, params, x, machine=machine, progress=False, search="captured", objective=wanted, pipelines=False)
         for wanted in ("time", "memory")
     )
-    assert again(lean.pcg, Recompute.INNER) + again(lean.pcg, Recompute.WHOLE)
+    assert again(lean.program.pcg, Recompute.INNER) + again(lean.program.pcg, Recompute.WHOLE)
     found, before = lean.check(), plan.check()
     assert found.agrees(0.0)
     for checked in (found, before):

@@ -84,9 +84,9 @@ def test_a_rewritten_plan_computes_the_same(fn, tmp_path):
     """Values and gradients of the user's own parameters; also after saving and loading."""
     args = ARGUMENTS[fn]
     found = planned(fn)
-    assert found.rewriting
+    assert found.program.rewriting
     assert found.time < planned(fn, search="captured").time
-    found.save(tmp_path / "plan.json")
+    found.files.save(tmp_path / "plan.json")
     again = unity.load(tmp_path / "plan.json", fn, *args)
     given = arrays(args)
     expected = jax.jit(jax.value_and_grad(fn))(*given)
@@ -102,11 +102,11 @@ def test_algebra_first_and_then_parallelization_is_never_faster(fn):
     """The program is that of one device, whatever machine it is parallelized for."""
     found = planned(fn, search="sequential")
     alone = planned(fn, search="sequential", machine=Machine.grid(1, 1, "v100"))
-    assert found.rewriting
-    assert found.serial.key == alone.serial.key
+    assert found.program.rewriting
+    assert found.program.serial.key == alone.program.serial.key
     assert alone.time < planned(fn, search="captured", machine=Machine.grid(1, 1, "v100")).time
     assert planned(fn).time <= found.time * (1 + 1e-9)
-    found.check_derivation()
+    found.program.check_derivation()
 
 
 def test_the_compiled_program_has_the_collectives_of_the_plan():
@@ -121,8 +121,8 @@ def test_it_says_what_was_rewritten(capsys):
 
 def test_equal_segments_are_rewritten_alike():
     found = planned(layers)
-    assert found.rewriting
-    ((rule, times),) = found.rewriting.applied
+    assert found.program.rewriting
+    ((rule, times),) = found.program.rewriting.applied
     assert rule.rule.startswith("matmul-matmul.is.matmul-matmul")
     assert times == 6
 
@@ -191,7 +191,7 @@ def test_rewritten_layers_with_keys_of_their_own_compute_the_same():
     params, x = jax.tree.map(lambda s: 0.3 * jax.random.normal(jax.random.key(1), s.shape), LAYERS)
     args = (params, jax.random.key(0), x)
     found = plan(noisy, args)
-    assert found.check_derivation()
+    assert found.program.check_derivation()
     np.testing.assert_allclose(jax.jit(found)(*found.shard(*args)), noisy(*args), rtol=1e-5)
 
 
@@ -267,8 +267,8 @@ def test_budgets_rules_and_searches_are_checked():
         library_of([1])
     with pytest.raises(ValueError, match="search='best'"):
         plan(chained, CHAINED, search="best")
-    for options in ({"budget": 0}, {"budget": 0.0}, {"rules": ()}, {"search": "captured"}):
-        assert not plan(chained, CHAINED, **options).rewriting
+    for options in ({"budget": 0}, {"seconds": 0.0}, {"rules": ()}, {"search": "captured"}):
+        assert not plan(chained, CHAINED, **options).program.rewriting
 
 
 def test_a_library_that_was_edited_is_refused(tmp_path):
@@ -318,26 +318,26 @@ def test_what_a_plan_file_says_of_rewriting_is_not_believed():
 
 def test_the_derivation_of_a_plan_replays():
     found = planned(layers)
-    steps = found.check_derivation()
+    steps = found.program.check_derivation()
     assert [s.rule for s in steps] == ["matmul-matmul.is.matmul-matmul"] * 6
-    assert planned(layers, search="captured").check_derivation() == ()
-    assert found.rewriting
+    assert planned(layers, search="captured").program.check_derivation() == ()
+    assert found.program.rewriting
     with pytest.raises(DerivationError, match="does not lead to the derived program"):
-        replace(found.rewriting, recorded=Derivation(steps[:-1])).check()
+        replace(found.program.rewriting, recorded=Derivation(steps[:-1])).check()
 
 
 @pytest.mark.parametrize("name", ["gpt_scanned", "lstm", "cnn", "gpt"])
 def test_parallel_graphs_without_their_parallelization_are_what_was_derived(name):
     model = getattr(small_models, name)()
     found = unity.optimize(model.loss, model.params, model.batch, machine=MACHINE, progress=False, budget=20)
-    found.check_derivation()
+    found.program.check_derivation()
     for point in found.frontier[:: max(1, len(found.frontier) // 4)]:
-        point.check_derivation()
+        point.program.check_derivation()
 
 
 def test_a_file_whose_derivation_does_not_replay_is_refused(tmp_path):
     path = tmp_path / "plan.json"
-    planned(chained).save(path)
+    planned(chained).files.save(path)
     whole = json.loads(path.read_text())
     (rewriting,) = whole["transformations"]
     (step,) = rewriting["derivation"]["steps"]
@@ -368,16 +368,16 @@ def test_a_rewritten_program_that_measures_slower_is_not_taken(monkeypatch, time
     monkeypatch.setattr(unity.planning.task, "ratio", ratio)
     found = unity.optimize(chained, *CHAINED, progress=False)
     assert len(asked) == 1
-    assert bool(found.rewriting) == (times <= 1)
+    assert bool(found.program.rewriting) == (times <= 1)
 
 
 @pytest.mark.parametrize("objective", ["time", "memory"])
 def test_a_rewritten_program_that_the_devices_cannot_run_is_not_taken(monkeypatch, objective):
     monkeypatch.setattr(unity.Machine, "local", lambda: MACHINE)
-    monkeypatch.setattr(unity.planning.task, "can_run", lambda plan: not plan.rewriting)
+    monkeypatch.setattr(unity.planning.task, "can_run", lambda plan: not plan.program.rewriting)
     monkeypatch.setattr(unity.planning.task, "ratio", lambda *given: pytest.fail("it is not run"))
-    assert not unity.optimize(chained, *CHAINED, objective=objective, progress=False).rewriting
-    assert unity.optimize(chained, *CHAINED, objective=objective, machine=MACHINE, progress=False).rewriting
+    assert not unity.optimize(chained, *CHAINED, objective=objective, progress=False).program.rewriting
+    assert unity.optimize(chained, *CHAINED, objective=objective, machine=MACHINE, progress=False).program.rewriting
 
 
 def test_programs_are_run_in_turns():
@@ -392,12 +392,12 @@ def test_a_rewriting_whose_derivation_does_not_replay_is_not_used(monkeypatch):
 
     monkeypatch.setattr("unity.transforms.rewriting.check", check)
     with pytest.warns(UserWarning, match=r"not used, because its derivation does not replay: step 1"):
-        assert not plan(chained, CHAINED).rewriting
+        assert not plan(chained, CHAINED).program.rewriting
 
 
 def test_a_plan_that_no_rule_rewrote_has_an_empty_rewriting() -> None:
     found = plan(chained, CHAINED, search="captured")
-    assert not found.rewriting
-    assert (found.rewriting.applied, found.rewriting.uses, found.rewriting.derivation.every) == ((), (), ())
-    assert found.rewriting.before is found.rewriting.after
-    assert found.rewriting.after.graph is found.serial
+    assert not found.program.rewriting
+    assert (found.program.rewriting.applied, found.program.rewriting.uses, found.program.rewriting.derivation.every) == ((), (), ())
+    assert found.program.rewriting.before is found.program.rewriting.after
+    assert found.program.rewriting.after.graph is found.program.serial

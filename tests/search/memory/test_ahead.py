@@ -81,8 +81,8 @@ def planned(loss: Any, params: Any, x: Any) -> Plan:
 
 
 def predictions(plan: Plan) -> list[MemoryPrediction]:
-    graph: PCG = plan.pcg
-    return [predict_memory(graph, plan.family.captured.differentiated, Training(), backend) for backend in (GPU, CPU)]
+    graph: PCG = plan.program.pcg
+    return [predict_memory(graph, plan.program.family.captured.differentiated, Training(), backend) for backend in (GPU, CPU)]
 
 
 def layers(params: Any, x: Any) -> Any:
@@ -140,20 +140,20 @@ def test_the_memory_of_scans_is_that_of_the_compiled_program(dtype: Any) -> None
 def test_weights_gathered_in_scans_are_live_from_the_start() -> None:
     most: set[int] = set()
     for plan in planned(recurrent, [f(256, 256)] * 2, f(16, 16, 256)).frontier:
-        nodes = [n for n in plan.pcg.nodes if n.kind != "input"]
+        nodes = [n for n in plan.program.pcg.nodes if n.kind != "input"]
         inside = [n for scan in nodes if scan.inside for n in scan.inside.nodes]
         gathered = {id(n) for n in inside if n.kind.startswith("combine") and n.again}
-        assert gathered <= {id(a.held.node) for a in moved(nodes, Lying(plan.pcg), ())}
+        assert gathered <= {id(a.held.node) for a in moved(nodes, Lying(plan.program.pcg), ())}
         most = max(most, gathered, key=len)
     assert len(most) == 2  # of each layer's weight
 
 
 def test_both_sides_of_a_change_of_type_are_live_at_once() -> None:
     plan = planned(layers, [(f(256, 256), f(256, 256))] * 4, f(2048, 256)).frontier[-1]
-    flow = gradients(plan.pcg, plan.family.captured.differentiated)
-    region = Region(plan.pcg, Setting(plan.pcg, flow, True, CPU))
+    flow = gradients(plan.program.pcg, plan.program.family.captured.differentiated)
+    region = Region(plan.program.pcg, Setting(plan.program.pcg, flow, True, CPU))
     both = {
-        i: local(node.operands[0], plan.pcg) + local(Value(node), plan.pcg)
+        i: local(node.operands[0], plan.program.pcg) + local(Value(node), plan.program.pcg)
         for i, node in enumerate(region.nodes)
         if node.kind in PARALLELIZATION and node.kind not in NOTHING_MOVES and node.operands[0].node.kind != "input"
     }

@@ -92,7 +92,7 @@ def test_no_plan_with_a_pipeline_needs_less() -> None:
     weights = {"in": f(WIDTH, WIDTH), "layers": f(LAYERS, WIDTH, WIDTH), "out": f(WIDTH, WIDTH)}
     for schedule in SCHEDULES:
         plan = planned(loss, (weights, f(8, WIDTH), f(8, WIDTH)), kind=schedule, leanest=True)
-        assert plan.family.search.least_memory.total <= plan.memory
+        assert plan.program.family.search.least_memory.total <= plan.memory
 
 
 @pytest.mark.parametrize("remat", [False, True])

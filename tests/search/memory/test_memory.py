@@ -215,7 +215,7 @@ def test_a_stopped_gradient_takes_no_memory() -> None:
         optimize(loss(s), *args, machine=MACHINE, search="captured", progress=False) for s in (lax.stop_gradient, list)
     )
     assert (stopped.time, stopped.memory) == pytest.approx((plain.time, plain.memory))
-    totals = [predict_memory(plan.pcg, frozenset(range(4)), Training()).total for plan in (stopped, plain)]
+    totals = [predict_memory(plan.program.pcg, frozenset(range(4)), Training()).total for plan in (stopped, plain)]
     assert totals[0] == pytest.approx(totals[1])
 
 

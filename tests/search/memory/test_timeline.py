@@ -46,11 +46,11 @@ def test_the_peak_over_time_is_what_the_search_predicts(backend: Any, gradient: 
     training = Training(gradient)
     for plan in (planned(), transformer()):
         for point in (plan.frontier[0], plan.frontier[-1]):
-            weights = point.family.captured.differentiated
-            timeline = memory_timeline(point.pcg, weights, training, backend)
-            predicted = predict_memory(point.pcg, weights, training, backend)
+            weights = point.program.family.captured.differentiated
+            timeline = memory_timeline(point.program.pcg, weights, training, backend)
+            predicted = predict_memory(point.program.pcg, weights, training, backend)
             table = timeline.step - predicted.step  # of pointers to results, which the search leaves out
-            assert 0 <= table <= 8 * len(point.serial.inputs)
+            assert 0 <= table <= 8 * len(point.program.serial.inputs)
             assert timeline.peak == pytest.approx(predicted.total + table)
             assert timeline.nbytes.max() == timeline.nbytes[timeline.moment] == pytest.approx(predicted.step, abs=table)
 
@@ -72,7 +72,7 @@ def test_the_memory_of_a_transformer_is_that_of_the_compiled_program() -> None:
 
 
 def test_every_residual_at_the_peak_names_its_line() -> None:
-    timeline = planned().memory_timeline()
+    timeline = planned().inspect.memory_timeline()
     residuals = [buffer for buffer in timeline.held if buffer.why == KEPT]
     assert residuals
     assert all("test_timeline.py" in buffer.line for buffer in residuals)
@@ -82,7 +82,7 @@ def test_every_residual_at_the_peak_names_its_line() -> None:
 
 
 def test_buffers_at_the_peak_add_up() -> None:
-    timeline = planned().memory_timeline()
+    timeline = planned().inspect.memory_timeline()
     assert timeline.nbytes.max() == timeline.nbytes[timeline.moment]
     assert timeline.nbytes.max() <= timeline.step <= timeline.peak
     assert sum(buffer.nbytes for buffer in timeline.held) == timeline.peak
@@ -90,7 +90,7 @@ def test_buffers_at_the_peak_add_up() -> None:
 
 def test_the_forward_pass_comes_before_the_backward_pass() -> None:
     plan = planned()
-    timeline, operators = plan.memory_timeline(), sum(node.kind != "input" for node in plan.pcg.nodes)
+    timeline, operators = plan.inspect.memory_timeline(), sum(node.kind != "input" for node in plan.program.pcg.nodes)
     assert len(timeline.nbytes) == 1 + 2 * operators  # before the step, and one turn for each operator in each pass
     forward = timeline.nbytes[: 1 + operators]
     assert (forward[1:] >= forward[0]).all()
@@ -99,7 +99,7 @@ def test_the_forward_pass_comes_before_the_backward_pass() -> None:
 
 
 def test_without_a_gradient_nothing_is_a_residual() -> None:
-    timeline = planned().memory_timeline(gradient=False)
+    timeline = planned().inspect.memory_timeline(gradient=False)
     assert KEPT not in timeline.by_reason
     assert GRADIENTS not in timeline.by_reason
     assert timeline.slots == 0
@@ -112,23 +112,23 @@ def test_recomputed_values_have_their_own_reason() -> None:
         return jnp.mean(x**2)
 
     plan = optimize(loss, [f(64, 1024)] * 3, f(1024, 64), machine=Machine.grid(1, 8, "a100"), progress=False)
-    assert AGAIN in plan.memory_timeline().by_reason
+    assert AGAIN in plan.inspect.memory_timeline().by_reason
 
 
 def test_no_device_is_needed() -> None:
-    timeline = planned(devices=64).memory_timeline()
+    timeline = planned(devices=64).inspect.memory_timeline()
     assert timeline.arguments < 4 * 256 * 256 * 4 + 1024 * 256 * 4
     assert timeline.peak > timeline.step > 0
 
 
 def test_the_timeline_of_a_function_without_operators_is_its_arguments() -> None:
     plan = optimize(lambda x: x, f(8), machine=Machine.grid(1, 8, "a100"), progress=False)
-    timeline = plan.memory_timeline(gradient=False)
+    timeline = plan.inspect.memory_timeline(gradient=False)
     assert timeline.step == timeline.arguments + timeline.outputs + timeline.temporaries
     assert timeline.moment == 0
 
 
 def test_the_timeline_is_drawn(tmp_path: Any) -> None:
     path = tmp_path / "memory.png"
-    planned().memory_timeline().plot(path)
+    planned().inspect.memory_timeline().plot(path)
     assert path.stat().st_size > 1000

@@ -151,8 +151,8 @@ def test_branches_apart_compute_the_same_and_send_what_was_predicted(name, machi
         plan = planned(fn, args, machine, machine.axes[:axes], pack)
         step, found = stepped(plan, *args)
         close(step, jax.jit(jax.value_and_grad(fn))(*args))
-        close(plan.unshard(plan.shard(*args)[0]), args[0], 0.0)
-        assert [n.kind for n in plan.pcg.nodes].count(BRANCHES) == 1
+        close(plan.shard.unpack(plan.shard(*args)[0]), args[0], 0.0)
+        assert [n.kind for n in plan.program.pcg.nodes].count(BRANCHES) == 1
         assert all(line.predicted == line.compiled for line in found.lines), str(found)
 
 
@@ -163,10 +163,10 @@ def test_inside_of_branches_other_axes_are_used_and_their_collectives_stay_insid
     made = branched(Forked(captured), TREE.axes[:1], [Share(0, (0, 1), 0.5)], False)
     search = Search(made.after.graph, captured.differentiated, replace(TREE, device=SLOW), Training())
     plan = Plan(PlanFamily(fn, made.before, search, 0.0, transformations=(made,)), search.fastest)
-    (node,) = [n for n in plan.pcg.nodes if n.kind == BRANCHES]
+    (node,) = [n for n in plan.program.pcg.nodes if n.kind == BRANCHES]
     inner = {id(n) for group in groups_of(node) for n in group.graph.nodes}
     flows = captured.differentiated
-    within = [c for c in traffic(plan.pcg, flows) if id(c.node) in inner]
+    within = [c for c in traffic(plan.program.pcg, flows) if id(c.node) in inner]
     assert within
     assert all(0 not in c.axes for c in within)
     step, found = stepped(plan, *args)
@@ -183,7 +183,7 @@ def test_a_packed_plan_takes_the_functions_own_weights_too():
 def test_only_the_devices_of_a_branch_hold_its_packed_weights():
     fn, args = dlrm_case()
     without, plan = (planned(fn, args, FOUR, FOUR.axes, pack) for pack in (False, True))
-    packing = plan.packing
+    packing = plan.program.packing
     tables = {n for s in packing.slots for n in s.leaves if n is not None}
     assert len(tables) >= len(ROWS)
     params, _, _ = plan.shard(*args)
@@ -194,8 +194,8 @@ def test_only_the_devices_of_a_branch_hold_its_packed_weights():
         assert s.stacked[0] == 4
         assert all(shard.data.shape[0] == 1 for shard in shards)
     # nothing is left of the tables' gradients to add up over groups
-    flows = plan.family.captured.differentiated
-    moved = [sum(c.elements for c in traffic(p.pcg, flows) if c.node.kind == "replicate") for p in (without, plan)]
+    flows = plan.program.family.captured.differentiated
+    moved = [sum(c.elements for c in traffic(p.program.pcg, flows) if c.node.kind == "replicate") for p in (without, plan)]
     assert moved[1] < moved[0] - sum(n * 8 for n in ROWS) / 2
     assert plan.memory < without.memory
 
@@ -205,9 +205,9 @@ def test_the_tables_of_a_dlrm_are_each_on_a_device_of_its_own():
     model = get("dlrm", tables=rows, width=8, bottom=(4, 8, 8), top=(8, 2), batch=16)
     args = concrete(model)
     machine = replace(FOUR, device=unity.Device("memory", {"float32": 1e15}, 10**9, 1e7, 0.5, 0.0))  # so that tables take longest
-    plan = unity.optimize(model.loss, *args, machine=machine, progress=False, search="captured", branches=4, pack=True)
-    assert plan.branching is not None
-    (node,) = [n for n in plan.serial.nodes if n.kind == BRANCHES]
+    plan = unity.optimize(model.loss, *args, machine=machine, progress=False, search="captured", branch_groups=4, pack=True)
+    assert plan.program.branching is not None
+    (node,) = [n for n in plan.program.serial.nodes if n.kind == BRANCHES]
     _, *tables = node.of(Branches).groups  # the first branch is the bottom network
     assert sorted(tables) == [0, 1, 2, 3]
     params, batch = plan.shard(*args)
@@ -218,14 +218,14 @@ def test_the_tables_of_a_dlrm_are_each_on_a_device_of_its_own():
         assert held[group].data.shape == (1, max(rows), 8)
         close(held[group].data[0, : leaf.shape[0]], leaf, 0.0)
     value, gradient = jax.jit(jax.value_and_grad(plan))(params, batch)
-    close((value, plan.unshard(gradient)), jax.jit(jax.value_and_grad(model.loss))(*args), 2e-5)
+    close((value, plan.shard.unpack(gradient)), jax.jit(jax.value_and_grad(model.loss))(*args), 2e-5)
 
 
 def test_a_sum_and_a_concatenation_of_branches_are_reduced_once():
     for case in (summed_case, inception_case):
         fn, args = case()
         plan = planned(fn, args, FOUR, FOUR.axes[:1])
-        forward = [c for c in traffic(plan.pcg) if 0 in c.axes]
+        forward = [c for c in traffic(plan.program.pcg) if 0 in c.axes]
         assert len(forward) == 1
 
 
@@ -252,7 +252,7 @@ def test_a_branch_may_be_read_twice_by_its_join():
 def test_several_branches_share_a_group_where_there_are_more_of_them():
     fn, args = dlrm_case()
     plan = planned(fn, args, FOUR, FOUR.axes[:1], shares=[Share(0, (0, 1, 1, 0, 1, 0), 0.5)])
-    (node,) = [n for n in plan.serial.nodes if n.kind == BRANCHES]
+    (node,) = [n for n in plan.program.serial.nodes if n.kind == BRANCHES]
     assert [g.results for g in groups_of(node)] == [(0, 3, 5), (1, 2, 4)]
     close(jax.jit(plan)(*args), fn(*args), 2e-5)
 
@@ -292,10 +292,10 @@ def test_weights_of_several_arguments_that_are_packed_together_are_placed_togeth
 
     _, (params, *batch) = towers_case()
     parts = [{k: x for k, x in params.items() if k[0] == name} for name in "uv"]
-    options = {"machine": TREE, "search": "captured", "branches": 2, "pack": True, "pipelines": False, "progress": False}
+    options = {"machine": TREE, "search": "captured", "branch_groups": 2, "pack": True, "pipelines": False, "progress": False}
     plan = unity.optimize(fn, *parts, *batch, argnums=(0, 1), **options)
     with pytest.raises(PlanError, match=r"args\[0\]\['u.'\] is packed with weights of another argument"):
-        plan.shard_local(parts[0], argument=0)
+        plan.shard.local(parts[0], argument=0)
     close(jax.jit(plan)(*plan.shard(*parts, *batch)), fn(*parts, *batch), 2e-5)
 
 
@@ -312,28 +312,28 @@ def test_an_optimizer_works_on_packed_weights_as_on_the_functions_own():
             params = jax.tree.map(lambda p, m: p - 0.1 * m - 1e-3 * p, params, moments)
         return {"params": params, "moments": (moments,)}
 
-    found = plan.unshard(trained(plan, *plan.shard(*args)))
+    found = plan.shard.unpack(trained(plan, *plan.shard(*args)))
     close(found, trained(fn, *args), 2e-5)
 
 
 def test_optimize_finds_branches_saves_them_and_says_so(tmp_path):
     fn, args = towers_case()
-    plan = unity.optimize(fn, *args, machine=TREE, progress=False, branches=2, pack=True)
-    assert str(plan.branching).startswith("2 branches on 2 groups of devices along")
+    plan = unity.optimize(fn, *args, machine=TREE, progress=False, branch_groups=2, pack=True)
+    assert str(plan.program.branching).startswith("2 branches on 2 groups of devices along")
     text = io.StringIO()
     plan.explain(file=text)
-    assert str(plan.branching) in text.getvalue()
-    plan.check_derivation()
-    plan.save(tmp_path / "plan.json")
+    assert str(plan.program.branching) in text.getvalue()
+    plan.program.check_derivation()
+    plan.files.save(tmp_path / "plan.json")
     loaded = unity.load(tmp_path / "plan.json", fn, *args)
-    assert loaded.pcg.key == plan.pcg.key
-    assert loaded.packing == plan.packing
-    assert plan.packing
+    assert loaded.program.pcg.key == plan.program.pcg.key
+    assert loaded.program.packing == plan.program.packing
+    assert plan.program.packing
     close(jax.jit(loaded)(*loaded.shard(*args)), fn(*args), 2e-5)
-    assert plan.simulate().makespan > 0
-    assert "branches" in str(plan.diff())
+    assert plan.inspect.simulate().makespan > 0
+    assert "branches" in str(plan.inspect.diff())
     without = unity.optimize(fn, *args, machine=TREE, progress=False, branches=False)
-    assert without.branching is None
+    assert without.program.branching is None
     assert unity.optimize(fn, *args, machine=TREE, progress=False).time <= without.time
 
 
@@ -342,12 +342,12 @@ def test_costs_count_what_the_slowest_group_takes():
     sizes = {"u1": (1024, 2048), "u2": (2048, 512), "v1": (2048, 1024), "v2": (1024, 2048), "v3": (2048, 512)}
     params = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in sizes.items()}
     batch = [jax.ShapeDtypeStruct((2048, n), jnp.float32) for n in (1024, 2048)]
-    plan = unity.optimize(fn, params, *batch, machine=TREE, progress=False, search="captured", branches=2)
-    assert plan.branching is not None
-    (share,) = plan.branching.shares
-    parts = parts_of(BranchCandidate(plan.branching, plan.family.search, plan.candidate), TREE, Training())
+    plan = unity.optimize(fn, params, *batch, machine=TREE, progress=False, search="captured", branch_groups=2)
+    assert plan.program.branching is not None
+    (share,) = plan.program.branching.shares
+    parts = parts_of(BranchCandidate(plan.program.branching, plan.program.family.search, plan.program.candidate), TREE, Training())
     assert parts == pytest.approx({0: share.weight}, rel=NEAR)
-    assert predict(plan.pcg, TREE, plan.family.captured.differentiated).time == pytest.approx(plan.time, rel=0.02)
+    assert predict(plan.program.pcg, TREE, plan.program.family.captured.differentiated).time == pytest.approx(plan.time, rel=0.02)
 
 
 def test_branches_are_taken_where_they_are_faster():
@@ -363,7 +363,7 @@ def test_branches_are_taken_where_they_are_faster():
     machine = replace(Machine.grid(1, 2), device=SLOW)
     plan = unity.optimize(fn, *args, machine=machine, progress=False, search="captured", pack=True)
     without = unity.optimize(fn, *args, machine=machine, progress=False, search="captured", branches=False)
-    assert plan.branching is not None
+    assert plan.program.branching is not None
     assert plan.time < 0.7 * without.time
     close(jax.jit(jax.value_and_grad(plan))(*args), jax.jit(jax.value_and_grad(fn))(*args), 2e-5)
 
@@ -389,18 +389,18 @@ def test_branches_are_found_inside_of_scans(tmp_path):
     fn, args = repeating_case()
     (spot,) = Forked(capture(fn, *args)).spots
     assert (len(spot.region.branches), spot.times) == (2, 6)
-    plan = unity.optimize(fn, *args, machine=TREE, progress=False, search="captured", branches=2, pipelines=False)
-    assert [n.kind for n, _ in plan.pcg.walk()].count(BRANCHES) == 2
-    assert plan.branching is not None
-    (share,) = plan.branching.shares
-    parts = parts_of(BranchCandidate(plan.branching, plan.family.search, plan.candidate), TREE, Training())
+    plan = unity.optimize(fn, *args, machine=TREE, progress=False, search="captured", branch_groups=2, pipelines=False)
+    assert [n.kind for n, _ in plan.program.pcg.walk()].count(BRANCHES) == 2
+    assert plan.program.branching is not None
+    (share,) = plan.program.branching.shares
+    parts = parts_of(BranchCandidate(plan.program.branching, plan.program.family.search, plan.program.candidate), TREE, Training())
     assert parts == pytest.approx({0: share.weight}, rel=0.02)
     step, found = stepped(plan, *args)
     close(step, jax.jit(jax.value_and_grad(fn))(*args), 2e-5)
     assert all(line.predicted == line.compiled for line in found.lines), str(found)
-    plan.check_derivation()
-    plan.save(tmp_path / "plan.json")
-    assert unity.load(tmp_path / "plan.json", fn, *args).pcg.key == plan.pcg.key
+    plan.program.check_derivation()
+    plan.files.save(tmp_path / "plan.json")
+    assert unity.load(tmp_path / "plan.json", fn, *args).program.pcg.key == plan.program.pcg.key
 
 
 def test_no_region_lies_in_another():
@@ -429,17 +429,18 @@ REFUSED = {
 def test_what_cannot_be_apart_says_why(name):
     fn, reason = REFUSED[name]
     args = {"a": normal(8, 8), "b": normal(8, 8)}, normal(4, 8)
-    with pytest.raises(InfeasibleError, match=f"(?s){reason}.*branches=False"):
-        unity.optimize(fn, *args, machine=FOUR, progress=False, search="captured", branches=4 if name == "too few" else 2)
+    with pytest.raises(InfeasibleError, match=f"(?s){reason}.*Without branch_groups="):
+        unity.optimize(fn, *args, machine=FOUR, progress=False, search="captured", branch_groups=4 if name == "too few" else 2)
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"branches": 1}, "expected True, False, or a number"),
-        ({"branches": "2"}, "expected True, False, or a number"),
-        ({"branches": 2, "search": "optcnn"}, "search='optcnn' knows none"),
-        ({"branches": 3}, "no axes of .* make 3 groups"),
+        ({"branch_groups": 1}, "expected a number of groups"),
+        ({"branch_groups": 2, "branches": False}, "do not go together"),
+        ({"branch_groups": "2"}, "expected a number of groups"),
+        ({"branch_groups": 2, "search": "optcnn"}, "search='optcnn' knows none"),
+        ({"branch_groups": 3}, "no axes of .* make 3 groups"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, reason):
@@ -451,11 +452,11 @@ def test_options_that_make_no_sense_are_refused(options, reason):
 def test_a_group_that_is_not_on_its_axes_is_refused_by_the_type_checker():
     fn, args = towers_case()
     plan = planned(fn, args, TREE, TREE.axes[:1])
-    (node,) = [n for n in plan.pcg.nodes if n.kind == BRANCHES]
+    (node,) = [n for n in plan.program.pcg.nodes if n.kind == BRANCHES]
     for along, reason in (("d0 d1", "2 groups of branches along d0 d1"), ("d0", "of branches along d0 is")):
         wrong = replace(node, payload=structs.replace(node.of(Branches), along=tuple(along.split())))
         with pytest.raises(ParallelTypeError, match=reason):
-            check_ends(wrong, plan.pcg.axes)
+            check_ends(wrong, plan.program.pcg.axes)
 
 
 def test_a_file_that_speaks_of_other_branches_is_refused():

@@ -25,14 +25,14 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def branched(**options: Any) -> unity.Plan:
-    plan = planned(TREE, **{"pipelines": False, **options})
-    assert [n.kind for n in plan.pcg.nodes].count(BRANCHES) == 1
+    plan = planned(TREE, **(options if "pipeline" in options else {"pipelines": False, **options}))
+    assert [n.kind for n in plan.program.pcg.nodes].count(BRANCHES) == 1
     return plan
 
 
 def made(plan: unity.Plan) -> Branching:
-    assert plan.branching is not None
-    return plan.branching
+    assert plan.program.branching is not None
+    return plan.program.branching
 
 
 def close(found: Any, wanted: Any) -> None:
@@ -47,29 +47,29 @@ def right(plan: unity.Plan) -> None:
     assert all(line.predicted == line.compiled for line in found.lines), str(found)
 
 
-@pytest.mark.parametrize("pipelines", [False, (2, 4)])
-def test_a_pinned_argument_lies_as_it_is_pinned_and_is_not_packed(pipelines: Any) -> None:
-    free = branched(pack=True, pipelines=pipelines)
+@pytest.mark.parametrize("options", [{"pipelines": False}, {"pipeline": unity.PipelineShape(2, 4)}])
+def test_a_pinned_argument_lies_as_it_is_pinned_and_is_not_packed(options: dict[str, Any]) -> None:
+    free = branched(pack=True, **options)
     pins = [unity.pin("params['v2']", P("device", None)), unity.pin("batch['users']", P("node", None))]
-    plan = branched(pack=True, pipelines=pipelines, constraints=pins)
+    plan = branched(pack=True, **options, constraints=pins)
     assert plan.in_shardings[0]["v2"].spec == P(("d0", "d1"), None)
     assert plan.in_shardings[1]["users"].spec == P("n0", None)
-    names = [path.rpartition("[")[2] for path in plan.family.captured.paths]
+    names = [path.rpartition("[")[2] for path in plan.program.family.captured.paths]
     packed = [{names[k] for s in made(p).packing.slots for k in s.leaves if k is not None} for p in (free, plan)]
     assert "'v2']" in packed[0]
     assert packed[1]
     assert "'v2']" not in packed[1]
-    if pipelines:
+    if "pipeline" in options:
         right(plan)
 
 
 def test_what_is_pinned_is_packed_by_no_plan_from_a_file(tmp_path: Path) -> None:
     plan = branched(pack=True, constraints=unity.pin("params['u1']", P(None, "node")))
-    plan.save(tmp_path / "plan.json")
+    plan.files.save(tmp_path / "plan.json")
     loaded = unity.load(tmp_path / "plan.json", loss, weights(), batch())
-    assert loaded.pcg.key == plan.pcg.key
-    assert loaded.packing == plan.packing
-    plan.check_derivation()
+    assert loaded.program.pcg.key == plan.program.pcg.key
+    assert loaded.program.packing == plan.program.packing
+    plan.program.check_derivation()
 
 
 def test_dimensions_may_be_forbidden_and_required_across_levels() -> None:
@@ -96,23 +96,23 @@ def test_a_constrained_value_is_in_no_branch() -> None:
 
     options: dict[str, Any] = {"machine": TREE, "search": "captured", "progress": False}
     with pytest.raises(InfeasibleError, match="no branches"):
-        unity.optimize(fn, weights(), batch(), branches=2, **options)
+        unity.optimize(fn, weights(), batch(), branch_groups=2, **options)
 
 
 def test_only_leaves_no_branches() -> None:
     options: dict[str, Any] = {"constraints": unity.only("samples", across="node"), "pipelines": False}
     with pytest.raises(OptionError, match=r"only\(\"samples\", across=\"node\"\) do not go together"):
         planned(TREE, **options)
-    assert planned(TREE, **{**options, "branches": True}).branching is None
+    assert planned(TREE, **{**options, "branches": True}).program.branching is None
 
 
 def test_candle_uno_with_a_pin() -> None:
     model = get("candle_uno", width=32, tower_layers=2, top_layers=2, cell=24, descriptors=40, fingerprints=16, batch=16)
     params, data = concrete(model)
     pin = unity.pin("args[0]['top'][*]**", P("node", None))
-    options: dict[str, Any] = {"machine": TREE, "search": "captured", "progress": False, "branches": 2, "pack": True}
+    options: dict[str, Any] = {"machine": TREE, "search": "captured", "progress": False, "branch_groups": 2, "pack": True}
     plan = unity.optimize(model.loss, params, data, constraints=pin, **options)
-    assert plan.branching is not None
+    assert plan.program.branching is not None
     assert all(s.spec[0] == "n0" for s in jax.tree.leaves(plan.in_shardings[0]["top"]))
     value, gradient = jax.jit(jax.value_and_grad(plan))(*plan.shard(params, data))
-    close((value, plan.unshard(gradient)), jax.jit(jax.value_and_grad(model.loss))(params, data))
+    close((value, plan.shard.unpack(gradient)), jax.jit(jax.value_and_grad(model.loss))(params, data))

@@ -31,9 +31,9 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def both_of(plan: unity.Plan) -> tuple[Branching, Pipelining]:
-    assert plan.branching is not None
-    assert plan.pipelining is not None
-    return plan.branching, plan.pipelining
+    assert plan.program.branching is not None
+    assert plan.program.pipelining is not None
+    return plan.program.branching, plan.program.pipelining
 
 
 def close(found: Any, wanted: Any, most: float) -> None:
@@ -46,8 +46,8 @@ def close(found: Any, wanted: Any, most: float) -> None:
 def test_both_compute_the_same_and_send_what_was_predicted(schedule: str, pack: bool) -> None:
     with jax.enable_x64(True):
         args = weights(np.float64), batch(dtype=np.float64)
-        plan = planned(TREE, np.float64, pipelines=(2, 4, schedule), pack=pack)
-        kinds = [n.kind for n in plan.pcg.nodes]
+        plan = planned(TREE, np.float64, pipeline=unity.PipelineShape(2, 4, schedule), pack=pack)
+        kinds = [n.kind for n in plan.program.pcg.nodes]
         assert (kinds.count(BRANCHES), kinds.count(PIPELINE)) == (1, 1)
         branching, pipelining = both_of(plan)
         assert bool(branching.packing) == pack
@@ -64,7 +64,7 @@ def test_fifty_steps_have_the_losses_of_one_device() -> None:
     wanted, alone = losses(loss, weights(), lambda b: b, 50)
     np.testing.assert_allclose(found, wanted, rtol=2e-5)
     assert wanted[-1] < 0.7 * wanted[0]
-    close(plan.unshard(after), alone, 1e-4)
+    close(plan.shard.unpack(after), alone, 1e-4)
 
 
 def test_what_was_found_is_said_saved_and_made_again(tmp_path: Path) -> None:
@@ -74,18 +74,18 @@ def test_what_was_found_is_said_saved_and_made_again(tmp_path: Path) -> None:
     branching, pipelining = both_of(plan)
     assert str(branching) in text.getvalue()
     assert str(pipelining) in text.getvalue()
-    plan.check_derivation()
-    plan.save(tmp_path / "plan.json")
+    plan.program.check_derivation()
+    plan.files.save(tmp_path / "plan.json")
     loaded = unity.load(tmp_path / "plan.json", loss, weights(), batch())
-    assert loaded.pcg.key == plan.pcg.key
-    assert loaded.original.key == plan.original.key
-    assert loaded.packing == plan.packing
+    assert loaded.program.pcg.key == plan.program.pcg.key
+    assert loaded.program.original.key == plan.program.original.key
+    assert loaded.program.packing == plan.program.packing
     close(jax.jit(loaded)(*loaded.shard(weights(), batch())), loss(weights(), batch()), 2e-5)
-    assert plan.simulate().makespan > 0
-    assert plan.memory_timeline().peak > 0
+    assert plan.inspect.simulate().makespan > 0
+    assert plan.inspect.memory_timeline().peak > 0
     again = planned(TREE, pack=True)  # from the cache
-    assert again.pcg.key == plan.pcg.key
-    other = planned(TREE, pipelines=False, pack=True).branching
+    assert again.program.pcg.key == plan.program.pcg.key
+    other = planned(TREE, pipelines=False, pack=True).program.branching
     assert other is not None
     with pytest.raises(DerivationError, match="leads to another program"):
         replace(branching, program=other.program).check()
@@ -114,8 +114,8 @@ def test_both_are_found_where_both_gain() -> None:
         }.items()
     }  # fmt: skip
     both = plans["both"]
-    assert both.pipelining is not None
-    assert both.branching is not None
+    assert both.program.pipelining is not None
+    assert both.program.branching is not None
     assert both.time < 0.95 * min(plan.time for name, plan in plans.items() if name != "both")
 
 
@@ -133,11 +133,11 @@ def test_layers_inside_of_branches_stay_one_pipeline_or_branches() -> None:
 
     args = {"a": array(4, 16, 16), "b": array(4, 16, 16)}, array(32, 16)
     options: dict[str, Any] = {"machine": TREE, "search": "captured", "progress": False}
-    plan = unity.optimize(fn, *args, branches=2, **options)
-    assert plan.branching is not None
-    assert plan.pipelining is None
+    plan = unity.optimize(fn, *args, branch_groups=2, **options)
+    assert plan.program.branching is not None
+    assert plan.program.pipelining is None
     with pytest.raises(InfeasibleError, match="no branches"):
-        unity.optimize(fn, *args, branches=2, pipelines=(2, 4), **options)
+        unity.optimize(fn, *args, branch_groups=2, pipeline=unity.PipelineShape(2, 4), **options)
 
 
 def test_a_training_goes_on_without_either_and_back(tmp_path: Path) -> None:
@@ -158,13 +158,13 @@ def test_a_training_goes_on_without_either_and_back(tmp_path: Path) -> None:
     alone, step = state, step_of(loss)
     for k, name in enumerate(("with", "without", "with")):
         plan = plans[name]
-        params, moments = (plan.shard_state(tree) for tree in state)
+        params, moments = (plan.shard.state(tree) for tree in state)
         assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, plan.shard(weights()))
         shapes = jax.eval_shape(OPTIMIZER.init, params)
-        for x, s in zip(jax.tree.leaves(moments), jax.tree.leaves(plan.shardings_like(shapes)), strict=True):
+        for x, s in zip(jax.tree.leaves(moments), jax.tree.leaves(plan.shard.shardings(shapes)), strict=True):
             assert x.sharding.is_equivalent_to(s, x.ndim)
         params, moments, value = steps[name](params, moments, plan.shard(params, batch(k))[1])
-        state = plan.unshard(params), plan.unshard(moments)
+        state = plan.shard.unpack(params), plan.shard.unpack(moments)
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(tmp_path / str(k), state)
         with ocp.StandardCheckpointer() as checkpointer:

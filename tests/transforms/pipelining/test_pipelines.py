@@ -121,7 +121,7 @@ def test_constants_with_samples_come_along_and_have_their_gradients():
     params, x = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((4, 8, 8), (16, 5, 8)))
     mask = jnp.asarray(rng.integers(2, size=(16, 5)), bool)
     plan = planned(masked, (params, x, mask), TREE, TREE.axes[:2], 2, argnums=(0, 1))
-    (node,) = [n for n in plan.pcg.nodes if n.kind == PIPELINE]
+    (node,) = [n for n in plan.program.pcg.nodes if n.kind == PIPELINE]
     assert node.of(Pipeline).read == 2  # the mask, and what is read of x
     step, found = stepped(plan, params, x, mask, argnums=(0, 1))
     close(step, jax.jit(jax.value_and_grad(masked, (0, 1)))(params, x, mask))
@@ -182,18 +182,18 @@ def test_where_links_are_slow_a_pipeline_is_found_saved_and_made_again(tmp_path)
     args = structs(*arguments(layers=32, batch=64, seq=2, width=64))
     without = unity.optimize(loss, *args, machine=SLOW, progress=False, pipelines=False)
     plan = unity.optimize(loss, *args, machine=SLOW, progress=False)
-    assert isinstance(plan.pipelining, Pipelining)
-    assert without.pipelining is None
-    assert [axis.name for axis in plan.pipelining.along] == ["n0"]
+    assert isinstance(plan.program.pipelining, Pipelining)
+    assert without.program.pipelining is None
+    assert [axis.name for axis in plan.program.pipelining.along] == ["n0"]
     assert plan.time < without.time / 1.2
-    assert plan.simulate().makespan == pytest.approx(plan.time, rel=0.05)
-    kinds = {state.kind for n in plan.pcg.nodes if n.kind == PIPELINE for state in n.operands[1].type[1:]}
+    assert plan.inspect.simulate().makespan == pytest.approx(plan.time, rel=0.05)
+    kinds = {state.kind for n in plan.program.pcg.nodes if n.kind == PIPELINE for state in n.operands[1].type[1:]}
     assert "P" in kinds  # data or tensor parallelism inside of stages
-    plan.check_derivation()
-    plan.save(tmp_path / "plan.json")
+    plan.program.check_derivation()
+    plan.files.save(tmp_path / "plan.json")
     again = unity.load(tmp_path / "plan.json", loss, *args)
-    assert again.pcg.key == plan.pcg.key
-    assert str(again.pipelining) == str(plan.pipelining)
+    assert again.program.pcg.key == plan.program.pcg.key
+    assert str(again.program.pipelining) == str(plan.program.pipelining)
     assert "pipeline: 2 stages" in _shown(plan)
 
 
@@ -214,17 +214,17 @@ def test_layers_that_are_written_out_become_a_pipeline_too(tmp_path):
     params, tokens, target = arguments(layers=5)
     params["layers"] = [jax.tree.map(lambda a, k=k: a[k], params["layers"]) for k in range(5)]
     args = (params, tokens, target)
-    plan = unity.optimize(unrolled, *args, machine=TREE, progress=False, search="captured", pipelines=(2, 4))
-    assert str(plan.pipelining).startswith("2 stages of 2 layers")  # the first layer is outside
-    (node,) = [n for n in plan.pcg.nodes if n.kind == PIPELINE]
+    plan = unity.optimize(unrolled, *args, machine=TREE, progress=False, search="captured", pipeline=unity.PipelineShape(2, 4))
+    assert str(plan.program.pipelining).startswith("2 stages of 2 layers")  # the first layer is outside
+    (node,) = [n for n in plan.program.pcg.nodes if n.kind == PIPELINE]
     assert node.inside is not None
     assert all("test_pipelines.py" in n.source for n in node.inside.nodes if n.kind != "input")
     step, found = stepped(plan, *args)
     close(step, jax.jit(jax.value_and_grad(unrolled))(*args))
     assert all(line.predicted == line.compiled for line in found.lines)
-    plan.check_derivation()
-    plan.save(tmp_path / "plan.json")
-    assert unity.load(tmp_path / "plan.json", unrolled, *args).pcg.key == plan.pcg.key
+    plan.program.check_derivation()
+    plan.files.save(tmp_path / "plan.json")
+    assert unity.load(tmp_path / "plan.json", unrolled, *args).program.pcg.key == plan.program.pcg.key
 
 
 def test_of_equal_scans_at_one_line_any_may_be_a_pipeline():
@@ -263,22 +263,22 @@ def test_layers_of_few_operators_are_found():
 
 def test_where_links_are_fast_none_is_taken():
     plan = unity.optimize(loss, *structs(*arguments()), machine=Machine.grid(1, 8), progress=False)
-    assert plan.pipelining is None
+    assert plan.program.pipelining is None
 
 
 def test_a_damaged_pipeline_is_refused(tmp_path):
     args = structs(*arguments())
-    plan = unity.optimize(loss, *args, machine=TREE, progress=False, pipelines=(2, 4))
-    plan.save(tmp_path / "plan.json")
+    plan = unity.optimize(loss, *args, machine=TREE, progress=False, pipeline=unity.PipelineShape(2, 4))
+    plan.files.save(tmp_path / "plan.json")
     data = json.loads((tmp_path / "plan.json").read_text())
     for change in ({"along": ["x9"]}, {"scan": 3}, {"rounds": 5}, {"rolled": 2}):
         (tmp_path / "other.json").write_text(json.dumps(sealed(data | {"transformations": [data["transformations"][0] | change]})))
         with pytest.raises(PlanError, match="pipeline along"):
             unity.load(tmp_path / "other.json", loss, *args)
-    assert plan.pipelining is not None
-    other = pipelined(PipelineSource(plan.pipelining.before), 0, 0, TREE.axes[:1], 4)
+    assert plan.program.pipelining is not None
+    other = pipelined(PipelineSource(plan.program.pipelining.before), 0, 0, TREE.axes[:1], 4)
     with pytest.raises(DerivationError, match="'pipeline', applied again"):
-        replace(plan.pipelining, after=other.after).check()
+        replace(plan.program.pipelining, after=other.after).check()
 
 
 @pytest.mark.parametrize(
@@ -293,18 +293,19 @@ def test_a_damaged_pipeline_is_refused(tmp_path):
 def test_a_pipeline_that_cannot_be_is_refused_with_the_reason(asked, why):
     args = structs(*arguments(layers=4))
     with pytest.raises(InfeasibleError, match=why) as found:
-        unity.optimize(loss, *args, machine=TREE, progress=False, pipelines=asked)
-    assert "pipelines=False" in str(found.value)
+        unity.optimize(loss, *args, machine=TREE, progress=False, pipeline=unity.PipelineShape(*asked))
+    assert "Without pipeline=" in str(found.value)
 
 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"pipelines": [2, 4]}, "expected True, False, or"),
-        ({"pipelines": (2, 0)}, "expected True, False, or"),
-        ({"pipelines": (2, 4), "search": "optcnn"}, "search='optcnn' finds none"),
-        ({"pipelines": (2, 4, "gpipe", 1)}, "the schedule may be '1f1b' or 'gpipe'"),
-        ({"pipelines": (2, 4), "constraints": unity.forbid("tensor", across="node")}, "do not go together"),
+        ({"pipeline": (2, 4)}, "expected stages and micro-batches"),
+        ({"pipeline": unity.PipelineShape(2, 0)}, "expected numbers of stages and micro-batches"),
+        ({"pipeline": unity.PipelineShape(2, 4), "pipelines": False}, "do not go together"),
+        ({"pipeline": unity.PipelineShape(2, 4), "search": "optcnn"}, "search='optcnn' finds none"),
+        ({"pipeline": unity.PipelineShape(2, 4, "zero")}, "the schedule may be '1f1b' or 'gpipe'"),
+        ({"pipeline": unity.PipelineShape(2, 4), "constraints": unity.forbid("tensor", across="node")}, "do not go together"),
     ],
 )
 def test_what_does_not_go_with_a_pipeline_is_said(options: dict[str, Any], why: str):
@@ -352,7 +353,7 @@ def test_equal_layers_that_mix_samples_are_refused_by_operator():
 
     args = structs([jnp.ones((6, 6)) for _ in range(6)], jnp.ones((8, 6)))
     with pytest.raises(InfeasibleError, match=r"test_pipelines.py.*(reduces over the samples|by itself)"):
-        unity.optimize(fn, *args, machine=TREE, progress=False, search="captured", pipelines=(2, 4))
+        unity.optimize(fn, *args, machine=TREE, progress=False, search="captured", pipeline=unity.PipelineShape(2, 4))
 
 
 def test_the_type_checker_knows_stages():
@@ -392,7 +393,7 @@ def test_a_pipeline_idles_no_longer_than_its_schedule_says():
     for stages, rounds in ((2, 4), (4, 2), (4, 4), (8, 2)):
         along = compute.axes[: {2: 1, 4: 2, 8: 3}[stages]]
         plan = planned(loss, args, compute, along, rounds)
-        simulated = simulate(plan.pcg, compute, captured.differentiated).makespan
+        simulated = simulate(plan.program.pcg, compute, captured.differentiated).makespan
         bubble = Schedule(stages, stages * rounds, 16).bubble
         assert 1 - alone.time / simulated <= bubble + 0.05
 
@@ -437,9 +438,9 @@ def test_weights_are_not_kept_for_every_tick():
     """The gradient of a pipeline keeps what its stages keep, and weights once."""
     args = arguments(layers=4, batch=16, width=64)
     plan = planned(loss, args, TREE, TREE.axes[:1], 4)
-    held = plan.memory_timeline()
+    held = plan.inspect.memory_timeline()
     weights = sum(x.nbytes for x in jax.tree.leaves(args[0]["layers"]))
     activations = 4 * 16 * SEQ * 64 * 4
     assert held.step < 8 * weights / 2 + 60 * activations
-    counts = [c.count for c in traffic(plan.pcg, range(5)) if c.kind == "collective-permute"]
+    counts = [c.count for c in traffic(plan.program.pcg, range(5)) if c.kind == "collective-permute"]
     assert counts == [3 * 9, 3 * 9]

@@ -45,7 +45,7 @@ def test_gradients_are_those_of_the_program(stages, micro_batches):
     args = arguments()
     plan = planned(loss, args, stages, micro_batches)
     close(jax.jit(jax.value_and_grad(plan))(*args), jax.jit(jax.value_and_grad(loss))(*args))
-    assert plan.time == pytest.approx(predict(plan.pcg, TREE, [0, 1, 2]).time, rel=1e-9)
+    assert plan.time == pytest.approx(predict(plan.program.pcg, TREE, [0, 1, 2]).time, rel=1e-9)
 
 
 def test_what_is_sent_was_predicted():
@@ -62,7 +62,7 @@ def test_weights_may_be_divided_inside_of_stages():
     """The leanest plan has them in pieces, and either gathers them in every tick, or adds up products."""
     args = arguments(batch=16, width=32)
     plan = planned(loss, args, 2, 4, leanest=True)
-    (node,) = [n for n in plan.pcg.nodes if n.kind == PIPELINE]
+    (node,) = [n for n in plan.program.pcg.nodes if n.kind == PIPELINE]
     assert {state.kind for state in node.operands[-1].type[1:]} == {"P"}
     close(jax.jit(jax.value_and_grad(plan))(*args), jax.jit(jax.value_and_grad(loss))(*args))
     exact(plan)
@@ -156,32 +156,32 @@ def test_the_schedule_bounds_what_is_held():
 
 def test_under_a_limit_a_plan_is_found_that_gpipe_has_not(tmp_path):
     args = structs(*arguments(batch=512, count=8, width=32))
-    least = {k: planned(loss, args, 4, 16, kind=k).family.search.leanest.memory for k in (ONE_F_ONE_B, GPIPE)}
+    least = {k: planned(loss, args, 4, 16, kind=k).program.family.search.leanest.memory for k in (ONE_F_ONE_B, GPIPE)}
     limit = (least[ONE_F_ONE_B] + least[GPIPE]) / 2
     options: dict[str, Any] = {"machine": TREE, "progress": False, "search": "captured", "memory_limit": limit, "recompute": False}
-    plan = unity.optimize(loss, *args, **options, pipelines=(4, 16))
+    plan = unity.optimize(loss, *args, **options, pipeline=unity.PipelineShape(4, 16))
     assert plan.memory <= limit
-    assert str(plan.pipelining).endswith("16 micro-batches, 1F1B")
+    assert str(plan.program.pipelining).endswith("16 micro-batches, 1F1B")
     with pytest.raises(InfeasibleError):
-        unity.optimize(loss, *args, **options, pipelines=(4, 16, "gpipe"))
-    plan.check_derivation()
-    plan.save(tmp_path / "plan.json")
+        unity.optimize(loss, *args, **options, pipeline=unity.PipelineShape(4, 16, "gpipe"))
+    plan.program.check_derivation()
+    plan.files.save(tmp_path / "plan.json")
     again = unity.load(tmp_path / "plan.json", loss, *args)
-    assert again.pcg.key == plan.pcg.key
-    assert str(again.pipelining) == str(plan.pipelining)
+    assert again.program.pcg.key == plan.program.pcg.key
+    assert str(again.program.pipelining) == str(plan.program.pipelining)
 
 
 def test_the_simulator_takes_as_long_as_predicted():
     """With micro-batches one after the other in every tick nothing overlaps but weights' gradients and what follows."""
     plan = planned(loss, structs(*arguments()), 2, 8)
-    assert plan.simulate().makespan == pytest.approx(plan.time, rel=0.05)
+    assert plan.inspect.simulate().makespan == pytest.approx(plan.time, rel=0.05)
 
 
 @pytest.mark.parametrize(("stages", "exchanges"), [(2, 1), (4, 2)])
 def test_messages_are_counted(stages, exchanges):
     """After each half of a tick in which there are pairs, what they work on, what passes by, and what the tail reads."""
     plan = planned(loss, structs(*arguments()), stages, 8)
-    counts = {(c.node.kind, c.direction): c.count for c in traffic(plan.pcg, range(5)) if c.kind == "collective-permute"}
+    counts = {(c.node.kind, c.direction): c.count for c in traffic(plan.program.pcg, range(5)) if c.kind == "collective-permute"}
     ticks = 8 + stages - 1
     assert counts == {(PIPELINE, "forward"): 2 * exchanges * ticks, (TAIL, "forward"): exchanges * ticks}
 
@@ -220,19 +220,19 @@ def test_where_it_cannot_be_gpipe_is_taken_and_explained(capsys):
 
     args = structs(*arguments())
     options: dict[str, Any] = {"machine": TREE, "progress": False, "search": "captured"}
-    plan = unity.optimize(fn, *args, **options, pipelines=(2, 4))
-    assert str(plan.pipelining).endswith("GPipe")
+    plan = unity.optimize(fn, *args, **options, pipeline=unity.PipelineShape(2, 4))
+    assert str(plan.program.pipelining).endswith("GPipe")
     plan.explain()
     assert "not by 1F1B: " in capsys.readouterr().out
     with pytest.raises(InfeasibleError, match=r"test_pipelines_1f1b.py"):
-        unity.optimize(fn, *args, **options, pipelines=(2, 4, "1f1b"))
+        unity.optimize(fn, *args, **options, pipeline=unity.PipelineShape(2, 4, "1f1b"))
     with pytest.raises(ValueError, match="the schedule may be '1f1b' or 'gpipe' or '2bw'"):
-        unity.optimize(fn, *args, **options, pipelines=(2, 4, "3bw"))
+        unity.optimize(fn, *args, **options, pipeline=unity.PipelineShape(2, 4, "3bw"))
 
 
 def test_the_type_checker_knows_tails():
     """A tail whose results are no partial sums is ill-typed, and one whose weights are not the same on all stages."""
-    graph = planned(loss, structs(*arguments())).pcg
+    graph = planned(loss, structs(*arguments())).program.pcg
     check(graph)
     (node,) = [n for n in graph.nodes if n.kind == TAIL]
     check(_ending(graph, node))
@@ -280,9 +280,9 @@ def test_of_a_replicated_loss_the_gradient_is_a_partial_sum(kind):
     """What goes back through sums inside of stages is the gradient of the one loss, not of every device's copy."""
     args = arguments(batch=16)
     plan = planned(loss, args, 2, 4, kind=kind)
-    search = plan.family.search
+    search = plan.program.family.search
     drawn = (search.candidate(search.assembled, random_point(search.assembled, np.random.default_rng(k))) for k in range(200))
-    plans = [one for one in (Plan(plan.family, c) for c in drawn) if REPLICATED in next(tails(one)).types[0]][:2]
+    plans = [one for one in (Plan(plan.program.family, c) for c in drawn) if REPLICATED in next(tails(one)).types[0]][:2]
     assert len(plans) == 2
     wanted = jax.jit(jax.value_and_grad(lambda *a: 3 * loss(*a)))(*args)
     for one in plans:
@@ -295,7 +295,7 @@ def test_of_a_replicated_loss_the_gradient_is_a_partial_sum(kind):
 
 
 def tails(plan):
-    return (node for node in plan.pcg.nodes if node.kind == TAIL)
+    return (node for node in plan.program.pcg.nodes if node.kind == TAIL)
 
 
 def test_gradients_that_are_not_wanted_are_not_made():
@@ -306,10 +306,10 @@ def test_gradients_that_are_not_wanted_are_not_made():
 
 def test_arguments_may_be_pinned():
     args = structs(*arguments())
-    options: dict[str, Any] = {"machine": TREE, "progress": False, "search": "captured", "pipelines": (2, 4)}
+    options: dict[str, Any] = {"machine": TREE, "progress": False, "search": "captured", "pipeline": unity.PipelineShape(2, 4)}
     pins = [unity.pin("params['out']", (("d0", "d1"), None)), unity.pin("params['layers']", (None, None, "node"))]
     plan = unity.optimize(loss, *args, **options, constraints=pins)
-    assert plan.pipelining is not None
+    assert plan.program.pipelining is not None
     stored = plan.in_shardings[0]
     assert stored["out"].spec == jax.sharding.PartitionSpec(("d0", "d1"), None)
     assert stored["layers"].spec == jax.sharding.PartitionSpec(None, None, "n0")
@@ -319,10 +319,12 @@ def test_arguments_may_be_pinned():
 
 def test_what_is_exported_does_the_same_by_gpipe(tmp_path):
     args = arguments(batch=16)
-    plan = unity.optimize(loss, *structs(*args), machine=TREE, progress=False, search="captured", pipelines=(2, 4))
-    assert str(plan.pipelining).endswith("1F1B")
+    plan = unity.optimize(
+        loss, *structs(*args), machine=TREE, progress=False, search="captured", pipeline=unity.PipelineShape(2, 4)
+    )
+    assert str(plan.program.pipelining).endswith("1F1B")
     path = tmp_path / "stages.py"
-    plan.export(path)
+    plan.files.export(path)
     space: dict[str, Any] = {"__name__": "stages"}
     exec(compile(path.read_text(), path, "exec"), space)
     close(jax.jit(jax.grad(space["fn"]))(*plan.shard(*args)), jax.jit(jax.grad(loss))(*args))

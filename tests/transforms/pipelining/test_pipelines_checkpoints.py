@@ -32,9 +32,9 @@ def batch(seed: int) -> Any:
     return np.random.default_rng(seed).normal(size=(32, 8)).astype(np.float32)
 
 
-def planned(pipelines: Any) -> unity.Plan:
+def planned(**options: Any) -> unity.Plan:
     return unity.optimize(
-        loss, weights(), batch(0), machine=MACHINE, search="captured", pipelines=pipelines, progress=False
+        loss, weights(), batch(0), machine=MACHINE, search="captured", progress=False, **options
     )  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def placed(plan: unity.Plan) -> Any:
     """Shapes and places of weights and moments under a plan."""
     shapes = jax.eval_shape(lambda: (weights(), OPTIMIZER.init(weights())))
     return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, plan.shardings_like(shapes)
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, plan.shard.shardings(shapes)
     )  # fmt: skip
 
 
@@ -72,11 +72,11 @@ def equal(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_a_training_goes_on_without_the_pipeline_and_back(tmp_path: Path, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    plans = {"with": planned((2, 4, schedule)), "without": planned(False)}
+    plans = {"with": planned(pipeline=unity.PipelineShape(2, 4, schedule)), "without": planned(pipelines=False)}
     steps = {name: step_of(plan) for name, plan in plans.items()}
     layers = {name: plan.in_shardings[0]["layers"].spec for name, plan in plans.items()}
-    assert plans["with"].pipelining is not None
-    assert layers["with"][0] == plans["with"].pipelining.along[0].name  # a stage has its own layers, and their moments
+    assert plans["with"].program.pipelining is not None
+    assert layers["with"][0] == plans["with"].program.pipelining.along[0].name  # a stage has its own layers, and their moments
     assert layers["without"] != layers["with"]
     state = jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), (weights(), OPTIMIZER.init(weights())), placed(plans["with"]))
     alone = state

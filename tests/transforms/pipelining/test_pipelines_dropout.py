@@ -15,6 +15,7 @@ from unity.pcg.capture.capture import capture
 from unity.pcg.parallel.stages import SCHEDULES, TWO_BW, Mixed
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
+from unity.plan.stream import Stream
 from unity.search.cost.cost import Training
 from unity.search.session import Search
 from unity.transforms.pipelining import PipelineSource, pipelined
@@ -65,7 +66,9 @@ def planned(fn, args, along, rounds, kind) -> Plan:
 def test_masks_are_those_of_the_function(fn, kind):
     args = arguments()
     plan = planned(fn, args, TREE.axes[1:], 2, kind)
-    found, checked = (plan.stream.finish(plan.stream.start(*args)), plan.check()) if kind == TWO_BW else stepped(plan, *args)
+    found, checked = (
+        ((stream := Stream(plan)).finish(stream.start(*args)), plan.check()) if kind == TWO_BW else stepped(plan, *args)
+    )
     step = jax.jit(jax.value_and_grad(fn))
     wanted, (other, _) = step(*args), step(args[0], args[1], jax.random.key(8))
     np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)

@@ -18,6 +18,7 @@ from unity.pcg.ir.graph import PIPELINE
 from unity.pcg.parallel.stages import ONE_F_ONE_B, SCHEDULES, TWO_BW, Mixed
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
+from unity.plan.stream import Stream
 from unity.search.cost.cost import Training
 from unity.search.session import Search
 from unity.transforms.pipelining import PipelineSource, pipelined
@@ -79,9 +80,9 @@ def test_places_have_all_steps_in_order_and_empty_ones_last(stages, more):
 def test_gradients_are_those_of_the_program(count, axes, kind):
     args = arguments(count)
     plan = planned(loss, args, TREE.axes[-axes:], 16 if axes == 3 else 8, kind)
-    found = plan.stream.finish(plan.stream.start(*args)) if kind == TWO_BW else jax.jit(jax.value_and_grad(plan))(*args)
+    found = (stream := Stream(plan)).finish(stream.start(*args)) if kind == TWO_BW else jax.jit(jax.value_and_grad(plan))(*args)
     close(found, jax.jit(jax.value_and_grad(loss))(*args))
-    (node,) = [n for n in plan.pcg.nodes if n.kind == PIPELINE]
+    (node,) = [n for n in plan.program.pcg.nodes if n.kind == PIPELINE]
     assert node.inside is not None
     lines = {n.source.rpartition(":")[0].rpartition("/")[2] for n in node.inside.nodes if n.kind != "input"}
     assert lines == {"test_pipelines_uneven.py"}
@@ -115,10 +116,10 @@ def test_of_layers_that_are_written_out_all_may_be_in_stages(tmp_path):
     one = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     x = jax.ShapeDtypeStruct((128, width), jnp.float32)
     args: tuple[Any, ...] = ({"layers": [one] * 7}, x, x)
-    plan = unity.optimize(unrolled, *args, machine=machine, progress=False, search="captured", pipelines=(2, 8))
-    assert str(plan.pipelining).startswith(("2 stages of 3 to 4 layers", "2 stages of 3 layers"))
-    plan.check_derivation()
-    plan.save(tmp_path / "plan.json")
+    plan = unity.optimize(unrolled, *args, machine=machine, progress=False, search="captured", pipeline=unity.PipelineShape(2, 8))
+    assert str(plan.program.pipelining).startswith(("2 stages of 3 to 4 layers", "2 stages of 3 layers"))
+    plan.program.check_derivation()
+    plan.files.save(tmp_path / "plan.json")
     again = unity.load(tmp_path / "plan.json", unrolled, *args)
-    assert again.pcg.key == plan.pcg.key
-    assert str(again.pipelining) == str(plan.pipelining)
+    assert again.program.pcg.key == plan.program.pcg.key
+    assert str(again.program.pipelining) == str(plan.program.pipelining)

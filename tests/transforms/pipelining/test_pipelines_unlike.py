@@ -57,7 +57,7 @@ def test_values_and_gradients_are_the_functions_and_traffic_is_the_plans(model, 
         plan = planned(fn, args, machine.axes[:axes], pack=pack, machine=machine)
         step, checked = stepped(plan, *args)
         assert largest_difference(step, jax.jit(jax.value_and_grad(fn))(*args)) < 1e-10
-        plan.check_derivation()
+        plan.program.check_derivation()
     assert all(line.predicted == line.compiled for line in checked.lines), checked
 
 
@@ -82,9 +82,9 @@ def test_only_a_stages_own_devices_hold_packed_weights():
     for x in weights:
         if x.size:
             assert "n0" in str(x.sharding.spec[0])
-    for own, wanted in zip(jax.tree.leaves(plan.unshard(plan.shard(*args)[0])), jax.tree.leaves(args[0]), strict=True):
+    for own, wanted in zip(jax.tree.leaves(plan.shard.unpack(plan.shard(*args)[0])), jax.tree.leaves(args[0]), strict=True):
         np.testing.assert_array_equal(own, wanted)
-    found = (traffic(p.pcg, p.family.captured.differentiated) for p in (plan, planned(mlp, args, TREE.axes[:1])))
+    found = (traffic(p.program.pcg, p.program.family.captured.differentiated) for p in (plan, planned(mlp, args, TREE.axes[:1])))
     added = ([c.elements for c in some if c.direction == "backward" and c.kind in ADDING and 0 in c.axes] for some in found)
     packed, whole = map(sum, added)
     assert packed <= 1 < whole  # no gradient of a weight crosses stages
@@ -93,17 +93,19 @@ def test_only_a_stages_own_devices_hold_packed_weights():
 @pytest.mark.parametrize("kind", [GPIPE, ONE_F_ONE_B])
 def test_a_plan_is_saved_and_made_again(tmp_path, kind):
     args = mlp_arguments()
-    plan = unity.optimize(mlp, *args, machine=TREE, pipelines=(2, 4, kind), pack=True, progress=False, search="captured")
-    assert "2 stages of different operators" in str(plan.pipelining)
-    assert kind.label in str(plan.pipelining)
-    plan.save(tmp_path / "plan.json")
+    plan = unity.optimize(
+        mlp, *args, machine=TREE, pipeline=unity.PipelineShape(2, 4, kind), pack=True, progress=False, search="captured"
+    )
+    assert "2 stages of different operators" in str(plan.program.pipelining)
+    assert kind.label in str(plan.program.pipelining)
+    plan.files.save(tmp_path / "plan.json")
     again = unity.load(tmp_path / "plan.json", mlp, *args)
-    assert again.pcg.key == plan.pcg.key
-    assert str(again.pipelining) == str(plan.pipelining)
+    assert again.program.pcg.key == plan.program.pcg.key
+    assert str(again.program.pipelining) == str(plan.program.pipelining)
     out = io.StringIO()
     plan.explain(file=out)
     assert "stages of different operators" in out.getvalue()
-    assert plan.simulate().makespan == pytest.approx(plan.time, rel=0.05)
+    assert plan.inspect.simulate().makespan == pytest.approx(plan.time, rel=0.05)
     data = json.loads((tmp_path / "plan.json").read_text())
     data["transformations"][0]["cuts"]["places"] = [99]
     (tmp_path / "plan.json").write_text(json.dumps(sealed(data)))
@@ -113,23 +115,25 @@ def test_a_plan_is_saved_and_made_again(tmp_path, kind):
 
 def test_a_pinned_argument_is_not_packed(tmp_path):
     args = mlp_arguments()
-    options = {"machine": TREE, "search": "captured", "pipelines": (2, 4), "pack": True, "progress": False}
+    options = {"machine": TREE, "search": "captured", "pipeline": unity.PipelineShape(2, 4), "pack": True, "progress": False}
     plan = unity.optimize(mlp, *args, **options, constraints=unity.pin("params[2][0]", PartitionSpec("device", None)))
     assert plan.in_shardings[0][2][0].spec == PartitionSpec(("d0", "d1"), None)
-    packed = {plan.family.captured.paths[k] for s in plan.packing.slots for k in s.leaves if k is not None}
+    packed = {plan.program.family.captured.paths[k] for s in plan.program.packing.slots for k in s.leaves if k is not None}
     assert packed
     assert "args[0][2][0]" not in packed
     free = unity.optimize(mlp, *args, **options)
-    assert "args[0][2][0]" in {free.family.captured.paths[k] for s in free.packing.slots for k in s.leaves if k is not None}
+    assert "args[0][2][0]" in {
+        free.program.family.captured.paths[k] for s in free.program.packing.slots for k in s.leaves if k is not None
+    }
     value, gradient = jax.jit(jax.value_and_grad(plan))(*plan.shard(*args))
-    assert largest_difference((value, plan.unshard(gradient)), jax.jit(jax.value_and_grad(mlp))(*args)) < 1e-5
-    plan.save(tmp_path / "plan.json")
-    assert unity.load(tmp_path / "plan.json", mlp, *args).pcg.key == plan.pcg.key
+    assert largest_difference((value, plan.shard.unpack(gradient)), jax.jit(jax.value_and_grad(mlp))(*args)) < 1e-5
+    plan.files.save(tmp_path / "plan.json")
+    assert unity.load(tmp_path / "plan.json", mlp, *args).program.pcg.key == plan.program.pcg.key
 
 
 def test_what_is_predicted_is_what_was_searched_for():
     plan = planned(translated, translated_arguments(), pack=True, axes=SQUARE.axes[:1], machine=SQUARE)
-    found = predict(plan.pcg, SQUARE, plan.family.captured.differentiated)
+    found = predict(plan.program.pcg, SQUARE, plan.program.family.captured.differentiated)
     assert found.time == pytest.approx(plan.time, rel=1e-9)
 
 
@@ -141,18 +145,18 @@ def test_weights_may_be_split_inside_of_stages():
     machine = Machine.grid(2, 4, device=slow, intra=(1e12, 1e-9), inter=(1e10, 1e-6))
     args = params, array(4, widths[0]), array(4, widths[-1])
     plan = planned(mlp, args, machine.axes[:1], rounds=1, pack=True, machine=machine)
-    (stages,) = [n.inside for n, _ in plan.pcg.walk() if n.kind == STAGES]
+    (stages,) = [n.inside for n, _ in plan.program.pcg.walk() if n.kind == STAGES]
     assert stages is not None
     split = {s for n in stages.nodes if n.kind == "dot_general" for s in n.operands[1].type[1:]}
     assert {s.kind for s in split} & {"P"}
-    inside = [c for c in traffic(plan.pcg, plan.family.captured.differentiated) if c.part < 1]
+    inside = [c for c in traffic(plan.program.pcg, plan.program.family.captured.differentiated) if c.part < 1]
     assert inside
     assert all(0 not in c.axes for c in inside)
 
 
 def test_without_gradients_nothing_is_kept_or_sent_back():
     args = mlp_arguments()
-    asked = {"pipelines": (2, 4), "pack": True, "training": False}
+    asked = {"pipeline": unity.PipelineShape(2, 4), "pack": True, "training": False}
     plan = unity.optimize(mlp, *args, machine=SQUARE, progress=False, search="captured", **asked)
     np.testing.assert_allclose(plan(*plan.shard(*args)), mlp(*args), rtol=1e-5)
     assert all(line.predicted == line.compiled for line in plan.check().lines)
@@ -160,16 +164,16 @@ def test_without_gradients_nothing_is_kept_or_sent_back():
 
 def test_stages_find_operands_as_they_are_outside():
     plan = planned(mlp, mlp_arguments())
-    (pipeline,) = [n for n in plan.pcg.nodes if n.kind == PIPELINE]
+    (pipeline,) = [n for n in plan.program.pcg.nodes if n.kind == PIPELINE]
     assert pipeline.inside is not None
     (stages,) = [n for n in pipeline.inside.nodes if n.kind == STAGES]
     assert stages.inside is not None
-    check(plan.pcg)
+    check(plan.program.pcg)
     first, *others = stages.inside.inputs
     wrong = PCG((replace(first, types=((UNUSED,) * len(TREE.axes),)), *others), stages.inside.outputs, TREE.axes)
     inside = with_nodes(pipeline.inside, {id(stages): replace(stages, inside=wrong)})
     with pytest.raises(ParallelTypeError, match=r"stages: operand 0 is .* outside and .* inside"):
-        check(with_nodes(plan.pcg, {id(pipeline): replace(pipeline, inside=inside)}))
+        check(with_nodes(plan.program.pcg, {id(pipeline): replace(pipeline, inside=inside)}))
 
 
 def test_a_pipeline_that_is_not_made_again_is_refused():
@@ -213,7 +217,7 @@ REFUSED = {
 def test_what_cannot_be_is_refused_with_the_reason(case):
     fn, asked, reason = REFUSED[case]
     with pytest.raises(InfeasibleError, match=reason):
-        unity.optimize(fn, *mlp_arguments(), machine=TREE, pipelines=asked, progress=False, search="captured")
+        unity.optimize(fn, *mlp_arguments(), machine=TREE, pipeline=unity.PipelineShape(*asked), progress=False, search="captured")
 
 
 def test_loops_are_in_no_stage():

@@ -44,10 +44,10 @@ def test_values_and_gradients_are_the_functions_and_traffic_is_the_plans(model, 
         plan = planned(fn, args, machine.axes[:axes], rounds, pack, machine, ONE_F_ONE_B)
         step, checked = stepped(plan, *args)
         assert largest_difference(step, jax.jit(jax.value_and_grad(fn))(*args)) < 1e-10
-        plan.check_derivation()
+        plan.program.check_derivation()
     assert all(line.predicted == line.compiled for line in checked.lines), checked
-    differentiated = plan.family.captured.differentiated
-    assert predict(plan.pcg, machine, differentiated).time == pytest.approx(plan.time, rel=1e-9)
+    differentiated = plan.program.family.captured.differentiated
+    assert predict(plan.program.pcg, machine, differentiated).time == pytest.approx(plan.time, rel=1e-9)
 
 
 def paired(params, x, y):
@@ -63,7 +63,7 @@ def test_what_follows_may_read_samples_and_weights():
         layers, x, y = mlp_arguments()
         args = (layers[:2], drawn()[0](WIDTHS[2], WIDTHS[-1])), x, y
         plan = planned(paired, args, SQUARE.axes[:1], machine=SQUARE, kind=ONE_F_ONE_B, argnums=(0, 2))
-        (tail,) = [n for n in plan.pcg.nodes if n.kind == TAIL]
+        (tail,) = [n for n in plan.program.pcg.nodes if n.kind == TAIL]
         assert (tail.of(PipelineTail).consts, tail.of(PipelineTail).read) == (1, 1)
         found = jax.jit(jax.value_and_grad(plan, (0, 2)))(*plan.shard(*args))
         assert largest_difference(found, jax.jit(jax.value_and_grad(paired, (0, 2)))(*args)) < 1e-10
@@ -94,8 +94,8 @@ def array(*shape):
 def test_only_what_stages_begin_with_comes_down_to_the_first():
     """Words begin; numbers, and masks, are handed on only."""
     plan = planned(translated, translated_arguments(), SQUARE.axes[:1], 2, False, SQUARE, ONE_F_ONE_B)
-    (pipeline,) = [n for n in plan.pcg.nodes if n.kind == PIPELINE]
-    sent = [c for c in traffic(plan.pcg, plan.family.captured.differentiated) if c.node is pipeline]
+    (pipeline,) = [n for n in plan.program.pcg.nodes if n.kind == PIPELINE]
+    sent = [c for c in traffic(plan.program.pcg, plan.program.family.captured.differentiated) if c.node is pipeline]
     assert {c.direction for c in sent} == {"forward"}
     ticks = 4 + 2 - 1
     assert sorted(c.count for c in sent) == [ticks, ticks, 2 * ticks]
@@ -106,8 +106,9 @@ OPTIONS: dict[str, Any] = {"machine": SQUARE, "progress": False, "search": "capt
 
 def test_it_is_taken_unless_another_schedule_is_asked_for():
     args = mlp_arguments()
-    for asked, said in (((2, 4), "1F1B"), ((2, 4, "1f1b"), "1F1B"), ((2, 4, "gpipe"), "GPipe")):
-        assert f"{said}, weights on all of them" in str(unity.optimize(mlp, *args, **OPTIONS, pipelines=asked).pipelining)
+    for schedule, said in ((None, "1F1B"), ("1f1b", "1F1B"), ("gpipe", "GPipe")):
+        plan = unity.optimize(mlp, *args, **OPTIONS, pipeline=unity.PipelineShape(2, 4, schedule))
+        assert f"{said}, weights on all of them" in str(plan.program.pipelining)
 
 
 def test_without_a_gradient_every_stage_computes_the_tail_of_its_own_samples():
@@ -126,12 +127,12 @@ def scattered(params, x, y):
 
 def test_where_it_cannot_be_gpipe_is_taken_and_explained(capsys):
     args = mlp_arguments()
-    plan = unity.optimize(scattered, *args, **OPTIONS, pipelines=(2, 4))
-    assert "GPipe" in str(plan.pipelining)
+    plan = unity.optimize(scattered, *args, **OPTIONS, pipeline=unity.PipelineShape(2, 4))
+    assert "GPipe" in str(plan.program.pipelining)
     plan.explain()
     assert "not by 1F1B: " in capsys.readouterr().out
     with pytest.raises(InfeasibleError, match="is a result of the function, and no sum over the samples"):
-        unity.optimize(scattered, *args, **OPTIONS, pipelines=(2, 4, "1f1b"))
+        unity.optimize(scattered, *args, **OPTIONS, pipeline=unity.PipelineShape(2, 4, "1f1b"))
 
 
 def halfway(params, x, y):

@@ -50,21 +50,21 @@ def test_where_links_are_slow_and_weights_are_packed_one_is_found(tried):
     args = weights((1024, 12288, 8192, 512, 8192, 10240, 1000)), array(4096, 1024), array(4096, dtype=jnp.int32)
     machine = Machine.grid(2, 2, device="v100", inter=(1e9, 1e-5))
     plan = unity.optimize(narrow, *args, **OPTIONS, machine=machine, pack=True)
-    assert isinstance(plan.pipelining, Unlike)
-    assert plan.pipelining.packing
+    assert isinstance(plan.program.pipelining, Unlike)
+    assert plan.program.pipelining.packing
     without = unity.optimize(narrow, *args, **OPTIONS, machine=machine, pack=True, pipelines=False)
     assert plan.time < 0.9 * without.time
-    assert plan.simulate().makespan < 0.9 * without.simulate().makespan
-    plan.check_derivation()
+    assert plan.inspect.simulate().makespan < 0.9 * without.inspect.simulate().makespan
+    plan.program.check_derivation()
     count = len(tried)
-    assert unity.optimize(narrow, *args, **OPTIONS, machine=machine).pipelining is None
+    assert unity.optimize(narrow, *args, **OPTIONS, machine=machine).program.pipelining is None
     assert len(tried) == count  # weights' gradients would be added up over all devices in any case
 
 
 def test_for_a_small_model_on_one_fast_node_none_is_tried(tried):
     args = weights((64, 256, 128, 512, 8)), array(64, 64), array(64, 8)
     plan = unity.optimize(mlp, *args, **OPTIONS, machine=Machine.grid(1, 4, device="a100"), pack=True)
-    assert plan.pipelining is None
+    assert plan.program.pipelining is None
     assert not tried
 
 
@@ -76,6 +76,6 @@ def test_where_nothing_fits_one_is_found_that_does():
     with pytest.raises(unity.InfeasibleError):
         unity.optimize(mlp, *args, **OPTIONS, machine=machine, pipelines=False, memory_limit=limit)
     plan = unity.optimize(mlp, *args, **OPTIONS, machine=machine, memory_limit=limit)
-    assert isinstance(plan.pipelining, Unlike)
+    assert isinstance(plan.program.pipelining, Unlike)
     assert plan.memory <= limit
-    assert plan.memory_timeline().peak < without.memory_timeline().peak
+    assert plan.inspect.memory_timeline().peak < without.inspect.memory_timeline().peak

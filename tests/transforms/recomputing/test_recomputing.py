@@ -77,19 +77,19 @@ def test_a_program_that_fits_by_recomputation_is_the_function(name: str, tmp_pat
     """Random masks are the same when they are drawn again, and collectives are those predicted; saved, loaded and exported, too."""
     limit = PARTS[0] * leanest(name).memory
     plan = planned(MODELS[name](), memory_limit=limit)
-    assert plan.recomputing is not None
+    assert plan.program.recomputing is not None
     assert plan.memory <= limit
     args, _ = wanted(name)
     assert_right(name, plan, plan.shard(*args))
     total = plan.check().total
     assert total.predicted == total.compiled
-    plan.check_derivation()
-    plan.save(tmp_path / "plan.json")
+    plan.program.check_derivation()
+    plan.files.save(tmp_path / "plan.json")
     model = MODELS[name]()
     again = unity.load(tmp_path / "plan.json", model.loss, model.params, model.batch)
-    assert again.pcg.key == plan.pcg.key
-    assert str(again.recomputing) == str(plan.recomputing)
-    plan.export(tmp_path / "exported.py")
+    assert again.program.pcg.key == plan.program.pcg.key
+    assert str(again.program.recomputing) == str(plan.program.recomputing)
+    plan.files.export(tmp_path / "exported.py")
     assert "checkpoint" in (tmp_path / "exported.py").read_text()
     assert_right(name, runpy.run_path(str(tmp_path / "exported.py"), run_name="exported")["fn"], args)
 
@@ -114,26 +114,26 @@ def test_a_program_that_saves_products_is_the_function(name: str, tmp_path: Path
     assert_right(name, plan, plan.shard(*wanted(name)[0]))
     total = plan.check().total
     assert total.predicted == total.compiled
-    plan.save(tmp_path / "plan.json")
+    plan.files.save(tmp_path / "plan.json")
     again = unity.load(tmp_path / "plan.json", model.loss, model.params, model.batch)
-    assert again.pcg.key == plan.pcg.key
-    assert str(again.recomputing) == str(made)
-    plan.export(tmp_path / "exported.py")
+    assert again.program.pcg.key == plan.program.pcg.key
+    assert str(again.program.recomputing) == str(made)
+    plan.files.export(tmp_path / "exported.py")
     assert "dots_with_no_batch_dims_saveable" in (tmp_path / "exported.py").read_text()
     assert_right(name, runpy.run_path(str(tmp_path / "exported.py"), run_name="exported")["fn"], wanted(name)[0])
 
 
 def test_checkpoints_of_the_user_stay() -> None:
     plan = planned(MODELS["partly"](), memory_limit=PARTS[0] * leanest("partly").memory)
-    policies = [node.policy for node, _ in plan.pcg.walk() if node.kind == "remat"]
+    policies = [node.policy for node, _ in plan.program.pcg.walk() if node.kind == "remat"]
     assert policies.count(jax.checkpoint_policies.dots_saveable) == 4
     assert len(policies) > 4
 
 
 def test_layers_are_kept_where_the_fastest_plan_fits() -> None:
     keeping = planned(MODELS["written out"](), memory_limit=math.inf, recompute=False)
-    assert planned(MODELS["written out"](), memory_limit=math.inf).pcg.key == keeping.pcg.key
-    assert planned(MODELS["written out"](), memory_limit=keeping.memory).pcg.key == keeping.pcg.key
+    assert planned(MODELS["written out"](), memory_limit=math.inf).program.pcg.key == keeping.program.pcg.key
+    assert planned(MODELS["written out"](), memory_limit=keeping.memory).program.pcg.key == keeping.program.pcg.key
 
 
 def test_recomputed_layers_compete_with_leaner_shardings() -> None:
@@ -144,7 +144,7 @@ def test_recomputed_layers_compete_with_leaner_shardings() -> None:
     captured, searches = capture(model.loss, model.params, model.batch), Searches()
     segments = LayeredProgram(captured.body)
     by_hand = searches.of(recomputing(captured, segments.repeated(segments.count)).after).under(limit)
-    assert plan.recomputing is not None
+    assert plan.program.recomputing is not None
     assert plan.memory <= limit
     assert plan.time <= seconds(by_hand) * (1 + 1e-9)
     assert plan.time < 0.99 * keeping.time

@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     model = model_of(options.model)
     with stage("replaying the derivation") as say:
         plan = model.plan(options.path)
-        steps = plan.check_derivation()
+        steps = plan.program.check_derivation()
         say("compiling one step")
         check = plan.check(gradient=False if options.forward else None, partitioned=options.partitioned)
     agrees = check.agrees(options.tolerance)
@@ -72,5 +72,5 @@ def data(plan: Plan, check: Check, steps: int, agrees: bool) -> dict[str, Any]:
     }
     rows = {what: [asdict(line) for line in of] for what, of in lines.items()}
     disagreements = [asdict(disagreement) for disagreement in check.disagreements]
-    identity = {"name": plan.__name__, "machine": plan.machine.name, "derivation": steps}
+    identity = {"name": plan.__name__, "machine": plan.inspect.machine.name, "derivation": steps}
     return {**identity, "agrees": agrees, "disagreements": disagreements, **rows}

@@ -36,7 +36,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "  unity diff fast.json lean.json -o diff.html\n"
         "  unity diff base.json change.json --slower 5% --larger 5% --format markdown"
     )
-    command.add_argument("before", type=Path, metavar="A", help="a plan (plan.save) or a graph (JSON)")
+    command.add_argument("before", type=Path, metavar="A", help="a plan (plan.files.save) or a graph (JSON)")
     command.add_argument("after", type=Path, metavar="B", nargs="?", help="another; without it, A is compared with its program")
     command.add_argument("--format", choices=FORMATS, help="default: what the name after -o says, or text")
     command.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")

@@ -47,7 +47,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "  unity explain plan.json mymodel:example \"params['layers'][*]['w']\"\n"
         "  unity explain plan.json mymodel:example model.py:42 --json"
     )
-    command.add_argument("path", type=Path, metavar="FILE", help="a plan (plan.save, unity optimize -o)")
+    command.add_argument("path", type=Path, metavar="FILE", help="a plan (plan.files.save, unity optimize -o)")
     command.add_argument("model", metavar=METAVAR, nargs="?", help="the model that it was made for: says more")
     command.add_argument("about", metavar="PATH", nargs="?", help="an argument, a kind of operator, or a line: why it is as it is")
     add_json(command)
@@ -85,7 +85,9 @@ def data_with_model(plan: Plan, about: str | None) -> dict[str, Any] | list[dict
     """Return `data` together with what takes memory and what could not be split; or the reasons for what `about` names."""
     if about is not None:
         return answers(plan, about)
-    memory = predict_memory(plan.pcg, differentiated_in(plan), plan.family.search.training, backend_of(plan.machine))
+    memory = predict_memory(
+        plan.program.pcg, differentiated_in(plan), plan.program.family.search.training, backend_of(plan.inspect.machine)
+    )
     held = [{"why": h.why, "made_by": h.node.kind, "line": line_behind(h.node), "nbytes": h.nbytes} for h in memory.held]
     return {**data(summary_of(plan)), "held": held, "undivided": [asdict(row) for row in undivided(plan)], "blocked": blocked(plan)}
 

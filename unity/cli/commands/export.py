@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         plan = model.plan(options.path)
         files = write(plan, options.output)
     if options.json:
-        machine = plan.machine
+        machine = plan.inspect.machine
         print_json({"name": plan.__name__, "machine": machine.name, "devices": machine.devices, "files": [str(f) for f in files]})
     else:
         print(f"{options.output} does what the plan does, without unity")

@@ -17,10 +17,10 @@ from unity.cli.arguments import (
     machine,
     mesh,
     nbytes,
+    pipeline,
     positions,
     slots,
     specified_options,
-    stages,
     use_devices,
 )
 from unity.cli.errors import CommandError
@@ -34,8 +34,8 @@ from unity.plan.undivided import headline, undivided
 HELP = "find the best plan for a model, and save it"
 # Options of `unity.optimize` that the command line has, by the names there.
 OPTIONS = (
-    "argnums", "branches", "budget", "machine", "measure", "memory_limit", "mesh", "objective", "optimizer_slots", "pack",
-    "pipelines", "recompute", "rules", "search", "seed", "training",
+    "argnums", "machine", "measure", "memory_limit", "mesh", "objective", "optimizer_slots", "pack", "recompute", "rules", "search",
+    "seed", "training",
 )  # fmt: skip
 
 
@@ -69,8 +69,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     group.add_argument("--slots", type=slots, dest="optimizer_slots", metavar="N", help="optimizer's values per weight")
     group.add_argument("--forward", action="store_false", dest="training", help="plan the forward pass alone")
     group.add_argument("--argnums", type=positions, metavar="N,…", help="the arguments that are differentiated (default 0)")
-    group.add_argument("--pipelines", type=stages, metavar="SxM", help="a pipeline of S stages and M micro-batches; or none")
-    group.add_argument("--branches", type=groups, metavar="N", help="branches on N groups of devices; or none")
+    group.add_argument(
+        "--pipelines", type=pipeline, dest="pipeline", metavar="SxM", help="a pipeline of S stages and M micro-batches; or none"
+    )
+    group.add_argument(
+        "--branches", type=groups, dest="branch_groups", metavar="N", help="branches on N groups of devices; or none"
+    )
     group.add_argument("--pack", action="store_true", help="weights packed: branches' on their own devices, joined ones once")
     group.add_argument("--no-recompute", action="store_false", dest="recompute", help="recompute no layers where nothing fits")
     group.add_argument("--seed", type=int, metavar="N", help="of searches that draw")
@@ -84,13 +88,13 @@ def run(options: argparse.Namespace) -> int:
             f"{options.output} cannot be written: there is no folder {options.output.parent}"
         )  # checked before the search
     use_devices(options.devices)
-    plan = plan_of(options.model, model_of(options.model), specified_options(options, OPTIONS))
+    plan = plan_of(options.model, model_of(options.model), options_of(options))
     if options.frontier:
         with stage("searching the frontier"):
             _ = plan.frontier  # computed here, so that it is saved too
     if options.output is not None:
         with stage("saving the plan"):
-            plan.save(options.output)
+            plan.files.save(options.output)
     if options.json:
         print_json(data(plan, options.output, options.frontier))
     else:
@@ -98,6 +102,19 @@ def run(options: argparse.Namespace) -> int:
         if options.frontier:
             print(plan.frontier)
     return 0
+
+
+def options_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of `unity.optimize` that the command line has."""
+    specified = specified_options(options, OPTIONS)
+    if "pipeline" in options:
+        specified |= {"pipelines": options.pipeline is not None, "pipeline": options.pipeline}
+    if "branch_groups" in options:
+        specified |= {"branches": options.branch_groups is not None, "branch_groups": options.branch_groups}
+    if "budget" in options:
+        is_count = isinstance(options.budget, int)
+        specified |= {"budget": options.budget, "seconds": None} if is_count else {"budget": None, "seconds": options.budget}
+    return specified
 
 
 def plan_of(which: str, model: Model, options: dict[str, Any]) -> Plan:
@@ -124,10 +141,10 @@ def plan_of(which: str, model: Model, options: dict[str, Any]) -> Plan:
 def in_words(plan: Plan, path: Path | None) -> str:
     """Return a plan in a few lines."""
     lines = [
-        f"{plan.__name__} on {plan.machine}",
-        f"{duration(plan.time)} a step, {size(plan.memory)} on each device (predicted); {plan.family.searched}",
+        f"{plan.__name__} on {plan.inspect.machine}",
+        f"{duration(plan.time)} a step, {size(plan.memory)} on each device (predicted); {plan.program.family.searched}",
     ]
-    lines += map(str, plan.transformations)
+    lines += map(str, plan.program.transformations)
     if whole := undivided(plan):
         lines.append(f"{headline(whole)}; `unity explain` says where")
     return "\n".join([*lines, *([f"saved in {path}"] if path is not None else [])])
@@ -137,16 +154,16 @@ def data(plan: Plan, path: Path | None, frontier: bool) -> dict[str, Any]:
     """Return a plan in short as data for other tools."""
     result = {
         "name": plan.__name__,
-        "machine": plan.machine.name,
-        "devices": plan.machine.devices,
+        "machine": plan.inspect.machine.name,
+        "devices": plan.inspect.machine.devices,
         "time": plan.time,
         "memory": plan.memory,
-        "search_seconds": plan.search_seconds,
-        "interrupted": plan.family.interrupted,
-        "recomputed": None if plan.recomputing is None else str(plan.recomputing),
-        "rules": {str(way): times for way, times in plan.rewriting.applied},
-        "pipeline": None if plan.pipelining is None else str(plan.pipelining),
-        "branches": None if plan.branching is None else str(plan.branching),
+        "search_seconds": plan.inspect.search_seconds,
+        "interrupted": plan.program.family.interrupted,
+        "recomputed": None if plan.program.recomputing is None else str(plan.program.recomputing),
+        "rules": {str(way): times for way, times in plan.program.rewriting.applied},
+        "pipeline": None if plan.program.pipelining is None else str(plan.program.pipelining),
+        "branches": None if plan.program.branching is None else str(plan.program.branching),
         "file": None if path is None else str(path),
     }
     return result | ({"frontier": [{"time": p.time, "memory": p.memory} for p in plan.frontier]} if frontier else {})

@@ -24,7 +24,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "lacks is shown too."
     )
     command.epilog = "examples:\n  unity report plan.json\n  unity report plan.json mymodel:example -o page.html --json"
-    command.add_argument("path", type=Path, metavar="FILE", help="a plan (plan.save, unity optimize -o)")
+    command.add_argument("path", type=Path, metavar="FILE", help="a plan (plan.files.save, unity optimize -o)")
     command.add_argument("model", metavar=METAVAR, nargs="?", help="the model that it was made for, to replay the derivation")
     command.add_argument("-o", "--output", type=Path, metavar="PAGE", help="default: FILE's name, ending in .html")
     add_json(command)

@@ -20,7 +20,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=run)
     command.description = "Prints the parallel computation graph of a saved plan, or a graph."
     command.epilog = "examples:\n  unity show plan.json\n  unity show plan.json --captured --format dot -o program.dot"
-    command.add_argument("path", type=Path, metavar="FILE", help="a plan (plan.save) or a graph (JSON)")
+    command.add_argument("path", type=Path, metavar="FILE", help="a plan (plan.files.save) or a graph (JSON)")
     command.add_argument("--captured", action="store_true", help="of a plan: the graph as it was captured, before all rewriting")
     command.add_argument("--format", choices=FORMATS, default="text")
     command.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")

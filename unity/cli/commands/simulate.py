@@ -44,19 +44,19 @@ def run(options: argparse.Namespace) -> int:
     model = model_of(options.model)
     with stage("simulating one step"):
         plan = model.plan(options.path)
-        simulation = plan.simulate()
+        simulation = plan.inspect.simulate()
     if options.trace is not None:
         simulation.save_trace(options.trace)
     if options.plot is not None:
         _plot(simulation, options.plot)
     if options.json:
         print_json({
-            "name": plan.__name__, "machine": plan.machine.name, "makespan": simulation.makespan, "predicted": plan.time,
+            "name": plan.__name__, "machine": plan.inspect.machine.name, "makespan": simulation.makespan, "predicted": plan.time,
             "busy": dict(simulation.busy), "sent": dict(simulation.sent), "memory": _fullest_device(simulation),
         })  # fmt: skip
         return 0
     console = result_console()
-    console.print(f"{plan.__name__} on {plan.machine}")
+    console.print(f"{plan.__name__} on {plan.inspect.machine}")
     console.print(f"one step: {duration(simulation.makespan)} simulated, {duration(plan.time)} predicted by the search")
     console.print(_busy_table(simulation))
     console.print(_memory_table(simulation))

@@ -42,7 +42,7 @@ def check_whole(leaves: Sequence[Any], paths: Sequence[str]) -> None:
             raise PlanError(
                 f"{path} is not the same in processes 0 and {different[0]}: what plan.shard places, or nobody, must be whole and"
                 " equal in every process.\n    Start from the same seed; where every process has its part of a batch, use"
-                " plan.shard_local. (docs: hosts#arguments)"
+                " plan.shard.local. (docs: hosts#arguments)"
             )
 
 

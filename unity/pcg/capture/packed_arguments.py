@@ -1,4 +1,4 @@
-"""Packed arguments: several arrays among a function's arguments that a plan stores as one (`plan.shard`, `plan.unshard`).
+"""Packed arguments: several arrays among a function's arguments that a plan stores as one (`plan.shard`, `plan.shard.unpack`).
 
 A JAX array lies on all devices of a mesh, in equal parts. A weight that only some devices should hold, or that is too small to be
 divided, is packed into one array with others. The user's pytree keeps its structure: the first leaf of a set carries the array, and

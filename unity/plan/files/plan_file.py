@@ -112,11 +112,11 @@ def save(path: str | Path, plan: Plan) -> None:
 
     planned = summary_of(plan)
     document = SavedPlan(
-        **asdict(document_of(plan.family, plan.candidate, points=True)),
+        **asdict(document_of(plan.program.family, plan.program.candidate, points=True)),
         captured=captured_summary_of(plan).record,
         planned=planned.record,
-        parallelization=plan.parallelization.to_record(),
-        report=live.record_of(live.live_of(plan), plan.pcg),
+        parallelization=plan.program.parallelization.to_record(),
+        report=live.record_of(live.live_of(plan), plan.program.pcg),
     )
     atomic.save(path, written(document))
 
@@ -139,7 +139,7 @@ def read(path: str | Path, kind: type[D] = SavedPlan) -> D:
     except (OSError, PlanFileError) as error:
         raise PlanError(f"{path} cannot be read as a plan: {error}") from error
     if not isinstance(data, dict) or data.get("unity") != "plan":
-        raise PlanError(f"{path} is not a plan that unity saved (plan.save writes them)")
+        raise PlanError(f"{path} is not a plan that unity saved (plan.files.save writes them)")
     if data.get("schema") != SCHEMA:
         raise PlanError(f"{path} has plan schema {data.get('schema')}, this version of unity reads {SCHEMA}: plan again")
     with reading(path):
@@ -152,7 +152,7 @@ def read(path: str | Path, kind: type[D] = SavedPlan) -> D:
 def load(
     path: str | Path, fn: Callable[..., Any], *args: Any, argnums: int | Sequence[int] | None = None, rules: Any = None
 ) -> Plan:
-    """Read a plan that `plan.save` wrote, for the same function and arguments of the same shapes.
+    """Read a plan that `plan.files.save` wrote, for the same function and arguments of the same shapes.
 
     Nothing in the file is executed: it contains only types, and `fn` is captured again.
 
@@ -187,14 +187,14 @@ def load(
     family, chosen = restore(path, document, captured, fn, lambda: library_of(library))
     plan = Plan(family, chosen)
     with reading(path, ".points"):
-        _ = plan.pcg
+        _ = plan.program.pcg
     try:
         for transformation in family.transformations:
             if transformation.by_rules:  # the others were derived when they were applied
                 transformation.check()
         with reading(path, ".parallelization"):
             steps = Parallelization.from_record(document.parallelization)
-        check_parallelization(plan.serial, plan.pcg, steps, default_library())
+        check_parallelization(plan.program.serial, plan.program.pcg, steps, default_library())
     except PlanError as error:
         raise PlanError(f"{path} is refused, because its derivation does not replay: {error}") from None
     return plan

@@ -36,7 +36,7 @@ def mesh_for(plan: Plan, chosen: Sequence[Any] | Mesh | None = None) -> Mesh:
         PlanError: there are fewer devices than the machine has, the hosts do not form its levels, or another process has another
             plan.
     """
-    machine = plan.machine
+    machine = plan.inspect.machine
     if chosen is not None:
         devices = tuple(chosen.devices.flat) if isinstance(chosen, Mesh) else chosen
         if len(devices) < machine.devices:
@@ -71,8 +71,8 @@ def _mesh(machine: Machine, devices: Sequence[Any]) -> Mesh:
 def _shared_facts(plan: Plan) -> dict[str, str]:
     """Return the facts that must be equal in all processes, by the words for them in an error."""
     return {
-        "the function, or the shapes of its arguments": f"{plan.__name__}, {plan.original.key}",
-        "the arrays that it closes over": " ".join(map(array_text, plan.family.captured.consts)),
-        "the machine": str(plan.machine),
-        "the plan": f"{duration(plan.time)} a step, {size(plan.memory)} on each device, {plan.pcg.key}",
+        "the function, or the shapes of its arguments": f"{plan.__name__}, {plan.program.original.key}",
+        "the arrays that it closes over": " ".join(map(array_text, plan.program.family.captured.consts)),
+        "the machine": str(plan.inspect.machine),
+        "the plan": f"{duration(plan.time)} a step, {size(plan.memory)} on each device, {plan.program.pcg.key}",
     }

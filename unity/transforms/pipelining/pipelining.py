@@ -25,7 +25,7 @@ from unity.transforms.pipelining.tails import Tail, tail_of
 from unity.transforms.splice import within
 from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
 
-UNDRAINED = "in plan.stream, where gradients are of the batch before, at weights one version older (docs: pipelines#2bw)"
+UNDRAINED = "in unity.plan.stream, where gradients are of the batch before, at weights one version older (docs: pipelines#2bw)"
 
 
 @dataclass(frozen=True, eq=False)

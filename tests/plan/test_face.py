@@ -1,0 +1,103 @@
+"""The everyday surface of plans and of `unity.optimize` stays small, typed and documented."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import unity
+from unity.base import errors
+from unity.plan.further_options import Transforms
+from unity.plan.inspection import Inspection
+from unity.plan.plan_files import PlanFiles
+from unity.plan.planned_program import PlannedProgram
+from unity.plan.shardings.sharder import Sharder
+
+NAMESPACES = (PlannedProgram, Inspection, PlanFiles, Sharder)
+EIGHT = unity.Machine.grid(1, 8, "a100")
+
+
+def planned(**options: Any) -> unity.Plan:
+    f = lambda *shape: jax.ShapeDtypeStruct(shape, "float32")  # noqa: E731
+    loss = lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2)  # noqa: E731
+    return unity.optimize(loss, f(8, 8), f(16, 8), machine=EIGHT, search="captured", progress=False, **options)
+
+
+def public(cls: type) -> Iterator[tuple[str, Any]]:
+    return ((name, getattr(cls, name)) for name in vars(cls) if not name.startswith("_"))
+
+
+def keywords() -> list[str]:
+    return [name for name, p in inspect.signature(unity.optimize).parameters.items() if p.kind == p.KEYWORD_ONLY]
+
+
+def test_a_plan_has_at_most_fifteen_public_members() -> None:
+    names = {name for name in dir(planned()) if not name.startswith("_")}
+    assert len(names) <= 15, sorted(names)
+
+
+@pytest.mark.parametrize("cls", [unity.Plan, *NAMESPACES])
+def test_every_public_member_is_documented_and_typed(cls: type) -> None:
+    assert cls.__doc__
+    for name, member in public(cls):
+        function = getattr(member, "fget", None) or getattr(member, "func", None) or member
+        assert inspect.getdoc(function), name
+        assert "return" in function.__annotations__, name
+
+
+def test_namespaces_are_the_same_at_every_access() -> None:
+    plan = planned()
+    assert all(getattr(plan, name) is getattr(plan, name) for name in ("program", "inspect", "files", "shard"))
+
+
+def test_optimize_has_at_most_twelve_options_and_documents_each() -> None:
+    assert len(keywords()) <= 12, keywords()
+    doc = inspect.getdoc(unity.optimize) or ""
+    assert all(f"\n    {name}: " in doc for name in keywords())
+
+
+def test_further_options_are_documented_and_have_one_type_each() -> None:
+    types, doc = get_type_hints(unity.FurtherOptions), inspect.getdoc(unity.FurtherOptions) or ""
+    assert all(f"\n    {name}: " in doc for name in types)
+    assert not set(types) & set(keywords())
+    for name, kind in get_type_hints(Transforms).items():
+        assert types[name] == kind, name
+
+
+@pytest.mark.parametrize("name", ["pipelines", "branches", "pack", "recompute"])
+@pytest.mark.parametrize("value", [(2, 4), 2, None])
+def test_a_switch_is_true_or_false(name: str, value: Any) -> None:
+    with pytest.raises(unity.OptionError, match=rf"{name}=.*expected True or False"):
+        planned(**{name: value})
+
+
+def test_an_unknown_option_is_refused_by_name() -> None:
+    with pytest.raises(unity.OptionError, match=r"no option shards: expected one of argnums.*(docs: plan#options)"):
+        planned(shards=2)
+    with pytest.raises(unity.OptionError, match=r"no option pack: expected one of branch_groups.*(docs: training#options)"):
+        unity.step(lambda state: state, pack=True)
+
+
+@pytest.mark.parametrize(
+    "options", [{"budget": 2.0}, {"budget": True}, {"budget": -1}, {"seconds": -1}, {"budget": 1, "seconds": 1.0}]
+)
+def test_a_search_is_bounded_by_programs_or_by_seconds(options: dict[str, Any]) -> None:
+    with pytest.raises(unity.OptionError, match=r"budget=|seconds="):
+        planned(**options)
+
+
+def test_all_documented_errors_are_exported() -> None:
+    """The page of errors lists a module, and single classes."""
+    page = (Path(__file__).parents[2] / "docs/reference/errors.md").read_text()
+    listed = [line.removeprefix("::: ") for line in page.splitlines() if line.startswith("::: ")]
+    defined = [node.name for node in ast.parse(inspect.getsource(errors)).body if isinstance(node, ast.ClassDef)]
+    classes = [path.rpartition(".")[2] for path in listed if path != errors.__name__] + defined
+    assert len(classes) > 10
+    assert [name for name in classes if name not in unity.__all__] == []

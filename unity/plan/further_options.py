@@ -1,0 +1,94 @@
+"""Options of `unity.optimize` that few calls need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+from unity.base.errors import OptionError
+from unity.substitutions.language.library import Library
+
+
+@dataclass(frozen=True)
+class PipelineShape:
+    """A pipeline that a plan must have: `unity.optimize(..., pipeline=unity.PipelineShape(4, 16))`.
+
+    Attributes:
+        stages: the number of stages, each on devices of its own.
+        micro_batches: the number of micro-batches, a multiple of the stages.
+        schedule: "1f1b", "gpipe" or "2bw"; by default 1F1B where the program allows it, and else GPipe.
+    """
+
+    stages: int
+    micro_batches: int
+    schedule: str | None = None
+
+
+class FurtherOptions(TypedDict, total=False):
+    """Options of `unity.optimize` and `unity.step` that few calls need, passed by name like the others.
+
+    Pipelines, branches and recomputed layers are found by the searches "unity" and "captured" alone.
+
+    Attributes:
+        pipelines: whether scans over layers may become pipelines, where that is better. With constraints other than pins of
+            arguments none is looked for, because those refer to the function as it is. True by default.
+        pipeline: the pipeline that the plan must have.
+        branches: whether independent branches may run at the same time, on separate groups of devices, where that is better, also
+            beside a pipeline. True by default.
+        branch_groups: the number of groups of devices on which the plan must have branches.
+        pack: whether weights may be packed: those of such branches into arrays on the branches' devices only, and those that the
+            program joins into arrays that are joined once. `plan.shard` then returns weights of other shapes, in the same tree,
+            and `plan.shard.unpack` restores the function's own. False by default; `unity.step` packs none.
+        recompute: whether the backward pass may recompute layers from the values that cross their borders, as `jax.checkpoint`
+            around them does, if nothing fits the memory limit otherwise. A `jax.checkpoint` in the function always stays. True by
+            default.
+        reduce_in: a type narrower than float32, such as "bfloat16": partial sums and gradients of that type are rounded on every
+            device and added in it, which sends fewer bytes. By default they are added in float32 and rounded once.
+        rules: the rules that may be used: the path of a library, a loaded one, or () for none. The default is unity's own library.
+        seconds: a time limit for the search in the place of `budget`. The plan may then differ from run to run.
+        measure: whether to simulate plans that are predicted to be nearly as fast as the fastest, to run the best of them on the
+            devices of this process, and to choose the fastest of those. Needs `objective="time"` and no `machine`.
+        seed: the seed of searches that draw at random.
+    """
+
+    pipelines: bool
+    pipeline: PipelineShape | None
+    branches: bool
+    branch_groups: int | None
+    pack: bool
+    recompute: bool
+    reduce_in: str | None
+    rules: str | Path | Library | tuple[()] | None
+    seconds: float | None
+    measure: bool
+    seed: int
+
+
+@dataclass(frozen=True)
+class Transforms:
+    """The options about transformations of the program."""
+
+    pipelines: bool = True
+    pipeline: PipelineShape | None = None
+    branches: bool = True
+    branch_groups: int | None = None
+    pack: bool = False
+    recompute: bool = True
+
+    @classmethod
+    def of(cls, options: FurtherOptions) -> Transforms:
+        """Return the options about transformations, with the defaults of those that are left out."""
+        return cls(**{name: options[name] for name in cls.__dataclass_fields__ if name in options})
+
+    @property
+    def has_required(self) -> bool:
+        """Whether the plan must have a pipeline or branches."""
+        return self.pipeline is not None or self.branch_groups is not None
+
+
+def refuse_unknown(options: Mapping[str, Any], known: frozenset[str], name: str, docs: str) -> None:
+    """Raise OptionError if a call of `name` has an option that is not known. `docs` is the page and section about options."""
+    if unknown := sorted(options.keys() - known):
+        raise OptionError(f"{name} has no option {', '.join(unknown)}: expected one of {', '.join(sorted(known))}. (docs: {docs})")

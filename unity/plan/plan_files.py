@@ -1,0 +1,44 @@
+"""The files that a plan is written to: a plan file, a report, plain JAX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from unity.plan.plan import Plan
+
+
+class PlanFiles:
+    """`plan.files`: writes a plan to files. An old file stays intact if writing fails."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON, with its frontier if that is known, or else some points of it (docs: plan#the-frontier).
+
+        The file has the text of the report, which includes `plan.inspect.bound`. A crash while saving leaves an old file intact.
+        """
+        from unity.plan.files.plan_file import save
+
+        save(path, self._plan)
+
+    def report(self, path: str | Path) -> None:
+        """Write a self-contained HTML page: graph, steps, frontier, timeline, memory, and each device's part of every tensor.
+
+        Needs jinja2 (the extra `html`). The page shows some points of the frontier, or all of it if `plan.frontier` was accessed,
+        and computes `plan.inspect.bound`.
+        """
+        from unity.report import content, of_plan, save
+
+        save(content(of_plan(self._plan)), path)
+
+    def export(self, path: str | Path) -> None:
+        """Write the plan as a Python file of plain JAX, with every collective written out, that does not need this library.
+
+        Raises ExportError, naming the operator and the line, if an operator has no counterpart in public JAX (docs: export).
+        """
+        from unity.export import write
+
+        write(self._plan, path)

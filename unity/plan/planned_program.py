@@ -1,0 +1,134 @@
+"""The program behind a plan: its graphs, the transformations between them, and the proof that they compute the user's function."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from unity.pcg.capture.packed_arguments import Packing
+from unity.pcg.ir.graph import PCG
+from unity.pcg.parallel.check import check
+from unity.pcg.parallel.parallelize import parallelize
+from unity.plan.derivation_check import check_derivation
+from unity.plan.plan_family import PlanFamily
+from unity.plan.shardings.specs import Boundary
+from unity.search.cost.cost import Training
+from unity.search.session import Candidate
+from unity.search.substitution.trace import RuleApplication
+from unity.substitutions.language.axioms import default_library
+from unity.substitutions.language.derivation import RewriteStep
+from unity.substitutions.language.parallel_derivation import Parallelization
+from unity.substitutions.rewriting.parallel_recording import recorded
+from unity.transforms.branches import Branching
+from unity.transforms.packing import Joining
+from unity.transforms.pipelining import Pipelining
+from unity.transforms.recomputing import Recomputing
+from unity.transforms.rewriting import Rewriting
+from unity.transforms.transformation import Transformation
+from unity.verify.derivations.parallel import Replayed, check_parallelization
+
+
+class PlannedProgram:
+    """`plan.program`: the captured, the transformed and the parallel graph, and the derivation of each from the one before.
+
+    Attributes:
+        family: the function, its graph, its transformations and the search, which all plans of the frontier share.
+        candidate: the plan's point of the frontier.
+    """
+
+    def __init__(self, family: PlanFamily, candidate: Candidate) -> None:
+        self.family, self.candidate = family, candidate
+
+    @property
+    def original(self) -> PCG:
+        """The serial graph as captured."""
+        return self.family.original.graph
+
+    @property
+    def serial(self) -> PCG:
+        """The serial graph that was parallelized: as captured, or transformed."""
+        return self.family.captured.graph
+
+    @cached_property
+    def pcg(self) -> PCG:
+        """The parallel graph: every tensor with its parallel type, and the operators that change types."""
+        graph = parallelize(self.serial, self.candidate.assignment)
+        check(graph)
+        self.family.bound.check(self.serial, graph, self.family.search.machine)
+        return graph
+
+    @property
+    def transformations(self) -> tuple[Transformation, ...]:
+        """The transformations of the captured program before it was parallelized, in order."""
+        return self.family.transformations
+
+    @property
+    def rewriting(self) -> Rewriting:
+        """The rewriting of the captured program before it was parallelized; false, and without rules, if there was none."""
+        return self.family.transformation(Rewriting) or Rewriting.none(self.family.original)
+
+    @property
+    def recomputing(self) -> Recomputing | None:
+        """The layers that the backward pass recomputes so that the plan fits, or None."""
+        return self.family.transformation(Recomputing)
+
+    @property
+    def pipelining(self) -> Pipelining | None:
+        """The pipeline that a scan was made into, or None."""
+        return self.family.transformation(Pipelining)
+
+    @property
+    def branching(self) -> Branching | None:
+        """The branches that run on separate groups of devices, and the weights packed for them, or None."""
+        return self.family.transformation(Branching)
+
+    @property
+    def joining(self) -> Joining | None:
+        """The weights that `shard` joins once, which the program would join in every step. None unless packing was allowed."""
+        return self.family.transformation(Joining)
+
+    @property
+    def packing(self) -> Packing:
+        """The packing of weights by all transformations; empty if none packs any."""
+        return Packing(tuple(slot for t in self.transformations for slot in t.packing.slots))  # no two pack the same weight
+
+    @property
+    def applications(self) -> tuple[RuleApplication, ...]:
+        """The rules that parallelized the graph, in order; empty except with `search="unity-rules"`."""
+        return self.family.applications
+
+    @cached_property
+    def parallelization(self) -> Parallelization:
+        """The rules that derive the parallel graph from the serial one: one for each operator and axis, and all type changes."""
+        return recorded(self.serial, self.pcg, default_library())
+
+    def check_parallelization(self) -> Replayed:
+        """Derive the parallel graph again from the serial one by its rules, without the search's code, and count the rules.
+
+        The result prints how many applications are proved, by rules of the library or by the proofs of the operator table, and
+        which are not. Raises DerivationError, naming the operator, where the recorded rules do not yield the plan's graph.
+        """
+        return check_parallelization(self.serial, self.pcg, self.parallelization, default_library())
+
+    def check_derivation(self) -> tuple[RewriteStep, ...]:
+        """Replay the rewriting of the captured program, step by step and without the search's code, and return the steps.
+
+        Each step must be a rule of the library (by its hash), applied where its conditions and types hold, and the last one must
+        yield the program that was parallelized. `check_parallelization` must derive the parallel graph from that program. The
+        parallel graph must be well-typed operator by operator, and equal to that program once its parallelization operators are
+        removed. Raises DerivationError, naming the step that is wrong.
+        """
+        return check_derivation(self)
+
+    @cached_property
+    def boundary(self) -> Boundary:
+        """The types of the leaves of the arguments, and of those of the results after them."""
+        captured, machine = self.family.captured, self.family.search.machine
+        values = [(node.types[0], node.tensors[0].shape) for node in self.pcg.inputs[: len(captured.paths)]]
+        values += [(value.type, value.tensor.shape) for value in self.pcg.outputs[: captured.out_tree.num_leaves]]
+        types, shapes = zip(*values, strict=True)
+        return Boundary(self.pcg.axes, tuple(level.name for level in machine.levels), types, shapes, dict(machine.mesh))
+
+    def training(self, gradient: bool | None) -> Training:
+        """Return the training options of a step, with gradients if `gradient` is true, or by default if they were planned."""
+        planned = self.family.search.training
+        return Training(planned.backward if gradient is None else gradient, planned.optimizer_slots if planned.backward else 0)
