@@ -16,7 +16,7 @@ from unity.plan.summary import RuleUse, Summary
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class PlanComparison:
     """Two programs as they run, and all in which they differ. It is false if nothing differs.
 
     Attributes:

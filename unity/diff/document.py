@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unity.base.formatting import duration, size
-from unity.diff.comparison import Comparison
+from unity.diff.comparison import PlanComparison
 from unity.diff.edits import ADDED, CHANGED, REMOVED
 from unity.diff.regions import CostChange, step_costs
 from unity.plan.summary import RuleUse, Summary
@@ -41,7 +41,7 @@ class Document:
     tables: tuple[DocumentTable, ...]
 
 
-def document(diff: Comparison) -> Document:
+def document(diff: PlanComparison) -> Document:
     """Return a difference as tables: costs, rules, lines, collectives."""
     title = f"{_name(diff.before)}  →  {_name(diff.after)}"
     if not diff:
@@ -80,7 +80,7 @@ def _factor(c: CostChange) -> str:
     return f"{c.before / c.after:.3g} times less" if c.after < c.before else f"{c.after / c.before:.3g} times more"
 
 
-def _rules(diff: Comparison) -> DocumentTable:
+def _rules(diff: PlanComparison) -> DocumentTable:
     rows = [DocumentRow(mark, (f"{use.times} ×", use.rule, use.says, _lines_and_axes(use))) for mark, use in diff.rules]
     title = "rules, in the order in which they were applied"
     return DocumentTable(title, ("", "rule", "what it says", "where"), cut(rows, "rules"))
@@ -91,7 +91,7 @@ def _lines_and_axes(use: RuleUse) -> str:
     return ", ".join(x for x in (*use.lines, along) if x)
 
 
-def _regions(diff: Comparison) -> DocumentTable:
+def _regions(diff: PlanComparison) -> DocumentTable:
     """Return a heading for every line with its costs, and below it the line's rules and edits."""
     rows = []
     for region in diff.regions:
@@ -115,7 +115,7 @@ def _seconds(seconds: float) -> str:
     return duration(seconds) if seconds else "0"
 
 
-def _collectives(diff: Comparison) -> DocumentTable:
+def _collectives(diff: PlanComparison) -> DocumentTable:
     rows = []
     for c in diff.collectives:
         t, (before, after) = c.alike, c.counts

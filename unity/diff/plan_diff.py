@@ -10,7 +10,7 @@ from typing import Any
 from unity.base import atomic_files as atomic
 from unity.base.errors import PlanError
 from unity.diff import document
-from unity.diff.comparison import Comparison
+from unity.diff.comparison import PlanComparison
 from unity.diff.document import Document
 from unity.diff.formats import dot, html, markdown, text
 from unity.diff.formats import json as json_data
@@ -20,7 +20,7 @@ FORMATS = ("text", "markdown", "json", "dot", "html")
 FORMAT_OF_SUFFIX = {".txt": "text", ".md": "markdown", ".json": "json", ".dot": "dot", ".html": "html"}
 
 
-class PlanDiff(Comparison):
+class PlanDiff(PlanComparison):
     """The difference of two programs as they run. It prints as text, and is false if nothing differs."""
 
     def verdict(self, *, slower: float | None = None, larger: float | None = None, strict: bool = False) -> ChangeVerdict:

@@ -12,7 +12,7 @@ from typing import Any
 from unity.base.documents import plain
 from unity.base.errors import PlanError
 from unity.base.formatting import duration, size
-from unity.diff.comparison import Comparison
+from unity.diff.comparison import PlanComparison
 from unity.diff.document import UNMARKED, Document, DocumentRow, DocumentTable, cut
 from unity.diff.edits import ADDED, REMOVED, Edit
 from unity.diff.formats import html, markdown, text
@@ -86,7 +86,7 @@ class Cause:
 class ChangeVerdict:
     """A verdict on the difference of two plans."""
 
-    diff: Comparison
+    diff: PlanComparison
     limits: GrowthLimits
 
     def __post_init__(self) -> None:
@@ -243,7 +243,7 @@ class _Traffic:
 _Place = tuple[str, str, str]  # the user's line, XLA's name of a collective, and what it moves
 
 
-def _communicating(diff: Comparison) -> Iterator[Cause]:
+def _communicating(diff: PlanComparison) -> Iterator[Cause]:
     """Yield the lines that communicate more or less, by the kind of collective and what it moves."""
     before, after = _traffic(diff.renumbered), _traffic(diff.after)
     for place in dict.fromkeys((*after, *before)):

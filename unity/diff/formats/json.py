@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from unity.base.documents import plain
-from unity.diff.comparison import Comparison
+from unity.diff.comparison import PlanComparison
 from unity.diff.graph_diff_json import to_json
 from unity.diff.regions import RegionDiff, step_costs
 from unity.plan.summary import Summary
@@ -14,7 +14,7 @@ from unity.plan.summary import Summary
 SCHEMA = 1
 
 
-def data(diff: Comparison) -> dict[str, Any]:
+def data(diff: PlanComparison) -> dict[str, Any]:
     """Return all differences. The second graph can be built from the first and `graph` alone."""
     return {
         "unity": "diff",

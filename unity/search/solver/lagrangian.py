@@ -47,7 +47,7 @@ class Lagrangian:
 
     @cached_property
     def least(self) -> float:
-        """A lower bound on the time of every strategy within the limit; infinite if there is no strategy at all."""
+        """A lower bound on the time of every strategy within the limit; infinite if no strategy exists."""
         if not (points := self.minimizer.at([self.weight])):
             return math.inf
         (point,) = points
