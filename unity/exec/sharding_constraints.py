@@ -43,18 +43,23 @@ def constrained(graph: PCG, mesh: Mesh) -> PCG:
             is_last = any(user.kind not in PARALLELIZATION for user, _ in graph.users[id(node)]) or Value(node) in graph.outputs
             copies[Value(node)] = _changed(node, origin, copies[origin], graph, mesh) if is_last else copies[origin]
             continue
-        if node.kind in PER_DEVICE:
-            raise PlanError(
-                f"the plan has {node.kind} nodes, in which devices run different operators at a time, which no sharding constraints"
-                " state: plan with pipelines=False, branches=False. (docs: plan#with-xlas-partitioner)"
-            )
+        refuse_per_device(node)
         inside = None if node.inside is None else constrained(node.inside, mesh)
         operands = tuple(copies[v] for v in node.operands)
         copy = replace(node, operands=operands, inside=inside, types=((),) * len(node.tensors))
         for v, own in zip(node.results, copy.results, strict=True):
-            is_origin = node.kind != "input" and inside is None and _divides_more(node, v)
+            is_origin = node.kind != "input" and inside is None and divides_more(node, v)
             copies[v] = _sharded(own, own_sharding(v, graph, mesh)) if is_origin else own
     return PCG(tuple(copies[Value(n)].node for n in graph.inputs), tuple(copies[v] for v in graph.outputs))
+
+
+def refuse_per_device(node: Node) -> None:
+    """Raise PlanError if devices run different operators at a time in a node, which no sharding states."""
+    if node.kind in PER_DEVICE:
+        raise PlanError(
+            f"the plan has {node.kind} nodes, in which devices run different operators at a time, which no sharding constraints"
+            " state: plan with pipelines=False, branches=False. (docs: plan#with-xlas-partitioner)"
+        )
 
 
 def open_spec(type_: Type, axes: Sequence[Axis], rank: int) -> PartitionSpec:
@@ -102,7 +107,7 @@ _constrained.defvjp(
 )
 
 
-def _divides_more(node: Node, v: Value) -> bool:
+def divides_more(node: Node, v: Value) -> bool:
     """Return whether a result is partitioned along an axis that partitions no operand."""
     return any(s.kind == "P" and all(o.type[k].kind != "P" for o in node.operands) for k, s in enumerate(v.type))
 

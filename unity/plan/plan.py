@@ -70,7 +70,7 @@ class Plan:
 
     @cached_property
     def files(self) -> PlanFiles:
-        """Files of the plan: `save`, `report`, `export`."""
+        """Files of the plan: `save`, `report`, `export`, `annotate`."""
         return PlanFiles(self)
 
     @cached_property

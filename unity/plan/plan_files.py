@@ -1,4 +1,4 @@
-"""The files that a plan is written to: a plan file, a report, plain JAX."""
+"""The files that a plan is written to: a plan file, a report, plain JAX, constraints in the user's source."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from unity.export import Annotation
     from unity.plan.plan import Plan
 
 
 class PlanFiles:
-    """`plan.files`: writes a plan to files. An old file stays intact if writing fails."""
+    """`plan.files`: a plan as files. An old file stays intact if writing fails."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -42,3 +43,19 @@ class PlanFiles:
         from unity.export import write
 
         write(self._plan, path)
+
+    def annotate(self, path: str | Path) -> Annotation:
+        """Return a file of the user's source with the sharding constraints written in. It prints as a diff; nothing is written.
+
+        Constraints are at the expressions at which `plan.constrained()` has them. The lines where none can be written are in
+        `unannotated`, with reasons.
+
+        Args:
+            path: the file in which the function computes.
+
+        Raises:
+            PlanError: the file is no Python source, has none of the function's lines, or the plan has a pipeline or branches.
+        """
+        from unity.export import annotate
+
+        return annotate(self._plan, path)

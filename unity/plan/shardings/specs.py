@@ -64,6 +64,18 @@ class Boundary:
         named = self._named()
         return tuple(_spec(type_, len(shape), named) for type_, shape in zip(self.types, self.shapes, strict=True))
 
+    def merged(self, spec: PartitionSpec) -> PartitionSpec:
+        """Return a specification over the axes of prime size as one over the merged axes. It divides by whole groups of them."""
+        first = {self.axes[group[0]].name: name for name, group in self._named().items()}
+
+        def entry(names: Any) -> Any:
+            if names is None or names is PartitionSpec.UNCONSTRAINED:
+                return names
+            own = tuple(first[n] for n in ((names,) if isinstance(names, str) else names) if n in first)
+            return own[0] if len(own) == 1 else own
+
+        return _trimmed([entry(names) for names in spec])
+
     def _groups(self) -> list[tuple[int, ...]]:
         """Return groups of axes, by number: neighbours on one level that are in the same state in every type."""
         groups: list[tuple[int, ...]] = []
@@ -94,7 +106,11 @@ def _spec(type_: Type, rank: int, named: Mapping[str, tuple[int, ...]]) -> Parti
         state = type_[group[0]]
         if state.kind == "P":
             dims[state.dim].append(name)
-    entries = [tuple(names) if len(names) > 1 else names[0] if names else None for names in dims]
+    return _trimmed([tuple(names) if len(names) > 1 else names[0] if names else None for names in dims])
+
+
+def _trimmed(entries: list[Any]) -> PartitionSpec:
+    """Return a partition specification without trailing entries for whole dimensions."""
     while entries and entries[-1] is None:
         entries.pop()
     return PartitionSpec(*entries)

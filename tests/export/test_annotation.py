@@ -1,0 +1,157 @@
+"""`plan.files.annotate`: a plan's sharding constraints in the user's source, as a diff that applies, and never in a wrong place."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import unity
+from unity.base.errors import PlanError
+from unity.exec.compiled.hlo import collectives
+from unity.export import Annotation
+from unity.export.annotation import CONSTRAINT
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+EIGHT, NODES = unity.Machine.grid(1, 8, "a100"), unity.Machine.grid(2, 4, "v100")
+
+MODEL = '''"""A model as people write it; ä and 中 take several bytes."""
+
+import jax
+import jax.numpy as jnp
+
+
+def layer(x, w):
+    h = jax.nn.gelu(x @ w["up"])  # ä
+    return (
+        h
+        @ w["down"]
+    )
+
+
+def loss(params, x, y):
+    for w in params["layers"]:
+        x += layer(x, w)  # a residual
+    text = "中"; logits = jnp.tanh(x) @ params["out"]
+    logp = jax.nn.log_softmax(logits)
+    return -jnp.take_along_axis(logp, y[:, None], 1).mean()
+'''
+TENSOR = {"params['layers'][*]['up']": P(None, "device"), "params['layers'][*]['down']": P("device"), "x": P()}
+SHARDED = {"params['layers'][*][*]": P("device"), "x": P("device")}
+SEVERAL = "the line runs several times, and its results are divided in different ways"
+VOCABULARY = {"params['out']": P(None, "device"), "x": P("node")}
+
+
+def imported(path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def arguments() -> tuple[Any, ...]:
+    rng = np.random.default_rng(0)
+    array = lambda *shape: jnp.asarray(rng.normal(size=shape) / 8, "float32")  # noqa: E731
+    params = {"layers": [{"up": array(64, 256), "down": array(256, 64)} for _ in range(2)], "out": array(64, 512)}
+    return params, array(2048, 64), jnp.asarray(rng.integers(512, size=2048), "int32")
+
+
+def written(folder: Path, text: str) -> ModuleType:
+    (folder / "model.py").write_text(text, encoding="utf-8")
+    return imported(folder / "model.py", "model")
+
+
+def planned(fn: Any, *args: Any, pins: dict[str, P] | None = None, machine: unity.Machine = EIGHT) -> unity.Plan:
+    constraints = [unity.pin(path, spec) for path, spec in (pins or {}).items()]
+    return unity.optimize(fn, *args, machine=machine, search="captured", constraints=constraints, progress=False)
+
+
+def compiled(fn: Any, annotation: Annotation, args: tuple[Any, ...]) -> Any:
+    shape = annotation.mesh_shape
+    mesh = jax.make_mesh(tuple(shape.values()), tuple(shape), axis_types=(AxisType.Auto,) * len(shape))
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), annotation.in_specs, is_leaf=lambda s: isinstance(s, P))
+    with jax.set_mesh(mesh):
+        step = jax.jit(jax.value_and_grad(fn), in_shardings=shardings, out_shardings=(None, shardings[0]))
+        return step.lower(*args).compile()(*jax.device_put(args, shardings)), step.lower(*args).compile().as_text()
+
+
+@pytest.mark.parametrize(("pins", "machine"), [(TENSOR, EIGHT), (SHARDED, EIGHT), (VOCABULARY, NODES)])
+def test_the_diff_applies_and_communicates_as_constrained(
+    pins: dict[str, P], machine: unity.Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module, args = written(tmp_path, MODEL), arguments()
+    plan = planned(module.loss, *args, pins=pins, machine=machine)
+    annotation = plan.files.annotate("model.py")
+    subprocess.run(["git", "apply"], input=annotation.diff, text=True, check=True, cwd=tmp_path)
+    assert (tmp_path / "model.py").read_text(encoding="utf-8") == annotation.source
+    changed = imported(tmp_path / "model.py", "changed")
+    found, text = compiled(changed.loss, annotation, args)
+    wanted = jax.value_and_grad(module.loss)(*args)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7), found, wanted)
+    sent, constrained = float(sum(c.elements * c.count for c in collectives(text))), plan.check(partitioned=True).total.compiled
+    assert 0 < sent <= constrained
+    if pins is TENSOR:  # the two runs of a line that differ have no constraint
+        assert [str(u) for u in annotation.unannotated] == [f"line 8: {SEVERAL}"]
+    else:
+        assert annotation.unannotated == ()
+        assert sent == pytest.approx(constrained, rel=0.07)
+
+
+LEFT_OUT = {
+    "mapped": ("jnp.mean(jax.vmap(lambda row: row @ w)(x) ** 2)", "inside of a function that is mapped"),
+    "alike": ("jnp.mean((x @ w) * (x @ w.T))", "several expressions are a dot_general of float32[2048, 64]"),
+    "library": ("jnp.mean(jnp.linalg.multi_dot([x, w, w]) ** 2)", "inside of a library's function"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_what_no_single_expression_computes_is_left_out_with_the_reason(name: str, tmp_path: Path) -> None:
+    code, reason = LEFT_OUT[name]
+    module = written(tmp_path, f"import jax\nimport jax.numpy as jnp\n\ndef loss(w, x):\n    return {code}\n")
+    args = jnp.ones((64, 64)), jnp.ones((2048, 64))
+    annotation = planned(module.loss, *args, pins={"w": P("device"), "x": P("device")}).files.annotate(tmp_path / "model.py")
+    assert any(u.line == 5 and reason in u.reason for u in annotation.unannotated), annotation.unannotated
+    exec(compile(annotation.source, "model.py", "exec"), {})
+
+
+@pytest.mark.parametrize(
+    ("head", "imports", "call"),
+    [
+        ("from jax import numpy as jnp", ["import jax", "from jax.sharding import PartitionSpec as P"], "jax.lax.{}(x @ "),
+        ("import jax as j\nfrom jax.sharding import PartitionSpec as S\nimport jax.numpy as jnp", [], "j.lax.{}(x @ "),
+        ("import jax, jax.numpy as jnp\nP = 3\nQ = P", [], "jax.sharding.PartitionSpec("),
+    ],
+)
+def test_imports_and_names_are_those_of_the_file(head: str, imports: list[str], call: str, tmp_path: Path) -> None:
+    module = written(
+        tmp_path, f'"""Text."""\nfrom __future__ import annotations\n{head}\n\ndef loss(w, x):\n    return jnp.mean((x @ w) ** 2)\n'
+    )
+    args = jnp.ones((64, 64)), jnp.ones((2048, 64))
+    annotation = planned(module.loss, *args, pins={"w": P("device"), "x": P(None, "device")}).files.annotate(tmp_path / "model.py")
+    added = [line[1:] for line in annotation.diff.splitlines() if line.startswith("+") and "import" in line]
+    assert added == imports
+    assert call.format(CONSTRAINT) in annotation.source or call in annotation.source
+    exec(compile(annotation.source, "model.py", "exec"), {})
+
+
+def test_files_without_the_function_are_refused(tmp_path: Path) -> None:
+    module = written(tmp_path, MODEL)
+    plan = planned(module.loss, *arguments(), pins=SHARDED)
+    (tmp_path / "other.py").write_text("x = 1\n")
+    (tmp_path / "text.md").write_text("# no Python\n?")
+    for name, why in (("other.py", "has no line of loss"), ("text.md", "cannot be read as Python"), ("none.py", "cannot be read")):
+        with pytest.raises(PlanError, match=why):
+            plan.files.annotate(tmp_path / name)
