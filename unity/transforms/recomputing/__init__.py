@@ -1,12 +1,11 @@
 """Recomputation of layers in the backward pass: the layers of a program, the choice among them, and the rewrite."""
 
-from unity.transforms.recomputing.choose import LayeredProgram, RecomputingCandidate, RecomputingChoice, RecomputingWish, best
+from unity.transforms.recomputing.choose import LayeredProgram, RecomputingChoice, RecomputingWish, best
 from unity.transforms.recomputing.recomputing import Recomputing, RecomputingRecord, recomputing
 
 __all__ = [
     "LayeredProgram",
     "Recomputing",
-    "RecomputingCandidate",
     "RecomputingChoice",
     "RecomputingRecord",
     "RecomputingWish",

@@ -9,44 +9,20 @@ the least whose fastest strategy fits, or a smaller one with a leaner strategy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from math import inf, sqrt
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import sqrt
 from typing import TypeAlias
 
-from unity.base.errors import InfeasibleError
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.program import Body
 from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, SCANNED
-from unity.search.request import Wish
-from unity.search.session import Candidate, Search
+from unity.search.session import Search
+from unity.transforms.least_number import LimitedChoice, LimitedWish, Numbered, Programs, Way
 from unity.transforms.recomputing.layers import Places, Span, equations_in_layers, layers, together
 from unity.transforms.recomputing.recomputing import Policy, Recomputing, Spans, recomputing, steps
-from unity.transforms.transformation import TransformationCandidate
 
-NONE = (inf, inf)  # the worth of no strategy
-
-RecomputingCandidate: TypeAlias = TransformationCandidate[Recomputing]
-
-
-@dataclass(frozen=True, eq=False)
-class RecomputingWish(Wish):
-    """The request for a program with recomputed layers.
-
-    Args:
-        limit: The memory of a device, in bytes.
-    """
-
-    limit: float = inf
-
-
-@dataclass(frozen=True, eq=False)
-class RecomputingChoice:
-    """The best program with recomputed layers, if any fits, and the search of the one with the least bound on memory."""
-
-    best: RecomputingCandidate | None = None
-    leanest: Search | None = None
+RecomputingWish: TypeAlias = LimitedWish
+RecomputingChoice: TypeAlias = LimitedChoice[Recomputing]
 
 
 def best(captured: Captured, wish: RecomputingWish) -> RecomputingChoice:
@@ -54,121 +30,28 @@ def best(captured: Captured, wish: RecomputingWish) -> RecomputingChoice:
 
     If there is a plan to beat, the program fits without recomputation; then only single layers are recomputed, no groups or halves.
     """
-    programs, layered = _Programs(captured, wish), LayeredProgram(captured.body)
-    numbered = [_Numbered(layered.repeated, layered.count), _Numbered(layered.every, len(layered.chain.every))]
-    for choices in (*numbered, replace(numbered[0], saved="products")):
-        programs.refine(choices)
+    programs, layered = Programs[Recomputing](wish), LayeredProgram(captured.body)
+
+    def numbered(spans: Callable[[int], Spans], count: int, saved: Policy = "nothing") -> Numbered[Recomputing]:
+        return Numbered(lambda k: _way(captured, wish, spans(k), saved), count)
+
+    programs.refine(numbered(layered.repeated, layered.count))
+    programs.refine(numbered(layered.every, len(layered.chain.every)))
+    programs.refine(numbered(layered.repeated, layered.count, "products"))
     for spans in layered.others() if wish.than is None else ():
-        programs.worth(spans)
+        programs.worth(_way(captured, wish, spans))
     return RecomputingChoice(programs.chosen, programs.leanest)
 
 
-@dataclass(frozen=True)
-class _Numbered:
-    """Choices of layers by their number: the spans of the first `k` layers for each `k` up to `count`, and the policy inside."""
+def _way(captured: Captured, wish: RecomputingWish, spans: Spans, saved: Policy = "nothing") -> Way[Recomputing] | None:
+    """Return the way that recomputes some spans; None if there are none."""
 
-    spans: Callable[[int], Spans]
-    count: int
-    saved: Policy = "nothing"
+    def transform() -> tuple[Recomputing, Search]:
+        transformation = recomputing(captured, spans, saved, captured.bodies)
+        return transformation, wish.search(transformation.after)
 
-
-@dataclass(eq=False)
-class _Programs:
-    """The programs that were searched.
-
-    Attributes:
-        chosen: the best that fits.
-        leanest: the search with the least bound on memory.
-        known: the programs, by spans and policy, with their searches.
-        worths: what `worth` returned, by search.
-    """
-
-    captured: Captured
-    wish: RecomputingWish
-    chosen: RecomputingCandidate | None = None
-    leanest: Search | None = None
-    known: dict[Hashable, tuple[Recomputing, Search]] = field(default_factory=dict)
-    worths: dict[Search, tuple[float, float]] = field(default_factory=dict)
-
-    def refine(self, choices: _Numbered) -> None:
-        """Search the programs that recompute the first layers, for the least number that suffices and better ones around it."""
-        number = self.least_number(choices)
-        numbers = {max(0, number - 1), min(number, choices.count)} | ({choices.count} if self.wish.than is None else set())
-        worth = {0: NONE} | {k: self.worth(choices.spans(k), choices.saved) for k in sorted(numbers, reverse=True)}
-        while min(worth.values()) < NONE:
-            at, tried = min(worth, key=lambda k: worth[k]), sorted(worth)
-            place = tried.index(at)
-            around = tried[max(0, place - 1) : place + 2]
-            between = {(low + high) // 2 for low, high in pairwise(around)} - worth.keys()
-            if not between:
-                break
-            worth |= {k: self.worth(choices.spans(k), choices.saved) for k in between}
-
-    def least_number(self, choices: _Numbered) -> int:
-        """Return the least number of layers with which the fastest strategy fits or is too slow; `count` + 1 if there is none."""
-        low, high = 0, choices.count + 1
-        while low < high:
-            middle = (low + high) // 2
-            if self.suffices(choices.spans(middle), choices.saved):
-                high = middle
-            else:
-                low = middle + 1
-        return low
-
-    def suffices(self, spans: Spans, saved: Policy) -> bool:
-        """Return whether to recompute no more than some spans: the fastest strategy of the program fits, or it is too slow."""
-        if not spans:
-            return False
-        _, search = self.program(spans, saved)
-        if search.least_memory.total > self.wish.limit:
-            return False
-        try:
-            return any(self.is_beaten(c.time, inf) or c.memory <= self.wish.limit for c in search.unrefined)
-        except InfeasibleError:
-            return False
-
-    def program(self, spans: Spans, saved: Policy) -> tuple[Recomputing, Search]:
-        """Return the program that recomputes some spans, and its search."""
-        key = (frozenset(spans.items()), saved)
-        if key not in self.known:
-            self.wish.say(f"recomputing {sum(map(len, spans.values()))} parts of the program")
-            transformation = recomputing(self.captured, spans, saved, self.captured.bodies)
-            search = self.wish.search(transformation.after)
-            self.known[key] = transformation, search
-            if self.leanest is None or search.least_memory.total < self.leanest.least_memory.total:
-                self.leanest = search
-        return self.known[key]
-
-    def worth(self, spans: Spans, saved: Policy = "nothing") -> tuple[float, float]:
-        """Return the worth of the best strategy of the program that recomputes some spans: `NONE` if others were better."""
-        if not spans:
-            return NONE
-        transformation, search = self.program(spans, saved)
-        if search not in self.worths:
-            candidate = self.better(search)
-            if candidate is not None:
-                self.chosen = RecomputingCandidate(transformation, search, candidate)
-            self.worths[search] = NONE if candidate is None else self.wish.worth(candidate)
-        return self.worths[search]
-
-    def better(self, search: Search) -> Candidate | None:
-        """Return the best strategy of a program, or None if none fits and is better than the best so far.
-
-        A program is not searched if bounds exclude that.
-        """
-        limit, least = self.wish.limit, search.least_memory.total
-        try:
-            if least > limit or self.is_beaten(search.estimated_time(limit), least):
-                return None
-            candidate = self.wish.choose(search)
-        except InfeasibleError:  # the user's constraints leave an operator of it no choice
-            return None
-        return None if candidate is None or self.is_beaten(candidate.time, candidate.memory) else candidate
-
-    def is_beaten(self, time: float, memory: float) -> bool:
-        """Return whether the best program so far, or the plan to beat, is at least as good as one with this time and memory."""
-        best = self.chosen.candidate if self.chosen is not None else self.wish.than and self.wish.than[1]
-        return best is not None and self.wish.worth(best) <= self.wish.worth(replace(best, time=time, memory=memory))
+    text = f"recomputing {sum(map(len, spans.values()))} parts of the program"
+    return Way((frozenset(spans.items()), saved), text, transform) if spans else None
 
 
 class LayeredProgram:

@@ -1,0 +1,160 @@
+"""The choice among numbered transformations: the larger the number, the slower the program, and the less memory it needs.
+
+The best number is then the least whose fastest strategy fits a memory limit, or a smaller one with a leaner strategy. Each program
+is priced by a search of its own; bounds exclude most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import inf
+from typing import Generic, TypeVar
+
+from unity.base.errors import InfeasibleError
+from unity.search.request import Wish
+from unity.search.session import Candidate, Search
+from unity.transforms.transformation import Transformation, TransformationCandidate
+
+T = TypeVar("T", bound=Transformation)
+
+NONE = (inf, inf)  # the worth of no strategy
+
+
+@dataclass(frozen=True, eq=False)
+class LimitedWish(Wish):
+    """The request for a program that fits.
+
+    Args:
+        limit: The memory of a device, in bytes.
+    """
+
+    limit: float = inf
+
+
+@dataclass(frozen=True, eq=False)
+class LimitedChoice(Generic[T]):
+    """The best transformed program, if any fits, and the search of the one with the least bound on memory."""
+
+    best: TransformationCandidate[T] | None = None
+    leanest: Search | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Way(Generic[T]):
+    """A way to transform the program.
+
+    Args:
+        key: Its identity; equal ways lead to equal programs.
+        text: A line of progress.
+        transform: Returns the transformation, and the search of the program that it leads to.
+    """
+
+    key: Hashable
+    text: str
+    transform: Callable[[], tuple[T, Search]]
+
+
+@dataclass(frozen=True, eq=False)
+class Numbered(Generic[T]):
+    """Ways for each number from 0 up to `count`; None where a number changes nothing."""
+
+    way: Callable[[int], Way[T] | None]
+    count: int
+
+
+@dataclass(eq=False)
+class Programs(Generic[T]):
+    """The programs that were searched.
+
+    Attributes:
+        chosen: the best that fits.
+        leanest: the search with the least bound on memory.
+        known: the programs, by the keys of their ways, with their searches.
+        worths: what `worth` returned, by search.
+    """
+
+    wish: LimitedWish
+    chosen: TransformationCandidate[T] | None = None
+    leanest: Search | None = None
+    known: dict[Hashable, tuple[T, Search]] = field(default_factory=dict)
+    worths: dict[Search, tuple[float, float]] = field(default_factory=dict)
+
+    def refine(self, choices: Numbered[T]) -> None:
+        """Search the program of the least number that suffices, and better ones around it."""
+        number = self.least_number(choices)
+        numbers = {max(0, number - 1), min(number, choices.count)} | ({choices.count} if self.wish.than is None else set())
+        worth = {0: NONE} | {k: self.worth(choices.way(k)) for k in sorted(numbers, reverse=True)}
+        while min(worth.values()) < NONE:
+            at, tried = min(worth, key=lambda k: worth[k]), sorted(worth)
+            place = tried.index(at)
+            around = tried[max(0, place - 1) : place + 2]
+            between = {(low + high) // 2 for low, high in pairwise(around)} - worth.keys()
+            if not between:
+                break
+            worth |= {k: self.worth(choices.way(k)) for k in between}
+
+    def least_number(self, choices: Numbered[T]) -> int:
+        """Return the least number with which the fastest strategy fits or is too slow; `count` + 1 if there is none."""
+        low, high = 0, choices.count + 1
+        while low < high:
+            middle = (low + high) // 2
+            if self.suffices(choices.way(middle)):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def suffices(self, way: Way[T] | None) -> bool:
+        """Return whether no larger number is needed: the fastest strategy of the program fits, or it is too slow."""
+        if way is None:
+            return False
+        _, search = self.program(way)
+        if search.least_memory.total > self.wish.limit:
+            return False
+        try:
+            return any(self.is_beaten(c.time, inf) or c.memory <= self.wish.limit for c in search.unrefined)
+        except InfeasibleError:
+            return False
+
+    def program(self, way: Way[T]) -> tuple[T, Search]:
+        """Return a transformation, and the search of the program that it leads to."""
+        if way.key not in self.known:
+            self.wish.say(way.text)
+            self.known[way.key] = way.transform()
+            _, search = self.known[way.key]
+            if self.leanest is None or search.least_memory.total < self.leanest.least_memory.total:
+                self.leanest = search
+        return self.known[way.key]
+
+    def worth(self, way: Way[T] | None) -> tuple[float, float]:
+        """Return the worth of the best strategy of a program: `NONE` if others were better."""
+        if way is None:
+            return NONE
+        transformation, search = self.program(way)
+        if search not in self.worths:
+            candidate = self.better(search)
+            if candidate is not None:
+                self.chosen = TransformationCandidate(transformation, search, candidate)
+            self.worths[search] = NONE if candidate is None else self.wish.worth(candidate)
+        return self.worths[search]
+
+    def better(self, search: Search) -> Candidate | None:
+        """Return the best strategy of a program, or None if none fits and is better than the best so far.
+
+        A program is not searched if bounds exclude that.
+        """
+        limit, least = self.wish.limit, search.least_memory.total
+        try:
+            if least > limit or self.is_beaten(search.estimated_time(limit), least):
+                return None
+            candidate = self.wish.choose(search)
+        except InfeasibleError:  # the user's constraints leave an operator of it no choice
+            return None
+        return None if candidate is None or self.is_beaten(candidate.time, candidate.memory) else candidate
+
+    def is_beaten(self, time: float, memory: float) -> bool:
+        """Return whether the best program so far, or the plan to beat, is at least as good as one with this time and memory."""
+        best = self.chosen.candidate if self.chosen is not None else self.wish.than and self.wish.than[1]
+        return best is not None and self.wish.worth(best) <= self.wish.worth(replace(best, time=time, memory=memory))
