@@ -207,6 +207,13 @@ def test_products_that_sum_nothing_cost_what_multiplications_cost(spec: str, dty
     assert by_product == pytest.approx(by_hand, rel=1e-6)
 
 
+def test_an_associative_scan_is_one_operator() -> None:
+    """It strides through its operand, which a partition would not survive; its steps apart would each go through memory."""
+    equivalence = CLASSES["linear recurrence"]
+    graph = capture(equivalence.forms["associative"].run, *equivalence.structs("associative")).graph
+    assert sum("slice" in node.body.primitives for node, _ in graph.walk() if node.body is not None) == 1
+
+
 @pytest.mark.parametrize("size", [256, 1024, 4096])
 def test_the_sum_of_many_weights_squares_is_as_many_operators(size: int) -> None:
     """However small they are beside the samples: joined to one operator, its choices would multiply with every weight."""

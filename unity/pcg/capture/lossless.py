@@ -39,10 +39,11 @@ def keeps(uses: Uses, members: Sequence[int], outputs: Sequence[int], constant: 
 def lossless(composite: Body) -> bool:
     """Return whether a composite can partition every dimension of its operands that one of its equations alone can.
 
-    The digit may differ: a bias added before a split into query, key and value is partitioned as the split is.
+    The digit may differ: a bias added before a split into query, key and value is partitioned as the split is. A slice that strides
+    through its operand is not asked: an associative scan, which consists of such slices, would fall apart.
     """
     inputs = set(composite.inputs)
-    readers = (e for e in composite.equations if inputs.intersection(_variables(e)))
+    readers = (e for e in composite.equations if inputs.intersection(_variables(e)) and not _strides(e))
     missing = {(v, dim) for e in readers for v, dim in _partitioned_alone(composite, e) if v in inputs}
     relaxed = Relaxed(composite)
     if not all(relaxed.may_partition(v, dim) for v, dim in missing):
@@ -54,6 +55,10 @@ def lossless(composite: Body) -> bool:
             return False
         missing.difference_update((v, s.dim) for v, s in zip(composite.inputs, states, strict=True))
     return True
+
+
+def _strides(equation: Equation) -> bool:
+    return equation.name == "slice" and any(stride > 1 for stride in equation.params["strides"] or ())
 
 
 def _variables(equation: Equation) -> list[int]:
