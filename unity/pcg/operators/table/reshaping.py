@@ -223,6 +223,8 @@ def pad(params: Any, operands: Any, results: Any) -> Spec:
 def _iota_pieces(operands: list[jax.Array], layout: Layout) -> list:
     """Return the global indices of this device's piece."""
     result, dim = layout.results[0], layout.params["dimension"]
+    if not result.along(dim):  # not of one line, which equal iotas of other dimensions would share if this is captured again
+        return [jax.lax.broadcasted_iota(layout.params["dtype"], result.local_shape, dim)]
     line = result.coordinates(dim).astype(layout.params["dtype"])
     return [jax.lax.broadcast_in_dim(line, result.local_shape, (dim,))]
 
