@@ -41,14 +41,19 @@ def loaded(one: Trial, reference: Reference) -> str:
 
 
 def exported(one: Trial, reference: Reference) -> str:
-    """Exports the plan and runs the source. Files are not for second derivatives (docs/export.md)."""
-    reference = replace(reference, order=min(reference.order, 1))
+    """Export the plan and run the source. A file may refuse second derivatives (docs/export.md), and has the first ones then."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "exported.py"
         one.plan.files.export(path)
         fn = runpy.run_path(str(path), run_name="exported")["fn"]
-    compiled: Any = jax.jit(reference.step(fn)).lower(reference.args, reference.cotangents).compile(compiler_options=QUICK)
-    return words(reference, compiled(reference.args, reference.cotangents))
+    try:
+        lowered: Any = jax.jit(reference.step(fn)).lower(reference.args, reference.cotangents)
+    except NotImplementedError as error:
+        if reference.order < 2 or "a second derivative of a call" not in str(error):
+            raise
+        reference = replace(reference, order=1)
+        lowered = jax.jit(reference.step(fn)).lower(reference.args, reference.cotangents)
+    return words(reference, lowered.compile(compiler_options=QUICK)(reference.args, reference.cotangents))
 
 
 def checked(one: Trial) -> str:

@@ -1,17 +1,20 @@
 """Custom derivative rules of local programs, as programs: traced on pieces, inside a `shard_map`.
 
 As in `unity.pcg.propagation.derivative_rules` for whole tensors, differentiating the call alone gives the rule's program. Custom
-calls in it are their values, since nothing differentiates them again.
+calls in it are their values. Where a second derivative would differentiate these by another rule, the file refuses it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from unity.base.errors import PlanError
 from unity.export.tracing import LocalProgram, closed, like, traced
 from unity.pcg.ir.program import Equation
 from unity.pcg.jaxprs.jaxprs import CUSTOM_JVP, called
@@ -28,6 +31,7 @@ class DerivativeRule:
         forward: of a `custom_vjp`: operands → (results, residuals).
         backward: of a `custom_vjp`: (residuals, cotangents of the results) → cotangents of the floating-point operands.
         derivative: of a `custom_jvp`: (operands, tangents of the floating-point ones) → (results, their tangents).
+        once: whether its programs are not to be differentiated, as they call functions whose rules are not their derivatives.
     """
 
     value: LocalProgram
@@ -35,6 +39,7 @@ class DerivativeRule:
     forward: LocalProgram | None = None
     backward: LocalProgram | None = None
     derivative: LocalProgram | None = None
+    once: bool = False
 
 
 @lru_cache(maxsize=4096)
@@ -61,8 +66,9 @@ def rule_of(equation: Equation) -> DerivativeRule:
             run, floats = of_floating(operands[: len(pieces)])
             return jax.jvp(run, tuple(floats), tuple(operands[len(pieces) :]))
 
-        tangents = [p for p, f in zip(pieces, floating, strict=True) if f]
-        return DerivativeRule(value, floating, derivative=traced(derivative, [*pieces, *tangents], rule=True))
+        operands = [*pieces, *(p for p, f in zip(pieces, floating, strict=True) if f)]
+        program = traced(derivative, operands, rule=True)
+        return DerivativeRule(value, floating, derivative=program, once=_is_once(derivative, operands))
     residuals: dict[str, Any] = {}
 
     def forward(*operands: Any) -> Any:
@@ -79,6 +85,25 @@ def rule_of(equation: Equation) -> DerivativeRule:
         n = len(residuals["leaves"])
         return jax.tree.unflatten(residuals["tree"], operands[:n])(list(operands[n:]))
 
-    return DerivativeRule(
-        value, floating, forward_program, traced(backward, [*residuals["leaves"], *residuals["results"]], rule=True)
-    )
+    operands = [*residuals["leaves"], *residuals["results"]]
+    backward_program = traced(backward, operands, rule=True)
+    once = _is_once(forward, pieces) or _is_once(backward, operands)
+    return DerivativeRule(value, floating, forward_program, backward_program, once=once)
+
+
+def _is_once(run: Callable[..., Any], pieces: Sequence[jax.ShapeDtypeStruct]) -> bool:
+    """Return whether a plan (`unity.pcg.local.second_derivatives`), or a file of one, refuses to differentiate a rule."""
+    floats = [k for k, p in enumerate(pieces) if jnp.issubdtype(p.dtype, jnp.inexact)]
+
+    def differentiated(*operands: Any) -> Any:
+        def of_floats(*values: Any) -> Any:
+            whole = dict(enumerate(operands)) | dict(zip(floats, values, strict=True))
+            return run(*whole.values())
+
+        return jax.vjp(of_floats, *(operands[k] for k in floats))[0]
+
+    try:
+        jax.make_jaxpr(differentiated)(*pieces)
+    except (PlanError, NotImplementedError):
+        return True
+    return False

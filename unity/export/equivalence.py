@@ -148,7 +148,7 @@ def _remat(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
 
 def _custom(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
     rule = rule_of(e)
-    content: list[object] = [*_names(operands)]
+    content: list[object] = [rule.once, *_names(operands)]
     for program in (rule.value, rule.forward, rule.backward, rule.derivative):
         if program is not None:
             content += ["rule", *_names(meanings(program.body, None, depth))]

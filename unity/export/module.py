@@ -16,13 +16,25 @@ from unity.export.nested import nested_writer
 from unity.export.primitives.primitive_call import array_code
 from unity.export.primitives.random_bits import PRIMITIVES_MODULE
 from unity.export.primitives.table import CHECKPOINT_NAME, LAYOUT_CLASS, LAYOUT_FUNCTION
-from unity.export.source_code import Code, Scope, definition, letters, lines, returned, sequence, unpacked
+from unity.export.source_code import Code, Scope, call, definition, letters, lines, returned, sequence, unpacked
 from unity.export.tracing import LocalProgram
 from unity.pcg.ir.program import Literal
 from unity.pcg.types.varying_axes import CAST
 
 MAX_LITERAL = 24  # elements of an array that is written as a literal
 NAME = "__name_of_function__"  # stands for a function's name; about as long as names are, so that lines are broken alike
+ONCE = "differentiated_once"
+ONCE_FUNCTIONS = [
+    ["@jax.custom_jvp", f"def {ONCE}(*values):", '    """The values, of which there is no derivative."""', "    return values"],
+    [
+        f"@{ONCE}.defjvp",
+        f"def {ONCE}_jvp(primals, tangents):",
+        "    raise NotImplementedError(",
+        '        "a second derivative of a call whose derivative rule calls a function with another rule than its derivative;"',
+        '        " take it of the original function"',
+        "    )",
+    ],
+]
 JAX_IMPORTS = [
     "import jax",
     "import jax.numpy as jnp",
@@ -37,7 +49,7 @@ class ModuleWriter:
     """The functions and arrays of a file, while they are written."""
 
     def __init__(self) -> None:
-        self.scope = Scope(("fn", "program", "ARRAYS", "array", CAST, "Primitive", "ad", "mlir"))
+        self.scope = Scope(("fn", "program", "ARRAYS", "array", CAST, "Primitive", "ad", "mlir", ONCE))
         self.functions: list[list[str]] = []
         self.names: dict[Hashable, str] = {}  # of functions and arrays, by content
         self.arrays: dict[str, np.ndarray] = {}
@@ -101,6 +113,8 @@ class ModuleWriter:
 
     def custom_derivative(self, rule: DerivativeRule) -> str:
         """Write a function with its custom derivative rule, unless there is one, and return its name."""
+        if rule.once and ONCE_FUNCTIONS[0] not in self.functions:
+            self.functions += ONCE_FUNCTIONS
         slices = any(e.name == "axis_index" for e in rule.value.body.equations)
         preferred = "slice_here" if slices else self.operator
         if rule.derivative is not None:
@@ -119,6 +133,7 @@ class ModuleWriter:
         all_tangents = [scope.new(f"{p}_dot") if f else "_" for p, f in zip(primals, rule.floating, strict=True)]
         block = Block(self, scope)
         block.lines += [*unpacked(primals, "primals", 4), *unpacked(all_tangents, "tangents", 4)]
+        block.lines += _once(primals) if rule.once else []
         operands = [Code(name) for name in (*primals, *all_tangents) if name != "_"]
         results = [r.code for r in block.write(program.body, program_operands(program, operands))]
         n = len(results) // 2
@@ -130,6 +145,7 @@ class ModuleWriter:
         scope, count = self.scope.within(), len(rule.value.body.outputs)
         primals = [scope.new(p) for p in letters(len(rule.floating))]
         block = Block(self, scope)
+        block.lines += _once(primals) if rule.once else []
         results = [r.code for r in block.write(program.body, program_operands(program, list(map(Code, primals))))]
         residuals = sequence(results[count:]) if results[count:] else Code("None")
         return function_lines("_fwd", primals, block.lines, [_one_or_tuple(results[:count]), residuals])
@@ -143,6 +159,7 @@ class ModuleWriter:
         block = Block(self, scope)
         block.lines += unpacked(each_residual, residuals, 4) if each_residual else []
         block.lines += unpacked(each_cotangent, cotangents, 4) if count > 1 else []
+        block.lines += _once([*each_residual, *each_cotangent]) if rule.once else []
         operands = list(map(Code, (*each_residual, *each_cotangent)))
         results = iter(r.code for r in block.write(program.body, program_operands(program, operands)))
         gradients = sequence([next(results) if f else Code("None") for f in rule.floating])
@@ -162,6 +179,11 @@ def function_lines(
     doc = [f'    """{about}"""'] if about else []
     gap = 1 if statements and not statements[0] else 0
     return [*head, *doc, *statements[gap:], *returned(results, 4)]
+
+
+def _once(names: Sequence[str]) -> list[str]:
+    """Return the lines by which a second derivative of values is refused."""
+    return unpacked(names, str(call(ONCE, *map(Code, names))), 4)
 
 
 def _one_or_tuple(results: Sequence[Code]) -> Code:

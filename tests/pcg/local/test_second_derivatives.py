@@ -1,12 +1,15 @@
 """Second derivatives of calls with derivative rules: those of the function, or a refusal."""
 
+import runpy
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 from precision import in_64_bits
 
 import unity
@@ -60,22 +63,63 @@ def planned(call: Callable[[Any], Any]) -> tuple[Callable[[Any], Any], unity.Pla
     return loss, unity.optimize(loss, X, machine=TWO, search="captured", progress=False)
 
 
+def in_file(plan: unity.Plan, folder: Path) -> Callable[[Any], Any]:
+    """Return the function of a plan's file."""
+    plan.export(folder / "exported.py")
+    return runpy.run_path(str(folder / "exported.py"), run_name="exported")["fn"]
+
+
 @pytest.mark.parametrize("divided", [True, False])
 @pytest.mark.parametrize("call", [scaled(1.0), attention()], ids=["calls itself", "calls another"])
-def test_rules_that_call_derivatives_are_differentiated_again(call: Callable, divided: bool) -> None:
+def test_rules_that_call_derivatives_are_differentiated_again(call: Callable, divided: bool, tmp_path: Path) -> None:
     loss, plan = planned(call if divided else lambda x: jnp.sort(call(x).ravel()[::-1]).reshape(x.shape))
-    wanted, computed = (curvature(f, x) for f, x in ((loss, X), (plan, plan.shard(X))))
-    np.testing.assert_allclose(computed, wanted, rtol=1e-10, atol=1e-10)
+    for fn in (plan, in_file(plan, tmp_path)):
+        np.testing.assert_allclose(curvature(fn, plan.shard(X)), curvature(loss, X), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("call", [scaled(3.0), rounded()], ids=["vjp", "jvp"])
-def test_rules_that_call_other_rules_are_differentiated_once(call: Callable) -> None:
+def test_rules_that_call_other_rules_are_differentiated_once(call: Callable, tmp_path: Path) -> None:
     loss, plan = planned(call)
-    x = plan.shard(X)
+    x, exported = plan.shard(X), in_file(plan, tmp_path)
     assert x.sharding.shard_shape(x.shape) != x.shape
-    np.testing.assert_allclose(jax.grad(plan)(x), jax.grad(loss)(X), rtol=1e-10)
+    for fn in (plan, exported):
+        np.testing.assert_allclose(jax.grad(fn)(x), jax.grad(loss)(X), rtol=1e-10)
     with pytest.raises(PlanError, match=r"test_second_derivatives.py:\d+.*a second derivative"):
         curvature(plan, x)
+    with pytest.raises(NotImplementedError, match="a second derivative"):
+        curvature(exported, x)
+
+
+@pytest.mark.parametrize(("function", "refused"), [(jnp.round, True), (jnp.tanh, False)])
+def test_rules_of_wide_partial_sums_are_checked(function: Callable, refused: bool, tmp_path: Path) -> None:
+    """Their operators are differentiated again as their programs, so the rule itself must be the program's derivative."""
+
+    @jax.custom_jvp
+    def call(x: Any, w: Any) -> Any:
+        return function(x * w)
+
+    def derivative(primals: Any, tangents: Any) -> Any:
+        product, change = jax.jvp(jnp.multiply, primals, tangents)
+        return function(product), change * (1 if refused else 1 - jnp.tanh(product) ** 2)
+
+    call.defjvp(derivative)
+
+    def loss(x: Any, w: Any) -> Any:
+        return jnp.sum(call(x, w) ** 2 * x)
+
+    x, w = (jnp.asarray(np.random.default_rng(k).normal(size=size), jnp.bfloat16) for k, size in ((0, (4, 6)), (1, (6,))))
+    pins = [unity.pin("x", P("device")), unity.pin("w", P())]
+    plan = unity.optimize(loss, x, w, argnums=(0, 1), machine=TWO, search="captured", constraints=pins, progress=False)
+
+    def curvature_of(fn: Callable) -> Any:
+        return jax.jit(jax.grad(lambda w: jnp.vdot(jax.grad(fn, 1)(x, w), jnp.arange(6.0, dtype=w.dtype))))(w)
+
+    for fn, error in ((plan, PlanError), (in_file(plan, tmp_path), NotImplementedError)):
+        if refused:
+            with pytest.raises(error, match="a second derivative"):
+                curvature_of(fn)
+        else:
+            np.testing.assert_allclose(curvature_of(fn).astype(float), curvature_of(loss).astype(float), rtol=0.1, atol=0.2)
 
 
 def test_a_rule_is_held_against_a_function_without_derivative() -> None:

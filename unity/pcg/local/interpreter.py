@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial as partial_arguments
 from typing import Any
 
 import jax
@@ -251,7 +252,8 @@ def _undifferentiated(equation: Equation, operands: list, layout: Layout, axes: 
 def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...], widened: bool = False) -> list:
     """Run a custom_jvp call on pieces, with its rule on pieces as the derivative.
 
-    Second derivatives of a `widened` call are not checked: the equation that checks them would round its operands.
+    A call that must be widened runs its rule as an operator (`applied`), whose second derivative is that of the call's program. So
+    the call itself is checked then, too, and outside of the operator: the equation that checks would round its operands there.
     """
     if equation.motionless:
         return _undifferentiated(equation, operands, layout, axes)
@@ -262,6 +264,7 @@ def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[
     tangent_types = tuple(t for t, f in zip(types, rule.floating, strict=True) if f)
     ruled = BodyInterpreter(rule.body, placing(rule.body, types + tangent_types, results * 2, len(axes)), axes)
     if widens(layout) or _has_wide_tangents(ruled, set(rule.body.inputs[len(types) :])):  # a widened operator has no transpose
+        assert equation.origin is not None
         narrow_axes = narrowly(axes)
         placed = (tuple(replace(p, axes=narrow_axes) for p in part) for part in (layout.operands, layout.results))
         inner = Layout(layout.primitive, layout.params, *placed)
@@ -270,6 +273,7 @@ def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[
             operands,
             layout,
             value=lambda pieces: varied(run_body(body, pieces, types, results, axes), layout.results),
+            guard=partial_arguments(with_checked_derivative, calls=(equation.origin, *rule.calls), place=equation.source),
         )
 
     @jax.custom_jvp

@@ -47,7 +47,7 @@ def with_checked_derivative(values: Sequence[Any], calls: Sequence[core.JaxprEqn
     def derivative(primals: Any, tangents: Any) -> Any:
         if not all(map(_has_true_rule, calls)):
             raise PlanError(
-                f"{place}: a second derivative of a call whose derivative rule calls a function with a rule of its own, which is"
+                f"{place}: a second derivative of a call whose derivative rule is, or calls a function with, a rule that is"
                 " not the function's derivative (or fails on random numbers). A plan differentiates by that rule once.\n"
                 "    Take second derivatives of the original function, or state in the rule what the called one does."
                 " (docs: capture#derivative-rules)"

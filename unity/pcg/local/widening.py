@@ -48,7 +48,14 @@ def widens(layout: Layout) -> bool:
 Local = Callable[[list], list]
 
 
-def applied(local: Local, operands: Arrays, layout: Layout, exact: bool = False, value: Local | None = None) -> list:
+def applied(
+    local: Local,
+    operands: Arrays,
+    layout: Layout,
+    exact: bool = False,
+    value: Local | None = None,
+    guard: Callable[[Arrays], list[Any]] = list,
+) -> list:
     """Return the results of an operator on pieces, with operands and results in the types in which devices hold them.
 
     Args:
@@ -57,15 +64,17 @@ def applied(local: Local, operands: Arrays, layout: Layout, exact: bool = False,
         layout: their layout.
         exact: whether all but one of the summands of each partial sum are zero, so that the narrow sum is exact.
         value: a program on pieces as they are held that computes the results; by default they follow from the local program.
+        guard: the identity on operands, which may refuse a second derivative.
     """
 
     active, refused = _differentiable(local, [x.astype(p.dtype) for x, p in zip(operands, layout.operands, strict=True)])
 
     @jax.custom_vjp
     def call(*pieces: Any) -> list:
-        return forward(*pieces)[0]
+        return evaluate(*pieces)[0]
 
-    def forward(*pieces: Any) -> tuple[list, list]:
+    def evaluate(*pieces: Any) -> tuple[list, list]:
+        """Return the results, and the operands without needless width."""
         values = [x if _is_wide(p, "S") else x.astype(p.dtype) for x, p in zip(pieces, layout.operands, strict=True)]
         plain = [x.astype(p.dtype) for x, p in zip(values, layout.operands, strict=True)]
         if value is not None:
@@ -79,6 +88,7 @@ def applied(local: Local, operands: Arrays, layout: Layout, exact: bool = False,
         return [x.astype(p.held) for x, p in zip(out, layout.results, strict=True)], values
 
     def backward(values: list, cotangents: list) -> tuple:
+        values = guard(values)
         plain = [x.astype(p.dtype) for x, p in zip(values, layout.operands, strict=True)]
         real = [(g, p) for g, p in zip(cotangents, layout.results, strict=True) if floating(p)]
 
@@ -98,7 +108,7 @@ def applied(local: Local, operands: Arrays, layout: Layout, exact: bool = False,
             return _refusing(x, refused[k])
         return x if k in active else lax.stop_gradient(x)  # JAX differentiates any call with a rule, which a loop may refuse
 
-    call.defvjp(forward, backward)
+    call.defvjp(lambda *pieces: evaluate(*guard(pieces)), backward)
     return call(*(argument(k, x) for k, x in enumerate(operands)))
 
 
