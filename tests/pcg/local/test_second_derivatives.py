@@ -65,7 +65,7 @@ def planned(call: Callable[[Any], Any]) -> tuple[Callable[[Any], Any], unity.Pla
 
 def in_file(plan: unity.Plan, folder: Path) -> Callable[[Any], Any]:
     """Return the function of a plan's file."""
-    plan.export(folder / "exported.py")
+    plan.files.export(folder / "exported.py")
     return runpy.run_path(str(folder / "exported.py"), run_name="exported")["fn"]
 
 
