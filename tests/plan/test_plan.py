@@ -485,6 +485,6 @@ def test_private_attributes_of_plans_are_read_nowhere_else() -> None:
     folder = Path(unity.__file__).parent
     face = folder / "plan" / "plan.py"
     private = set(re.findall(r"(?:def |self\.)(_[a-z]\w*)", face.read_text()))
-    assert {"_devices", "_shardings", "_program"} <= private
+    assert {"_devices", "_planned_call", "_program"} <= private
     reads = re.compile(rf"(?<!\bself)\.({'|'.join(private)})\b")
     assert not [path for path in folder.rglob("*.py") if path != face and reads.search(path.read_text())]
