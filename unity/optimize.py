@@ -25,6 +25,7 @@ from unity.pcg.jaxprs.effects import warn
 from unity.pcg.jaxprs.trace_contexts import unset
 from unity.plan.effects import dropped_effects
 from unity.plan.files import cache
+from unity.plan.former_names import accepting_former_options
 from unity.plan.further_options import FurtherOptions, Transforms, refuse_unknown
 from unity.plan.options import (
     obeyed,
@@ -44,6 +45,7 @@ from unity.search.substitution.fitting import CANDIDATES
 from unity.transforms.rewriting import Rewriter, budget_of, library_of
 
 
+@accepting_former_options
 def optimize(
     fn: Callable[..., Any],
     *args: Any,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -14,6 +15,7 @@ import pytest
 
 import unity
 from unity.base import errors
+from unity.plan.former_names import MEMBERS, accepting_former_options
 from unity.plan.further_options import Transforms
 from unity.plan.inspection import Inspection
 from unity.plan.plan_files import PlanFiles
@@ -72,7 +74,7 @@ def test_further_options_are_documented_and_have_one_type_each() -> None:
 
 
 @pytest.mark.parametrize("name", ["pipelines", "branches", "pack", "recompute"])
-@pytest.mark.parametrize("value", [(2, 4), 2, None])
+@pytest.mark.parametrize("value", ["yes", 2.0, None])
 def test_a_switch_is_true_or_false(name: str, value: Any) -> None:
     with pytest.raises(unity.OptionError, match=rf"{name}=.*expected True or False"):
         planned(**{name: value})
@@ -86,7 +88,7 @@ def test_an_unknown_option_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"budget": 2.0}, {"budget": True}, {"budget": -1}, {"seconds": -1}, {"budget": 1, "seconds": 1.0}]
+    "options", [{"budget": "2"}, {"budget": True}, {"budget": -1}, {"seconds": -1}, {"budget": 1, "seconds": 1.0}]
 )
 def test_a_search_is_bounded_by_programs_or_by_seconds(options: dict[str, Any]) -> None:
     with pytest.raises(unity.OptionError, match=r"budget=|seconds="):
@@ -101,3 +103,35 @@ def test_all_documented_errors_are_exported() -> None:
     classes = [path.rpartition(".")[2] for path in listed if path != errors.__name__] + defined
     assert len(classes) > 10
     assert [name for name in classes if name not in unity.__all__] == []
+
+
+@pytest.mark.parametrize("name", sorted(MEMBERS))
+def test_a_former_member_is_the_present_one(name: str) -> None:
+    plan = planned()
+    with pytest.warns(DeprecationWarning, match=rf"plan\.{name} is plan\.{MEMBERS[name]} now") as warned:
+        former = getattr(plan, name)
+    assert type(former) is type(attrgetter(MEMBERS[name])(plan))
+    assert warned[0].filename == __file__
+
+
+def test_a_member_that_no_plan_had_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'Plan' object has no attribute 'shards'"):
+        _ = planned().shards  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    ("former", "present"),
+    [
+        ({"pipelines": (2, 4, "gpipe")}, {"pipeline": unity.PipelineShape(2, 4, "gpipe")}),
+        ({"branches": 2}, {"branch_groups": 2}),
+        ({"budget": 2.0}, {"seconds": 2.0}),
+        ({"shardings": "keep"}, {"constraints": (unity.keep_shardings(),)}),
+        ({"shardings": "free"}, {"constraints": ()}),
+    ],
+)
+def test_a_former_option_is_the_present_one(former: dict[str, Any], present: dict[str, Any]) -> None:
+    taken = accepting_former_options(lambda **options: options)
+    with pytest.warns(DeprecationWarning, match=next(iter(present))) as warned:
+        assert taken(**former) == present
+    assert warned[0].filename == __file__
+    assert taken(**present) == present

@@ -17,6 +17,7 @@ from unity.exec.context import automatic
 from unity.exec.lowering import partitioned_program, program
 from unity.pcg.ir.graph import PCG
 from unity.plan.effects import with_effects
+from unity.plan.former_names import former_member
 from unity.plan.frontier import Frontier
 from unity.plan.inspection import Inspection
 from unity.plan.plan_family import PlanFamily
@@ -126,6 +127,11 @@ class Plan:
                 f" {type(devices).__name__}. (docs: plan#devices)"
             )
         return Plan(family, candidate, listed)
+
+    if not TYPE_CHECKING:  # former names are no attributes to a type checker
+
+        def __getattr__(self, name: str) -> Any:
+            return former_member(self, name)
 
     def _with_effects(self, lower: Callable[[PCG, Mesh], Callable[..., tuple]]) -> Callable[..., tuple]:
         """Return the program that `lower` makes of the parallel graph on the plan's mesh, with the effects of the function."""

@@ -23,6 +23,7 @@ from unity.optimize import optimize
 from unity.pcg.jaxprs.shardings import sharding_of
 from unity.pcg.jaxprs.trace_contexts import unset, without_mesh
 from unity.plan.call_arguments import by_position, refuse_others
+from unity.plan.former_names import accepting_former_options
 from unity.plan.further_options import refuse_unknown
 from unity.plan.options import refuse_uncallable
 from unity.plan.plan import Plan
@@ -47,6 +48,7 @@ _SETTINGS = (  # of JAX, under which a function computes other values or types, 
 OPTIONS = OPTIMIZE_OPTIONS - {"argnums", "training", "pack"}
 
 
+@accepting_former_options
 def step(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] | None = (), **options: Any) -> TrainingStep:
     """Run a training step on all devices: `unity.step(train_step, donate_argnums=0)` in the place of `jax.jit`.
 
