@@ -24,8 +24,8 @@ from unity.pcg.ir.gradient_flow import losses
 from unity.pcg.jaxprs.effects import warn
 from unity.pcg.jaxprs.trace_contexts import unset
 from unity.plan.effects import dropped_effects
+from unity.plan.face.former_names import accepting_former_options
 from unity.plan.files import cache
-from unity.plan.former_names import accepting_former_options
 from unity.plan.further_options import FurtherOptions, Transforms, refuse_unknown
 from unity.plan.options import (
     obeyed,

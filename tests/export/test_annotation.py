@@ -19,7 +19,7 @@ import unity
 from unity.base.errors import PlanError
 from unity.exec.compiled.hlo import collectives
 from unity.export import Annotation
-from unity.export.annotation import CONSTRAINT
+from unity.export.annotations.annotation import CONSTRAINT
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

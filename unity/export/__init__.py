@@ -1,7 +1,7 @@
 """Export of plans: files of plain JAX, which do not import unity, and the user's source with sharding constraints."""
 
 from unity.base.errors import ExportError
-from unity.export.annotation import Annotation, Unannotated, annotate
+from unity.export.annotations import Annotation, Unannotated, annotate
 from unity.export.python_file import source, write
 
 __all__ = ["Annotation", "ExportError", "Unannotated", "annotate", "source", "write"]

@@ -10,7 +10,7 @@ from unity.pcg.parallel.serial_view import erased
 from unity.substitutions.language.derivation import RewriteStep
 
 if TYPE_CHECKING:
-    from unity.plan.planned_program import PlannedProgram
+    from unity.plan.face.planned_program import PlannedProgram
 
 
 def check_derivation(program: PlannedProgram) -> tuple[RewriteStep, ...]:

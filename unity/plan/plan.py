@@ -17,13 +17,13 @@ from unity.exec.context import automatic
 from unity.exec.lowering import partitioned_program, program
 from unity.pcg.ir.graph import PCG
 from unity.plan.effects import with_effects
-from unity.plan.former_names import former_member
+from unity.plan.face.former_names import former_member
+from unity.plan.face.inspection import Inspection
+from unity.plan.face.plan_files import PlanFiles
+from unity.plan.face.planned_program import PlannedProgram
 from unity.plan.frontier import Frontier
-from unity.plan.inspection import Inspection
 from unity.plan.plan_family import PlanFamily
-from unity.plan.plan_files import PlanFiles
 from unity.plan.planned_call import PlannedCall
-from unity.plan.planned_program import PlannedProgram
 from unity.plan.shardings.sharder import Sharder
 from unity.plan.step import step_of
 from unity.search.session import Candidate

@@ -23,7 +23,7 @@ from unity.optimize import optimize
 from unity.pcg.jaxprs.shardings import sharding_of
 from unity.pcg.jaxprs.trace_contexts import unset, without_mesh
 from unity.plan.call_arguments import by_position, refuse_others
-from unity.plan.former_names import accepting_former_options
+from unity.plan.face.former_names import accepting_former_options
 from unity.plan.further_options import refuse_unknown
 from unity.plan.options import refuse_uncallable
 from unity.plan.plan import Plan

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 
 from unity.base.errors import PlanError
 from unity.exec.sharding_constraints import divides_more, open_spec, refuse_per_device
-from unity.export.expressions import ExpressionValue, Span, expression_values
+from unity.export.annotations.expressions import ExpressionValue, Span, expression_values
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.jaxprs.trace_contexts import without_mesh
 from unity.pcg.types.parallel_type import PARTIAL, UNUSED, Type

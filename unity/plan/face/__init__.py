@@ -1,0 +1,1 @@
+"""The namespaces of a plan, and the former names of their members."""
