@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 
 from unity.base.errors import PlanError
 from unity.exec.sharding_constraints import divides_more, open_spec, refuse_per_device
-from unity.export.annotations.expressions import ExpressionValue, Span, expression_values
+from unity.export.annotations.expressions import CodeSpan, ExpressionValue, expression_values
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.jaxprs.trace_contexts import without_mesh
 from unity.pcg.types.parallel_type import PARTIAL, UNUSED, Type
@@ -200,9 +200,9 @@ def _primitive(v: Value) -> str:
 
 def _placed(
     decisions: Sequence[_Decision], values: Sequence[ExpressionValue]
-) -> tuple[dict[tuple[Span, str], _Decision], list[Unannotated]]:
+) -> tuple[dict[tuple[CodeSpan, str], _Decision], list[Unannotated]]:
     """Return the decisions by their expressions and sides, and the lines of those that no single expression computes."""
-    by_place: dict[tuple[Span, str], list[_Decision]] = defaultdict(list)
+    by_place: dict[tuple[CodeSpan, str], list[_Decision]] = defaultdict(list)
     missing: list[tuple[int, str]] = []
     for d in decisions:
         computed = [v for v in values if v.span.line <= d.line <= v.span.end_line]
@@ -218,7 +218,7 @@ def _placed(
             missing.append((d.line, f"{d.primitive} is computed inside of a library's function, or of a rewritten program"))
         else:
             by_place[spans.pop(), d.side].append(d)
-    chosen: dict[tuple[Span, str], _Decision] = {}
+    chosen: dict[tuple[CodeSpan, str], _Decision] = {}
     for (span, side), several in by_place.items():
         if len({(d.type, len(d.value_shape)) for d in several}) == 1:
             chosen[span, side] = several[0]
@@ -235,7 +235,7 @@ class _Editor:
         self.nodes = {_extent(n): n for n in ast.walk(tree) if isinstance(n, ast.expr | ast.AugAssign)}
         self.names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
 
-    def annotated(self, specs: Mapping[tuple[Span, str], PartitionSpec]) -> tuple[str, list[Unannotated]]:
+    def annotated(self, specs: Mapping[tuple[CodeSpan, str], PartitionSpec]) -> tuple[str, list[Unannotated]]:
         """Return the text with constraints, and the lines at which none can be written."""
         imports, constraint, spec_name = self.imports()
         insertions: list[tuple[tuple[int, ...], bytes]] = []  # (line, column, then the order at that place), text

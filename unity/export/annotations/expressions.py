@@ -17,7 +17,7 @@ MAPS = ("vmap", "pmap", "shard_map")  # whose functions see values with fewer di
 
 
 @dataclass(frozen=True, order=True)
-class Span:
+class CodeSpan:
     """The place of an expression in a file. Lines count from 1, columns are bytes of UTF-8 from 0, as in `ast`."""
 
     file: str
@@ -35,7 +35,7 @@ class ExpressionValue:
         is_mapped: whether the expression sees another shape, as inside of `jax.vmap`.
     """
 
-    span: Span
+    span: CodeSpan
     primitive: str
     shape: Shape
     dtype: str
@@ -46,7 +46,7 @@ class ExpressionValue:
 class _Call:
     """The call around a nested program: its expression, the function's name, and whether it is mapped."""
 
-    span: Span | None = None
+    span: CodeSpan | None = None
     function: str = ""
     is_mapped: bool = False
 
@@ -65,7 +65,7 @@ def _read(jaxpr: core.Jaxpr, call: _Call, found: set[ExpressionValue]) -> Sequen
     """Add the values of a program's expressions, and return the primitives of its results."""
     producers: dict[Any, tuple[_Call, str]] = {}
 
-    def leave(v: Any, reader: Span | None) -> None:
+    def leave(v: Any, reader: CodeSpan | None) -> None:
         producer, primitive = producers.get(v, (_Call(), ""))
         if producer.span is not None and producer.span != reader:
             found.add(ExpressionValue(producer.span, primitive, tuple(v.aval.shape), str(v.aval.dtype), producer.is_mapped))
@@ -118,4 +118,4 @@ def _call_of(eqn: core.JaxprEqn, around: _Call) -> _Call:
     if line is None or end_line is None or column is None or end_column is None:  # Python was told to keep no columns
         return _Call(None, name, around.is_mapped)
     is_mapped = any(owner(f.file_name) == "jax" and any(m in f.function_name for m in MAPS) for f, *_ in frames[place:])
-    return _Call(Span(frame.file_name, line, column, end_line, end_column), name, around.is_mapped or is_mapped)
+    return _Call(CodeSpan(frame.file_name, line, column, end_line, end_column), name, around.is_mapped or is_mapped)
