@@ -23,7 +23,6 @@ import unity
 from benchmarks.zoo import ENTRIES, Entry
 from unity.base.formatting import short
 from unity.machine.hardware import Device
-from unity.plan.summary import differentiated_in
 from unity.search.cost.prediction import predict
 
 NODES = (1, 8)  # of 8 H100s
@@ -35,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 
 def whole(plan: unity.Plan) -> tuple[float, list[str]]:
     """Return the share of the computing that every device does whole, and its largest parts."""
-    prediction = predict(plan.program.pcg, plan.inspect.machine, differentiated_in(plan))
+    prediction = predict(plan.program.pcg, plan.inspect.machine, plan.program.family.differentiated)
     parts: dict[str, float] = {}
     for term in prediction.operators:
         if term.share == 1:

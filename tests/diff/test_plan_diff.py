@@ -30,7 +30,7 @@ from unity.pcg.ir.graph import PARALLELIZATION, PCG
 from unity.pcg.ir.graph_json import from_json as read_graph
 from unity.pcg.ir.graph_json import to_json as graph_json
 from unity.plan.files.plan_file import read, sealed, summaries
-from unity.plan.summary import Summary, differentiated_in
+from unity.plan.summary import Summary
 from unity.search.cost.prediction import predict
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -114,7 +114,7 @@ def test_costs_compare_one_device_with_the_plan() -> None:
     assert found.before.devices == 1
     assert found.before.time > plan.time
     assert found.after.time == plan.time
-    prediction = predict(plan.program.pcg, plan.inspect.machine, differentiated_in(plan))
+    prediction = predict(plan.program.pcg, plan.inspect.machine, plan.program.family.differentiated)
     assert sum(r.computing.after for r in found.regions) == pytest.approx(sum(t.forward + t.backward for t in prediction.operators))
     assert sum(r.communicating.after for r in found.regions) == pytest.approx(sum(t.seconds for t in prediction.collectives))
     assert sum(r.communicating.before for r in found.regions) == 0
@@ -125,7 +125,7 @@ def test_costs_compare_one_device_with_the_plan() -> None:
 def test_collectives_are_the_ones_that_the_plan_adds() -> None:
     plan, found = planned(), own_diff()
     counts: dict[str, int] = {}
-    for t in predict(plan.program.pcg, plan.inspect.machine, differentiated_in(plan)).collectives:
+    for t in predict(plan.program.pcg, plan.inspect.machine, plan.program.family.differentiated).collectives:
         counts[t.collective.kind] = counts.get(t.collective.kind, 0) + t.collective.count
     said: dict[str, int] = {}
     for c in found.collectives:

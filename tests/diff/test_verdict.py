@@ -17,7 +17,7 @@ import unity
 from unity.base.formatting import duration, size
 from unity.diff import PlanDiff
 from unity.diff.verdict import FORMATS
-from unity.plan.summary import Summary, differentiated_in, summary_of
+from unity.plan.summary import Summary, summary_of
 from unity.plan.warnings import warnings_of
 from unity.search.cost.prediction import predict
 from unity.search.memory.backend import backend_of
@@ -76,11 +76,13 @@ CHANGES = [
 def test_the_causes_add_up_to_the_change(before: Any, after: Any) -> None:
     one, other = before(), after()
     verdict = one.inspect.diff(other).verdict()
-    steps = [predict(p.program.pcg, EIGHT, differentiated_in(p)).time for p in (one, other)]
+    steps = [predict(p.program.pcg, EIGHT, p.program.family.differentiated).time for p in (one, other)]
     assert sum(c.amount for c in verdict.time_causes) == pytest.approx(steps[1] - steps[0], rel=1e-6)
     assert verdict.time.growth == pytest.approx(other.time / one.time - 1)
     training = one.program.family.search.training
-    peaks = [predict_memory(p.program.pcg, differentiated_in(p), training, backend_of(EIGHT)).total for p in (one, other)]
+    peaks = [
+        predict_memory(p.program.pcg, p.program.family.differentiated, training, backend_of(EIGHT)).total for p in (one, other)
+    ]
     assert sum(c.amount for c in verdict.memory_causes) == pytest.approx(peaks[1] - peaks[0], rel=1e-6)
     assert verdict.memory.growth == pytest.approx(other.memory / one.memory - 1)
     assert verdict.time_causes
@@ -169,7 +171,7 @@ def test_every_format_says_the_same_figures() -> None:
 def test_graphs_have_no_costs_to_judge() -> None:
     graph = Summary("graph", "", 0, 0.0, 0.0, planned().program.original, (), ())
     with pytest.raises(unity.PlanError, match="graphs have no costs"):
-        PlanDiff(graph, summary_of(planned())).verdict(slower=0.05)
+        PlanDiff(graph, summary_of(planned().program)).verdict(slower=0.05)
 
 
 # --- warnings ---
@@ -191,7 +193,7 @@ PRINTED = COMMENTED.replace("    # a layer", '    jax.debug.print("{}", h)')
 @pytest.mark.filterwarnings("ignore:.*dropped from the plan")
 def test_a_new_warning_is_at_its_line_and_refused_if_strict(text: str, vocabulary: int, topic: str, code: str, says: str) -> None:
     plan = planned(text, vocabulary)
-    found = [w for w in warnings_of(plan) if w.topic == topic]
+    found = [w for w in warnings_of(plan.program) if w.topic == topic]
     assert any(w.line == line_of(code, text) and says in w.text for w in found)
     verdict = planned().inspect.diff(plan).verdict(strict=True)
     assert not verdict.accepted
@@ -204,9 +206,9 @@ def test_a_new_warning_is_at_its_line_and_refused_if_strict(text: str, vocabular
 def test_a_warning_that_moved_is_not_new() -> None:
     for text in (MYSTERIOUS, SORTED, PRINTED):
         moved = "# moved\n\n\n" + text
-        assert warnings_of(planned(text))
+        assert warnings_of(planned(text).program)
         assert not planned(text).inspect.diff(planned(moved)).verdict(strict=True).new_warnings
 
 
 def test_a_model_that_is_divided_has_no_warnings() -> None:
-    assert warnings_of(planned()) == ()
+    assert warnings_of(planned().program) == ()

@@ -21,7 +21,6 @@ from unity.machine.machine import Machine
 from unity.pcg.parallel.parallelize import on_one_device
 from unity.pcg.parallel.serial_view import twins
 from unity.plan.plan import Plan
-from unity.plan.summary import differentiated_in
 from unity.plan.undivided import WORTH_SAYING, undivided
 from unity.search.cost.prediction import predict
 
@@ -76,7 +75,7 @@ ODD, EVEN = (f(1023, 1025), f(77, 1023)), (f(1024, 1024), f(8192, 1024))
 def test_what_is_whole_takes_as_long_as_on_one_device(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Where launches cost nothing, what is divided takes less than it does alone."""
     plan = planned(fn, *args, machine=FREE)
-    steps, alone = differentiated_in(plan), on_one_device(plan.program.serial)
+    steps, alone = plan.program.family.differentiated, on_one_device(plan.program.serial)
     seconds_alone = {id(t.node): t.forward + t.backward for t in predict(alone, FREE.alone, steps).operators}
     before = {
         id(node): id(single)
@@ -91,7 +90,7 @@ def test_what_is_whole_takes_as_long_as_on_one_device(fn: Callable[..., Any], ar
         if seconds and seconds == pytest.approx(seconds_alone[before[id(term.node)]], rel=1e-9):
             found[term.node.kind, short(term.node.source)] += seconds
     wanted = {key: seconds / total for key, seconds in found.items()}
-    rows = undivided(plan)
+    rows = undivided(plan.program)
     if sum(wanted.values()) <= WORTH_SAYING:
         assert not rows
         assert "not divided" not in explained(plan)
@@ -114,7 +113,7 @@ def test_what_is_whole_takes_as_long_as_on_one_device(fn: Callable[..., Any], ar
 )
 def test_the_reason_is_said_beside_the_operator_and_its_line(fn: Callable[..., Any], args: tuple, kind: str, reason: str) -> None:
     plan = planned(fn, *args)
-    (row,) = (row for row in undivided(plan) if row.kind.startswith(kind))
+    (row,) = (row for row in undivided(plan.program) if row.kind.startswith(kind))
     assert row.reason == reason
     assert row.line.startswith("test_undivided.py:")
     said = explained(plan)
@@ -124,7 +123,7 @@ def test_the_reason_is_said_beside_the_operator_and_its_line(fn: Callable[..., A
 
 def test_what_could_be_divided_is_explained_by_the_path_that_is_named() -> None:
     plan = planned(beside, *EVEN)
-    (reason,) = (row.reason for row in undivided(plan) if row.kind == "exp")
+    (reason,) = (row.reason for row in undivided(plan.program) if row.kind == "exp")
     path = reason.split('explain("')[1].split('")')[0]
     assert "exp" in explained(plan, path)
 
@@ -137,14 +136,16 @@ def test_stages_of_a_pipeline_are_divided() -> None:
         id(n) for node, _ in plan.program.pcg.walk() if node.kind == "pipeline" and node.inside for n, _ in node.inside.walk()
     }
     shares = [
-        t.share for t in predict(plan.program.pcg, plan.inspect.machine, differentiated_in(plan)).operators if id(t.node) in stages
+        t.share
+        for t in predict(plan.program.pcg, plan.inspect.machine, plan.program.family.differentiated).operators
+        if id(t.node) in stages
     ]
     assert shares
     assert max(shares) <= 0.5
 
 
 def test_one_device_repeats_nothing() -> None:
-    assert not undivided(planned(sorting, *EVEN, machine=EIGHT.alone))
+    assert not undivided(planned(sorting, *EVEN, machine=EIGHT.alone).program)
 
 
 def test_the_command_line_says_it_unasked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, own_cache: None) -> None:

@@ -10,7 +10,6 @@ from unity.machine.machine import Machine
 from unity.pcg.ir.graph import Node
 from unity.pcg.types.parallel_type import Type
 from unity.plan.plan import Plan
-from unity.plan.summary import differentiated_in
 from unity.plan.undivided import headline, undivided
 from unity.search.cost.prediction import Prediction, predict
 
@@ -20,7 +19,7 @@ ROWS = 3  # rows of each subject that are shown; the others are counted
 
 def brief(plan: Plan) -> str:
     """Return a plan's decisions in about six lines."""
-    prediction = predict(plan.program.pcg, plan.inspect.machine, differentiated_in(plan))
+    prediction = predict(plan.program.pcg, plan.inspect.machine, plan.program.family.differentiated)
     devices = plan.inspect.machine.devices
     on = f"each of {devices} devices" if devices > 1 else "the device"
     lines = [
@@ -36,7 +35,7 @@ def brief(plan: Plan) -> str:
     lines += _rows("inputs", _arguments([n for k, n in enumerate(inputs) if k not in weights], plan.inspect.machine))
     lines += _rows("sent", _sent(prediction, plan.inspect.machine))
     lines += _rows("changed", list(map(str, plan.program.transformations)))
-    undivided_rows = undivided(plan, prediction)
+    undivided_rows = undivided(plan.program, prediction)
     return "\n".join([*lines, *([headline(undivided_rows)] if undivided_rows else [])])
 
 

@@ -21,7 +21,6 @@ from unity.pcg.ir.user_lines import line_behind
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import copies, show
 from unity.plan.plan import Plan
-from unity.plan.summary import differentiated_in
 from unity.plan.undivided import Undivided, headline, undivided
 from unity.plan.warnings import undividable
 from unity.search.cost.prediction import CollectiveTerm, OperatorTerm, Prediction, predict
@@ -41,7 +40,7 @@ def explain(plan: Plan, file: Any = None) -> None:
     console = Console(file=file, markup=False, highlight=False)
     console.width = max(console.width, 140)  # wide enough for a type and a line number side by side
     family = plan.program.family
-    differentiated = differentiated_in(plan)
+    differentiated = plan.program.family.differentiated
     prediction = predict(plan.program.pcg, plan.inspect.machine, differentiated)
     console.print(f"{plan.__name__} on {plan.inspect.machine}", style="bold")
     console.print(
@@ -51,7 +50,7 @@ def explain(plan: Plan, file: Any = None) -> None:
     )
     if gap := gap_in_words(plan):
         console.print(gap)
-    undivided_rows = undivided(plan, prediction)
+    undivided_rows = undivided(plan.program, prediction)
     if undivided_rows:
         console.print(headline(undivided_rows), style="yellow")
     for line in (*_constraints(plan), *_transformations(plan), *_applications(plan), *_tried(plan), *inferred_kernels(plan)):
@@ -181,7 +180,7 @@ def _collectives(prediction: Prediction, machine: Machine) -> Table:
 
 def blocked(plan: Plan) -> list[str]:
     """Return lines about operators and dimensions that cannot be divided, with reasons."""
-    return list(map(str, undividable(plan)))
+    return list(map(str, undividable(plan.program)))
 
 
 def frontier_table(candidates: Sequence[Candidate], chosen: Candidate, exact: bool) -> Table:

@@ -20,10 +20,10 @@ from unity.plan.effects import with_effects
 from unity.plan.face.former_names import former_member
 from unity.plan.face.inspection import Inspection
 from unity.plan.face.plan_files import PlanFiles
-from unity.plan.face.planned_program import PlannedProgram
 from unity.plan.frontier import Frontier
 from unity.plan.plan_family import PlanFamily
 from unity.plan.planned_call import PlannedCall
+from unity.plan.planned_program import PlannedProgram
 from unity.plan.shardings.sharder import Sharder
 from unity.plan.step import step_of
 from unity.search.session import Candidate
@@ -45,7 +45,7 @@ class Plan:
     def __init__(self, family: PlanFamily, candidate: Candidate, devices: Sequence[Any] | Mesh | None = None) -> None:
         self.program = PlannedProgram(family, candidate)
         self._devices = devices
-        self.__name__ = getattr(family.fn, "__name__", "plan")
+        self.__name__ = family.name
         self.__doc__ = family.fn.__doc__
 
     @property

@@ -46,6 +46,11 @@ class PlanFamily:
     interrupted: bool = False  # by Ctrl-C, before the search ended
 
     @property
+    def name(self) -> str:
+        """The name of the function, by which messages and summaries call its plans."""
+        return getattr(self.fn, "__name__", "plan")
+
+    @property
     def searched(self) -> str:
         """The duration of the search as text, and whether it was interrupted."""
         return f"searched in {self.seconds:.2f} s" + (", interrupted: the best until then" if self.interrupted else "")

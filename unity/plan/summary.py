@@ -6,9 +6,9 @@ without the function that they were made for.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from msgspec import Meta
 from msgspec.structs import asdict, replace
@@ -20,15 +20,13 @@ from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node
 from unity.pcg.ir.graph_json import to_json as graph_json
 from unity.pcg.ir.user_lines import line_behind, source_of_use
 from unity.pcg.parallel.parallelize import on_one_device
+from unity.plan.planned_program import PlannedProgram
 from unity.plan.warnings import PlanWarning, warnings_of
 from unity.search.cost.prediction import Prediction, predict
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import MemoryPrediction, predict_memory
 from unity.search.space.live_buffers import whole
 from unity.transforms.transformation import RewrittenLines
-
-if TYPE_CHECKING:
-    from unity.plan.plan import Plan
 
 SCHEMA = 1
 
@@ -137,26 +135,25 @@ def read_summary(record: SummaryRecord) -> Summary:
     return Summary(**{name: value for name, value in fields.items() if name != "schema"})
 
 
-def summary_of(plan: Plan) -> Summary:
-    """Return the summary of a plan."""
-    differentiated = differentiated_in(plan)
-    prediction = predict(plan.program.pcg, plan.inspect.machine, differentiated)
-    memory = predict_memory(plan.program.pcg, differentiated, plan.program.family.search.training, backend_of(plan.inspect.machine))
-    figures = plan.__name__, plan.inspect.machine.name, plan.inspect.machine.devices, plan.time, plan.memory
-    rules = _merged(rule_use(use) for t in plan.program.transformations for use in t.uses)
-    applied = (*_transformations(plan), *_applications(plan))
-    costs = _costs(prediction, plan.program.pcg)
-    return Summary(*figures, plan.program.pcg, *costs, rules, applied, _live(memory), warnings_of(plan, prediction))
+def summary_of(program: PlannedProgram) -> Summary:
+    """Return the summary of a plan's program."""
+    graph, family, machine = program.pcg, program.family, program.family.search.machine
+    prediction = predict(graph, machine, family.differentiated)
+    memory = predict_memory(graph, family.differentiated, family.search.training, backend_of(machine))
+    figures = family.name, machine.name, machine.devices, program.candidate.time, program.candidate.memory
+    rules = _merged(rule_use(use) for t in program.transformations for use in t.uses)
+    applied = (*_transformations(program), *_applications(program))
+    return Summary(*figures, graph, *_costs(prediction, graph), rules, applied, _live(memory), warnings_of(program, prediction))
 
 
-def captured_summary_of(plan: Plan) -> Summary:
+def captured_summary_of(program: PlannedProgram) -> Summary:
     """Return the summary of the captured program that a plan was made for, on one device of the plan's machine."""
-    machine, differentiated = plan.inspect.machine.alone, differentiated_in(plan)
-    graph = on_one_device(plan.program.original)
-    prediction = predict(graph, machine, differentiated)
-    memory = predict_memory(graph, differentiated, plan.program.family.search.training, backend_of(machine))
-    figures = plan.__name__, machine.name, 1, prediction.time, memory.total
-    return Summary(*figures, plan.program.original, *_costs(prediction, graph), live=_live(memory))
+    family, machine = program.family, program.family.search.machine.alone
+    graph = on_one_device(program.original)
+    prediction = predict(graph, machine, family.differentiated)
+    memory = predict_memory(graph, family.differentiated, family.search.training, backend_of(machine))
+    figures = family.name, machine.name, 1, prediction.time, memory.total
+    return Summary(*figures, program.original, *_costs(prediction, graph), live=_live(memory))
 
 
 def step_seconds(summary: Summary) -> tuple[float, float]:
@@ -170,11 +167,6 @@ def seconds_by_line(rows: Iterable[Work | Talk]) -> dict[str, float]:
     for row in rows:
         seconds[row.line] = seconds.get(row.line, 0.0) + row.seconds
     return seconds
-
-
-def differentiated_in(plan: Plan) -> Collection[int]:
-    """Return the numbers of the arguments that a plan's step computes gradients of."""
-    return plan.program.family.differentiated
 
 
 def _costs(prediction: Prediction, graph: PCG) -> tuple[tuple[Work, ...], tuple[Talk, ...]]:
@@ -221,17 +213,17 @@ def rule_use(use: RewrittenLines) -> RuleUse:
     return RuleUse(use.rule, use.statement, use.times, tuple(dict.fromkeys(map(short, use.lines))))
 
 
-def _transformations(plan: Plan) -> Iterator[RuleUse]:
+def _transformations(program: PlannedProgram) -> Iterator[RuleUse]:
     """Yield the transformations but those by rules, at the lines of the operators that they lead to."""
-    for t in plan.program.transformations:
+    for t in program.transformations:
         if not t.by_rules:
-            lines = tuple(short(node.source) for node in plan.program.serial.nodes if node.kind == t.kind)
+            lines = tuple(short(node.source) for node in program.serial.nodes if node.kind == t.kind)
             yield RuleUse(t.kind, str(t), 1, lines, tuple(axis.name for axis in t.along))
 
 
-def _applications(plan: Plan) -> tuple[RuleUse, ...]:
-    lines = ((short(a.source),) if a.source else () for a in plan.program.applications)
-    uses = zip(plan.program.applications, lines, strict=True)
+def _applications(program: PlannedProgram) -> tuple[RuleUse, ...]:
+    lines = ((short(a.source),) if a.source else () for a in program.applications)
+    uses = zip(program.applications, lines, strict=True)
     return _merged(RuleUse(pattern(a.operator), a.rule, 1, where, a.axes) for a, where in uses)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,11 +13,9 @@ from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.propagation.choices import choices
 from unity.pcg.propagation.halos import undivided_windows
 from unity.pcg.types.axis import Axis
+from unity.plan.planned_program import PlannedProgram
 from unity.search.cost.prediction import Prediction, predict
 from unity.search.space.configurations import fits
-
-if TYPE_CHECKING:
-    from unity.plan.plan import Plan
 
 WORTH_SAYING = 0.05  # share of the predicted computation; less is not reported
 
@@ -41,20 +38,20 @@ class Undivided:
     reason: str
 
 
-def undivided(plan: Plan, prediction: Prediction | None = None) -> tuple[Undivided, ...]:
+def undivided(program: PlannedProgram, prediction: Prediction | None = None) -> tuple[Undivided, ...]:
     """Return the operators that every device of a plan runs whole, the most expensive first; none if their share is small."""
-    prediction = prediction or predict(plan.program.pcg, plan.inspect.machine, plan.program.family.differentiated)
+    prediction = prediction or predict(program.pcg, program.family.search.machine, program.family.differentiated)
     total = prediction.computing
-    if plan.inspect.machine.devices == 1 or not total:
+    if program.family.search.machine.devices == 1 or not total:
         return ()
-    reasons = _known_reasons(plan.program.pcg)
+    reasons = _known_reasons(program.pcg)
     rows: dict[tuple[str, str, str], Undivided] = {}
     for term in prediction.operators:
         if term.share < 1:
             continue
         node, seconds = term.node, term.forward + term.backward
         line = short(node.source)
-        reason = reasons.get(id(node)) or _reason(node, plan.program.pcg.axes)
+        reason = reasons.get(id(node)) or _reason(node, program.pcg.axes)
         row = rows.get((node.kind, line, reason), Undivided(node.kind, line, 0, 0.0, 0.0, reason))
         row = replace(row, count=row.count + 1, seconds=row.seconds + seconds, part=row.part + seconds / total)
         rows[node.kind, line, reason] = row

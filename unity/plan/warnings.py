@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from math import prod
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from unity.base.documents import Record
 from unity.base.formatting import pattern, short
@@ -14,11 +14,9 @@ from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.user_lines import source_of_use
 from unity.pcg.propagation.halos import undivided_windows
 from unity.plan.effects import dropped_effects
+from unity.plan.planned_program import PlannedProgram
 from unity.plan.undivided import undivided
 from unity.search.cost.prediction import Prediction
-
-if TYPE_CHECKING:
-    from unity.plan.plan import Plan
 
 LARGE = 16  # indices of a dimension that is worth dividing
 WORTH_WARNING = 0.01  # share of the predicted computation that an operator takes
@@ -47,26 +45,26 @@ class PlanWarning(Record):
         return f"{self.text} ({self.line})" if self.line else self.text
 
 
-def warnings_of(plan: Plan, prediction: Prediction | None = None) -> tuple[PlanWarning, ...]:
+def warnings_of(program: PlannedProgram, prediction: Prediction | None = None) -> tuple[PlanWarning, ...]:
     """Return the warnings about a plan."""
-    refused = tuple(undividable(plan))
+    refused = tuple(undividable(program))
     known = {(w.line, w.subject) for w in refused}
-    return (*_dropped(plan), *refused, *(w for w in _whole(plan, prediction) if (w.line, w.subject) not in known))
+    return (*_dropped(program), *refused, *(w for w in _whole(program, prediction) if (w.line, w.subject) not in known))
 
 
-def undividable(plan: Plan) -> Iterator[PlanWarning]:
+def undividable(program: PlannedProgram) -> Iterator[PlanWarning]:
     """Yield the operators and dimensions that no plan of the program divides, with the reason.
 
     These are unknown primitives, dimensions along which some windows slide, and arguments' dimensions that no axis divides.
     """
-    for node, why in unparallelized(plan.program.serial):
+    for node, why in unparallelized(program.serial):
         yield PlanWarning("unknown", short(node.source), node.kind, f"{node.kind} runs whole on every device: {why}")
-    windows = Counter((node.kind, dim, why, short(node.source)) for node, dim, why in undivided_windows(plan.program.serial))
+    windows = Counter((node.kind, dim, why, short(node.source)) for node, dim, why in undivided_windows(program.serial))
     for (kind, dim, why, line), n in windows.items():
         text = f"{n} × {kind} stays whole along dimension {dim}: {why}"
         yield PlanWarning("windows", line, f"dimension {dim} of {kind}", text)
-    smallest, total = min((a.size for a in plan.program.pcg.axes), default=1), prod(a.size for a in plan.program.pcg.axes)
-    yield from _indivisible(plan.program.original, smallest, total)
+    smallest, total = min((a.size for a in program.pcg.axes), default=1), prod(a.size for a in program.pcg.axes)
+    yield from _indivisible(program.original, smallest, total)
 
 
 def _indivisible(graph: PCG, smallest: int, total: int) -> Iterator[PlanWarning]:
@@ -84,14 +82,14 @@ def _indivisible(graph: PCG, smallest: int, total: int) -> Iterator[PlanWarning]
                 yield PlanWarning("dimension", line, f"dimension {dim} of {pattern(node.name)}", text)
 
 
-def _dropped(plan: Plan) -> Iterator[PlanWarning]:
-    captured = plan.program.family.original
-    for notice in dict.fromkeys((*captured.notices, *dropped_effects(captured, plan.program.pcg))):
+def _dropped(program: PlannedProgram) -> Iterator[PlanWarning]:
+    captured = program.family.original
+    for notice in dict.fromkeys((*captured.notices, *dropped_effects(captured, program.pcg))):
         yield PlanWarning("dropped", short(notice.line), notice.text.partition(" is ")[0], notice.text)
 
 
-def _whole(plan: Plan, prediction: Prediction | None) -> Iterator[PlanWarning]:
-    for row in undivided(plan, prediction):
+def _whole(program: PlannedProgram, prediction: Prediction | None) -> Iterator[PlanWarning]:
+    for row in undivided(program, prediction):
         if row.part >= WORTH_WARNING:
             text = f"{row.kind} runs whole on every device, {row.part:.0%} of the computing: {row.reason}"
             yield PlanWarning("whole", row.line, row.kind, text)

@@ -58,10 +58,10 @@ class Source:
 
 def of_plan(plan: Plan) -> Source:
     """Return the data of a plan's report."""
-    planned, points = summary_of(plan), plan.program.family.points
+    planned, points = summary_of(plan.program), plan.program.family.points
     live = live_of(plan)
     return Source(
-        captured_summary_of(plan), planned, plan.inspect.machine, plan.program.serial, plan.program.candidate, *points, live
+        captured_summary_of(plan.program), planned, plan.inspect.machine, plan.program.serial, plan.program.candidate, *points, live
     )
 
 

@@ -14,7 +14,6 @@ from unity.explain.tables import blocked
 from unity.pcg.ir.graph import PCG
 from unity.plan.files.document import CostsRecord, MemoryTable, ReportRecord, TimelineTable
 from unity.plan.plan import Plan
-from unity.plan.summary import differentiated_in
 from unity.report import costs, steps
 from unity.report.picture import Rows
 from unity.report.steps import ReportStep
@@ -47,7 +46,7 @@ class Live:
 
 def live_of(plan: Plan) -> Live:
     """Return the figures of a plan."""
-    differentiated = differentiated_in(plan)
+    differentiated = plan.program.family.differentiated
     prediction = predict(plan.program.pcg, plan.inspect.machine, differentiated)
     memory = predict_memory(plan.program.pcg, differentiated, plan.program.family.search.training, backend_of(plan.inspect.machine))
     description = costs.exact_costs(prediction, memory, plan.program.pcg.axes)

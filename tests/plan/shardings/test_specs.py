@@ -129,9 +129,9 @@ def test_processes_that_share_chosen_devices_compare_their_plans(pinned, monkeyp
     devices = [RemoteDevice(k, k // 4) for k in range(16)]
     monkeypatch.setattr("unity.base.processes.several", lambda: True)
     monkeypatch.setattr("unity.base.processes.jax.devices", lambda: devices)
-    monkeypatch.setattr("unity.plan.shardings.devices.mesh_of", lambda axes, chosen: chosen)
+    monkeypatch.setattr("unity.plan.device_mesh.mesh_of", lambda axes, chosen: chosen)
     compared = []
-    monkeypatch.setattr("unity.plan.shardings.devices.check_alike", compared.append)
+    monkeypatch.setattr("unity.plan.device_mesh.check_alike", compared.append)
     assert pinned.on(devices[:8]).inspect.mesh == tuple(devices[:8])
     assert len(compared) == 1
     assert "the plan" in compared[0]

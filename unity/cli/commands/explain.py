@@ -23,7 +23,7 @@ from unity.pcg.ir.user_lines import line_behind
 from unity.pcg.types.parallel_type import copies
 from unity.pcg.types.parallel_type import show as in_types
 from unity.plan.plan import Plan
-from unity.plan.summary import RuleUse, Summary, differentiated_in, summary_of
+from unity.plan.summary import RuleUse, Summary, summary_of
 from unity.plan.undivided import undivided
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import predict_memory
@@ -86,10 +86,15 @@ def data_with_model(plan: Plan, about: str | None) -> dict[str, Any] | list[dict
     if about is not None:
         return answers(plan, about)
     memory = predict_memory(
-        plan.program.pcg, differentiated_in(plan), plan.program.family.search.training, backend_of(plan.inspect.machine)
+        plan.program.pcg, plan.program.family.differentiated, plan.program.family.search.training, backend_of(plan.inspect.machine)
     )
     held = [{"why": h.why, "made_by": h.node.kind, "line": line_behind(h.node), "nbytes": h.nbytes} for h in memory.held]
-    return {**data(summary_of(plan)), "held": held, "undivided": [asdict(row) for row in undivided(plan)], "blocked": blocked(plan)}
+    return {
+        **data(summary_of(plan.program)),
+        "held": held,
+        "undivided": [asdict(row) for row in undivided(plan.program)],
+        "blocked": blocked(plan),
+    }
 
 
 def document(summary: Summary) -> Document:

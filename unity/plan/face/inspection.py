@@ -12,10 +12,10 @@ from jax.sharding import AbstractMesh, Mesh
 from unity.base.errors import PlanError
 from unity.machine.machine import Machine
 from unity.pcg.jaxprs.trace_contexts import without_mesh
+from unity.plan.device_mesh import mesh_for
 from unity.plan.plan_family import Tried
-from unity.plan.shardings.devices import mesh_for
 from unity.plan.shardings.specs import SpecRules, rules
-from unity.plan.summary import captured_summary_of, differentiated_in, summary_of
+from unity.plan.summary import captured_summary_of, summary_of
 from unity.search.memory.backend import backend_of
 from unity.search.memory.timeline import MemoryTimeline, memory_timeline
 
@@ -43,7 +43,7 @@ class Inspection:
         The first access compares the plans of several processes. Raises PlanError if there are fewer devices than planned for, if
         the hosts do not form the machine's levels, or if the processes have different plans.
         """
-        return mesh_for(self._plan, self._devices)
+        return mesh_for(self._plan.program, self._devices)
 
     @property
     def abstract_mesh(self) -> AbstractMesh:
@@ -102,7 +102,7 @@ class Inspection:
         from unity.search.simulator import simulate
 
         program = self._plan.program
-        return simulate(program.pcg, self.machine, differentiated_in(self._plan), training=program.family.search.training)
+        return simulate(program.pcg, self.machine, program.family.differentiated, training=program.family.search.training)
 
     def memory_timeline(self, *, gradient: bool | None = None) -> MemoryTimeline:
         """Return the live bytes of one device during a step, and the buffers live at the peak, by operator and line.
@@ -126,15 +126,15 @@ class Inspection:
 
         plan = self._plan
         if other is None:
-            return PlanDiff(captured_summary_of(plan), summary_of(plan), same_source=True)
+            return PlanDiff(captured_summary_of(plan.program), summary_of(plan.program), same_source=True)
         if not isinstance(other, type(plan)):
             raise PlanError(f"other={other!r}: expected another Plan, got {type(other).__name__}; unity.load reads a file's.")
         is_same_source = plan.program.family.fn is other.program.family.fn
-        return PlanDiff(summary_of(plan), summary_of(other), same_source=is_same_source)
+        return PlanDiff(summary_of(plan.program), summary_of(other.program), same_source=is_same_source)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as data for other tools: the parallel graph, the rules behind it, costs by line.
 
         This form cannot be run; `plan.files.save` writes a file that `unity.load` reads.
         """
-        return summary_of(self._plan).to_json()
+        return summary_of(self._plan.program).to_json()

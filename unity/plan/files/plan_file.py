@@ -110,10 +110,10 @@ def save(path: str | Path, plan: Plan) -> None:
     """Write a plan's file: the plan, quickly found points of its frontier, its derivation, summaries and the report's data."""
     from unity.report import live  # imports rich, which takes a while
 
-    planned = summary_of(plan)
+    planned = summary_of(plan.program)
     document = SavedPlan(
         **asdict(document_of(plan.program.family, plan.program.candidate, points=True)),
-        captured=captured_summary_of(plan).record,
+        captured=captured_summary_of(plan.program).record,
         planned=planned.record,
         parallelization=plan.program.parallelization.to_record(),
         report=live.record_of(live.live_of(plan), plan.program.pcg),

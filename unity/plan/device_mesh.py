@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -16,19 +16,17 @@ from unity.exec.lowering import mesh_of
 from unity.machine.machine import Machine
 from unity.pcg.jaxprs.parameter_text import array_text
 from unity.pcg.types.axis import Axis
-
-if TYPE_CHECKING:
-    from unity.plan.plan import Plan
+from unity.plan.planned_program import PlannedProgram
 
 
-def mesh_for(plan: Plan, chosen: Sequence[Any] | Mesh | None = None) -> Mesh:
+def mesh_for(program: PlannedProgram, chosen: Sequence[Any] | Mesh | None = None) -> Mesh:
     """Return a mesh of devices with the axes of a plan's machine.
 
     By default the mesh has this program's devices, arranged so that the machine's levels are made of whole hosts. The plans of
     several processes that share its devices are compared, because each would wait for the others at other collectives.
 
     Args:
-        plan: the plan.
+        program: the plan's program.
         chosen: devices to use instead, in their order, or a mesh of them, which is returned if its axes are those of the machine.
             They may be those of a topology that is only compiled for.
 
@@ -36,7 +34,7 @@ def mesh_for(plan: Plan, chosen: Sequence[Any] | Mesh | None = None) -> Mesh:
         PlanError: there are fewer devices than the machine has, the hosts do not form its levels, or another process has another
             plan.
     """
-    machine = plan.inspect.machine
+    machine = program.family.search.machine
     if chosen is not None:
         devices = tuple(chosen.devices.flat) if isinstance(chosen, Mesh) else chosen
         if len(devices) < machine.devices:
@@ -45,7 +43,7 @@ def mesh_for(plan: Plan, chosen: Sequence[Any] | Mesh | None = None) -> Mesh:
                 " plan for a machine of fewer. (docs: plan#devices)"
             )
         if shared(devices[: machine.devices]):
-            check_alike(_shared_facts(plan))
+            check_alike(_shared_facts(program))
         if isinstance(chosen, Mesh) and machine.has_mesh(chosen.shape):
             check_order(machine, devices)
             return chosen
@@ -53,7 +51,7 @@ def mesh_for(plan: Plan, chosen: Sequence[Any] | Mesh | None = None) -> Mesh:
     devices = jax.devices()
     if several():
         check_devices(devices)
-        check_alike(_shared_facts(plan))
+        check_alike(_shared_facts(program))
     if len(devices) < machine.devices:
         raise PlanError(
             f"this plan is for {machine.devices} devices ({machine.name}), but JAX sees {len(devices)}"
@@ -68,11 +66,12 @@ def _mesh(machine: Machine, devices: Sequence[Any]) -> Mesh:
     return mesh_of([Axis(name, size, 0) for name, size in machine.mesh_shape.items()], devices)
 
 
-def _shared_facts(plan: Plan) -> dict[str, str]:
+def _shared_facts(program: PlannedProgram) -> dict[str, str]:
     """Return the facts that must be equal in all processes, by the words for them in an error."""
+    family, point = program.family, program.candidate
     return {
-        "the function, or the shapes of its arguments": f"{plan.__name__}, {plan.program.original.key}",
-        "the arrays that it closes over": " ".join(map(array_text, plan.program.family.captured.consts)),
-        "the machine": str(plan.inspect.machine),
-        "the plan": f"{duration(plan.time)} a step, {size(plan.memory)} on each device, {plan.program.pcg.key}",
+        "the function, or the shapes of its arguments": f"{family.name}, {program.original.key}",
+        "the arrays that it closes over": " ".join(map(array_text, family.captured.consts)),
+        "the machine": str(family.search.machine),
+        "the plan": f"{duration(point.time)} a step, {size(point.memory)} on each device, {program.pcg.key}",
     }

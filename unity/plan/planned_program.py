@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from unity.base.errors import DerivationError
 from unity.pcg.capture.packed_arguments import Packing
 from unity.pcg.ir.graph import PCG
 from unity.pcg.parallel.check import check
 from unity.pcg.parallel.parallelize import parallelize
-from unity.plan.derivation_check import check_derivation
+from unity.pcg.parallel.serial_view import erased
 from unity.plan.plan_family import PlanFamily
 from unity.plan.shardings.specs import Boundary
 from unity.search.cost.cost import Training
@@ -117,7 +118,13 @@ class PlannedProgram:
         parallel graph must be well-typed operator by operator, and equal to that program once its parallelization operators are
         removed. Raises DerivationError, naming the step that is wrong.
         """
-        return check_derivation(self)
+        for transformation in self.transformations:
+            transformation.check()
+        check(self.pcg)
+        if erased(self.pcg).key != self.serial.key:
+            raise DerivationError("the parallel graph without its parallelization operators is not the graph that was derived")
+        self.check_parallelization()
+        return self.rewriting.derivation.every
 
     @cached_property
     def boundary(self) -> Boundary:
