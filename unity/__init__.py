@@ -1,5 +1,8 @@
 """unity: finds, proves and runs the best way to train a JAX model on many devices."""
 
+import sys
+from typing import TYPE_CHECKING, Any
+
 from unity.base.errors import (
     CaptureError,
     ConstraintError,
@@ -20,6 +23,7 @@ from unity.kernel import Kernel, kernel
 from unity.machine.machine import Device, Level, Machine, MachineError
 from unity.optimize import optimize
 from unity.pcg.operators.kernel_primitive import KernelError
+from unity.plan.face.former_names import former_member
 from unity.plan.files.plan_file import load
 from unity.plan.frontier import Frontier
 from unity.plan.further_options import FurtherOptions, PipelineShape
@@ -66,3 +70,8 @@ __all__ = [
     "step",
     "without_rules",
 ]
+
+if not TYPE_CHECKING:  # former names are no attributes to a type checker
+
+    def __getattr__(name: str) -> Any:
+        return former_member(sys.modules[__name__], "unity", name)

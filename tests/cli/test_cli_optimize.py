@@ -16,6 +16,7 @@ import unity
 from unity.base.formatting import size
 from unity.cli import main
 from unity.cli.arguments import budget, nbytes
+from unity.cli.model import model_of
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -151,6 +152,15 @@ def test_an_error_of_the_model_is_one_message(
     assert "Traceback" not in said.err
     for part in parts:
         assert part in said.err
+
+
+def test_a_model_may_have_options_of_former_forms() -> None:
+    with (
+        pytest.warns(DeprecationWarning, match=r"budget=2\.0 is seconds=2\.0 now"),
+        pytest.warns(DeprecationWarning, match=r"shardings='keep' is constraints=\(unity\.keep_shardings\(\),\) now"),
+    ):
+        options = model_of("cli_models:former_option").options
+    assert options == {"seconds": 2.0, "constraints": (unity.keep_shardings(),)}
 
 
 def test_contradicting_options_are_refused(capsys: pytest.CaptureFixture) -> None:

@@ -21,9 +21,11 @@ from unity.plan.face.plan_files import PlanFiles
 from unity.plan.further_options import Transforms
 from unity.plan.planned_program import PlannedProgram
 from unity.plan.shardings.sharder import Sharder
+from unity.plan.stream import Flight, Stream
 
 NAMESPACES = (PlannedProgram, Inspection, PlanFiles, Sharder)
 EIGHT = unity.Machine.grid(1, 8, "a100")
+PIN = unity.pin("w", jax.P())
 
 
 def planned(**options: Any) -> unity.Plan:
@@ -114,9 +116,22 @@ def test_a_former_member_is_the_present_one(name: str) -> None:
     assert warned[0].filename == __file__
 
 
-def test_a_member_that_no_plan_had_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="'Plan' object has no attribute 'shards'"):
-        _ = planned().shards  # pyright: ignore[reportAttributeAccessIssue]
+def test_a_former_name_of_the_package_or_of_a_step_is_the_present_one() -> None:
+    step = unity.step(lambda state: state)
+    for owner, name, present, value in (
+        (unity, "Flight", "unity.plan.stream.Flight", Flight),
+        (unity, "Stream", "unity.plan.stream.Stream", Stream),
+        (step, "place", "step.shard", step.shard),
+    ):
+        with pytest.warns(DeprecationWarning, match=rf"\.{name} is {present} now") as warned:
+            assert getattr(owner, name) == value
+        assert warned[0].filename == __file__
+
+
+def test_a_name_that_never_was_is_an_attribute_error() -> None:
+    for owner in (unity, planned(), unity.step(lambda state: state)):
+        with pytest.raises(AttributeError, match="has no attribute 'shards'"):
+            getattr(owner, "shards")  # noqa: B009
 
 
 @pytest.mark.parametrize(
@@ -127,6 +142,7 @@ def test_a_member_that_no_plan_had_is_an_attribute_error() -> None:
         ({"budget": 2.0}, {"seconds": 2.0}),
         ({"shardings": "keep"}, {"constraints": (unity.keep_shardings(),)}),
         ({"shardings": "free"}, {"constraints": ()}),
+        ({"shardings": "keep", "constraints": PIN}, {"constraints": (PIN, unity.keep_shardings())}),
     ],
 )
 def test_a_former_option_is_the_present_one(former: dict[str, Any], present: dict[str, Any]) -> None:
@@ -135,3 +151,9 @@ def test_a_former_option_is_the_present_one(former: dict[str, Any], present: dic
         assert taken(**former) == present
     assert warned[0].filename == __file__
     assert taken(**present) == present
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (4, 16, "gpipe", 2)])
+def test_a_former_pipeline_of_another_form_is_refused(shape: tuple[Any, ...]) -> None:
+    with pytest.raises(unity.OptionError, match=r"pipelines=\(.*expected True or False, got tuple"):
+        planned(pipelines=shape)

@@ -55,6 +55,10 @@ def layered() -> tuple[Any, ...]:
     return step, (jax.ShapeDtypeStruct((4, 32, 32), "float32"), jax.ShapeDtypeStruct((16, 32), "float32")), {"search": "captured"}
 
 
+def former_option() -> tuple[Any, ...]:
+    return loss, arguments(), {"budget": 2.0, "shardings": "keep"}
+
+
 def unknown_option() -> tuple[Any, ...]:
     return loss, arguments(), {"speed": "high"}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh
@@ -133,8 +132,3 @@ def named_machine(text: str) -> Machine:
         f"no machine is named {text}; expected {LOCAL}, a cluster ({', '.join(sorted(CLUSTERS))}), NODESxDEVICES of a kind of "
         f"device ({', '.join(f'{name}-1x8' for name in sorted(DEVICES))}), or a file"
     )
-
-
-def specified_options(options: argparse.Namespace, names: Any) -> dict[str, Any]:
-    """Return the options with certain names that the command line has. Their default is `argparse.SUPPRESS`."""
-    return {name: value for name, value in vars(options).items() if name in names}

@@ -13,6 +13,7 @@ from typing import Any
 
 from unity.cli.errors import CommandError, user_code_error
 from unity.optimize import OPTIONS
+from unity.plan.face.former_names import present_options
 from unity.plan.files.plan_file import load
 from unity.plan.plan import Plan
 
@@ -66,6 +67,7 @@ def model_of(which: str) -> Model:
     options = result[2] if len(result) == 3 else {}
     if not isinstance(options, Mapping):
         raise CommandError(f"{which}() gives options that are a {type(options).__name__}; {FORM}")
+    options = present_options(options)
     unknown = set(options) - OPTIONS
     if unknown:
         raise CommandError(f"{which}() gives the option {min(map(str, unknown))}, which unity.optimize has not; {FORM}")

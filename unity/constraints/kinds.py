@@ -164,6 +164,8 @@ class KeptShardings(Constraint):
     def __str__(self) -> str:
         return "unity.keep_shardings()"
 
+    __repr__ = __str__
+
 
 Passed = Pin | OperatorPin | Across | WithoutRules  # constraints that are passed to `unity.optimize`
 

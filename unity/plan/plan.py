@@ -131,7 +131,7 @@ class Plan:
     if not TYPE_CHECKING:  # former names are no attributes to a type checker
 
         def __getattr__(self, name: str) -> Any:
-            return former_member(self, name)
+            return former_member(self, "plan", name)
 
     def _with_effects(self, lower: Callable[[PCG, Mesh], Callable[..., tuple]]) -> Callable[..., tuple]:
         """Return the program that `lower` makes of the parallel graph on the plan's mesh, with the effects of the function."""

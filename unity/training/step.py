@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import update_wrapper
 from math import prod
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.core
@@ -23,7 +23,7 @@ from unity.optimize import optimize
 from unity.pcg.jaxprs.shardings import sharding_of
 from unity.pcg.jaxprs.trace_contexts import unset, without_mesh
 from unity.plan.call_arguments import by_position, refuse_others
-from unity.plan.face.former_names import accepting_former_options
+from unity.plan.face.former_names import accepting_former_options, former_member
 from unity.plan.further_options import refuse_unknown
 from unity.plan.options import refuse_uncallable
 from unity.plan.plan import Plan
@@ -172,6 +172,11 @@ class TrainingStep:
     def plans(self) -> tuple[Plan, ...]:
         """The plans of the losses, in the order in which the step calls them; empty before the first call."""
         return tuple(self._plans.values())
+
+    if not TYPE_CHECKING:  # former names are no attributes to a type checker
+
+        def __getattr__(self, name: str) -> Any:
+            return former_member(self, "step", name)
 
     def _call(self, args: tuple[Any, ...], named: dict[str, Any]) -> ArrayCall:
         args = by_position(self.fn, args, named)

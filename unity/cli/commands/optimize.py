@@ -20,23 +20,17 @@ from unity.cli.arguments import (
     pipeline,
     positions,
     slots,
-    specified_options,
     use_devices,
 )
 from unity.cli.errors import CommandError
 from unity.cli.model import Model, add_model, model_of
 from unity.cli.output import print_json, stage
-from unity.optimize import optimize
+from unity.optimize import OPTIONS, optimize
 from unity.plan.options import OBJECTIVES, SEARCHES
 from unity.plan.plan import Plan
 from unity.plan.undivided import headline, undivided
 
 HELP = "find the best plan for a model, and save it"
-# Options of `unity.optimize` that the command line has, by the names there.
-OPTIONS = (
-    "argnums", "machine", "measure", "memory_limit", "mesh", "objective", "optimizer_slots", "pack", "recompute", "rules", "search",
-    "seed", "training",
-)  # fmt: skip
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -106,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
 
 def options_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `unity.optimize` that the command line has."""
-    specified = specified_options(options, OPTIONS)
+    specified = {name: value for name, value in vars(options).items() if name in OPTIONS}
     if "pipeline" in options:
         specified |= {"pipelines": options.pipeline is not None, "pipeline": options.pipeline}
     if "branch_groups" in options:

@@ -1,4 +1,4 @@
-"""Former names of a plan's members, and former options of `unity.optimize`: they work as before, with a DeprecationWarning."""
+"""Former names of attributes, and former options of `unity.optimize`: they work as before, with a DeprecationWarning."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from unity.constraints import Constraint, keep_shardings
 from unity.plan.further_options import PipelineShape
 from unity.plan.stream import Stream
-
-if TYPE_CHECKING:
-    from unity.plan.plan import Plan
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,17 +33,29 @@ MEMBERS = {name: f"{space}.{name}" for space, names in NAMESPACES.items() for na
     "shardings_like": "shard.shardings",
     "unshard": "shard.unpack",
 }
+FORMER = {  # by the word for the owner in a warning
+    "unity": {"Flight": "plan.stream.Flight", "Stream": "plan.stream.Stream"},
+    "plan": MEMBERS,
+    "step": {"place": "shard"},
+}
 
 
-def former_member(plan: Plan, name: str) -> Any:
-    """Return what a plan's attribute of a former name is now. Raises AttributeError if no plan ever had it."""
-    if name == "stream":
-        _warn("plan.stream", "unity.plan.stream.Stream(plan)", depth=3)
-        return vars(plan).setdefault(name, Stream(plan))  # its step is compiled once
-    if name not in MEMBERS:
-        return object.__getattribute__(plan, name)  # raises the error that led here
-    _warn(f"plan.{name}", f"plan.{MEMBERS[name]}", depth=3)
-    return attrgetter(MEMBERS[name])(plan)
+def former_member(owner: Any, word: str, name: str) -> Any:
+    """Return the attribute that replaces one of a former name. Raises AttributeError if the owner never had such an attribute.
+
+    Args:
+        owner: the package, a plan or a training step.
+        word: the word for the owner, a key of `FORMER`.
+        name: the former name.
+    """
+    if (word, name) == ("plan", "stream"):
+        _warn("plan.stream", "unity.plan.stream.Stream(plan)", stacklevel=3)
+        return vars(owner).setdefault(name, Stream(owner))  # its step is compiled once
+    if name not in FORMER[word]:
+        return object.__getattribute__(owner, name)  # raises the error that led here
+    present = FORMER[word][name]
+    _warn(f"{word}.{name}", f"{word}.{present}", stacklevel=3)
+    return attrgetter(present)(owner)
 
 
 def accepting_former_options(function: Callable[P, T]) -> Callable[P, T]:
@@ -54,18 +63,23 @@ def accepting_former_options(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> T:
-        present: dict[str, Any] = dict(options)
-        for former, name, value in _replacements(options):
-            _warn(f"{former}={present.pop(former)!r}", f"{name}={value!r}", depth=2)
-            present[name] = value
-        return function(*args, **present)  # pyright: ignore[reportCallIssue]
+        return function(*args, **present_options(options, stacklevel=3))  # pyright: ignore[reportCallIssue]
 
     return call
 
 
+def present_options(options: Mapping[str, Any], stacklevel: int = 2) -> dict[str, Any]:
+    """Return options of `unity.optimize` with those of former forms replaced. `stacklevel`: as for `warnings.warn`."""
+    present = dict(options)
+    for former, name, value in _replacements(options):
+        _warn(f"{former}={present.pop(former)!r}", f"{name}={value!r}", stacklevel)
+        present[name] = value
+    return present
+
+
 def _replacements(options: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """Yield the options of former forms: their names, and the names and values of the options that do the same now."""
-    if isinstance(shape := options.get("pipelines"), tuple):
+    if isinstance(shape := options.get("pipelines"), tuple) and len(shape) in (2, 3):
         yield "pipelines", "pipeline", PipelineShape(*shape)
     if isinstance(groups := options.get("branches"), int) and not isinstance(groups, bool):
         yield "branches", "branch_groups", groups
@@ -77,6 +91,6 @@ def _replacements(options: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
         yield "shardings", "constraints", (*stated, *([keep_shardings()] if shardings == "keep" else []))
 
 
-def _warn(former: str, present: str, depth: int) -> None:
-    """Warn at the line that is `depth` calls above the caller of this function."""
-    warnings.warn(f"{former} is {present} now (docs: plan#former-names)", DeprecationWarning, stacklevel=depth + 1)
+def _warn(former: str, present: str, stacklevel: int) -> None:
+    """Warn as `warnings.warn` does when it is called in the place of this function."""
+    warnings.warn(f"{former} is {present} now (docs: plan#former-names)", DeprecationWarning, stacklevel=stacklevel + 1)
