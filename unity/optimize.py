@@ -35,6 +35,7 @@ from unity.plan.options import (
     refuse_machine,
     refuse_measuring,
     refuse_mesh,
+    refuse_switches,
     refuse_type,
     refuse_uncallable,
 )
@@ -108,6 +109,8 @@ def optimize(
     constraints = tuple(c for c in constraints if not isinstance(c, KeptShardings))
     refuse_unknown(options, OPTIONS, "unity.optimize", "plan#options")
     transforms, reduce_in, seconds = Transforms.of(options), options.get("reduce_in"), options.get("seconds")
+    measure = options.get("measure", False)
+    refuse_switches({"training": training, "measure": measure, "progress": progress})
     refuse(objective, search, transforms, constraints)
     refuse_machine(machine, memory_limit, optimizer_slots)
     refuse_mesh(mesh, objective)
@@ -115,20 +118,12 @@ def optimize(
     refuse_budget(budget, seconds, machine)
     if is_kept:
         refuse_kept_shardings(objective)
-    if measure := options.get("measure", False):
+    if measure:
         refuse_measuring(machine, objective, transforms.pipeline)
     amount = budget if seconds is None else float(seconds)
-    allowed = options.get("rules") if search in ("unity", "sequential") else ()
-    programs = CANDIDATES if amount is None and search == "unity-rules" else amount
-    excluded = [c for c in constraints if isinstance(c, WithoutRules)]
-    rewriter = Rewriter(None if allowed is None and not excluded else without(library_of(allowed), excluded), budget_of(programs))
+    rewriter = _rewriter(search, amount, options.get("rules"), constraints)
     with _stages(progress) as say, uncollected():
-        target = machine or _local(say, mesh)
-        target = replace(target, reduce_in=reduce_in) if reduce_in else target
-        if mesh is not None:
-            target = target.with_mesh(mesh.shape)
-        if isinstance(mesh, Mesh):
-            check_order(target, mesh.devices.flat)
+        target = _target(machine or _local(say, mesh), mesh, reduce_in)
         say("capturing the graph")
         marks = marking(target) if is_kept else None
         captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered, marking=marks)
@@ -164,6 +159,24 @@ def optimize(
 OPTIONS = FurtherOptions.__optional_keys__ | {
     name for name, p in signature(optimize).parameters.items() if p.kind == Parameter.KEYWORD_ONLY
 }
+
+
+def _rewriter(search: str, amount: float | None, rules: Any, constraints: Sequence[Constraint]) -> Rewriter:
+    """Return the search of rewritings by the rules that a search may use, bounded by programs (int) or seconds (float)."""
+    allowed = rules if search in ("unity", "sequential") else ()
+    excluded = [c for c in constraints if isinstance(c, WithoutRules)]
+    library = None if allowed is None and not excluded else without(library_of(allowed), excluded)
+    return Rewriter(library, budget_of(CANDIDATES if amount is None and search == "unity-rules" else amount))
+
+
+def _target(machine: Machine, mesh: Mesh | AbstractMesh | None, reduce_in: str | None) -> Machine:
+    """Return a machine with the axes of a mesh, in whose order its devices must be, and with a type to add partial sums in."""
+    target = replace(machine, reduce_in=reduce_in) if reduce_in else machine
+    if mesh is not None:
+        target = target.with_mesh(mesh.shape)
+    if isinstance(mesh, Mesh):
+        check_order(target, mesh.devices.flat)
+    return target
 
 
 def _local(say: Callable[[str], None], mesh: Mesh | AbstractMesh | None) -> Machine:

@@ -28,10 +28,10 @@ EIGHT = unity.Machine.grid(1, 8, "a100")
 PIN = unity.pin("w", jax.P())
 
 
-def planned(**options: Any) -> unity.Plan:
+def planned(progress: Any = False, **options: Any) -> unity.Plan:
     f = lambda *shape: jax.ShapeDtypeStruct(shape, "float32")  # noqa: E731
     loss = lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2)  # noqa: E731
-    return unity.optimize(loss, f(8, 8), f(16, 8), machine=EIGHT, search="captured", progress=False, **options)
+    return unity.optimize(loss, f(8, 8), f(16, 8), machine=EIGHT, search="captured", progress=progress, **options)
 
 
 def public(cls: type) -> Iterator[tuple[str, Any]]:
@@ -75,7 +75,7 @@ def test_further_options_are_documented_and_have_one_type_each() -> None:
         assert types[name] == kind, name
 
 
-@pytest.mark.parametrize("name", ["pipelines", "branches", "pack", "recompute"])
+@pytest.mark.parametrize("name", ["training", "progress", "pipelines", "branches", "pack", "recompute", "measure"])
 @pytest.mark.parametrize("value", ["yes", 2.0, None])
 def test_a_switch_is_true_or_false(name: str, value: Any) -> None:
     with pytest.raises(unity.OptionError, match=rf"{name}=.*expected True or False"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil, isfinite, prod
 from numbers import Real
 from typing import Any
@@ -29,18 +29,23 @@ CONSTRAINED = ("unity", "captured")  # searches that obey constraints, and find 
 
 
 def refuse(objective: str, search: str, transforms: Transforms, constraints: Sequence[Constraint]) -> None:
-    """Raise OptionError for unknown options and for combinations that are not supported, so that none is ignored silently."""
+    """Raise OptionError for values that an option does not have, and for options that exclude each other."""
     if objective not in OBJECTIVES:
         raise OptionError(f"objective={objective!r} is not known; one of {', '.join(map(repr, OBJECTIVES))}")
     if search not in SEARCHES:
         raise OptionError(f"search={search!r} is not available; one of {', '.join(map(repr, SEARCHES))}")
     if objective == "memory" and search in names():
         raise OptionError(f"search={search!r} has an objective of its own: objective= may be 'time' or 'devices'")
-    for name, value in vars(transforms).items():
-        if isinstance(getattr(Transforms, name), bool) and not isinstance(value, bool):
-            raise OptionError(f"{name}={value!r}: expected True or False, got {type(value).__name__}")
+    refuse_switches({name: value for name, value in vars(transforms).items() if isinstance(getattr(Transforms, name), bool)})
     _refuse_pipeline(transforms, search, constraints)
     _refuse_branches(transforms, search, constraints)
+
+
+def refuse_switches(switches: Mapping[str, Any]) -> None:
+    """Raise OptionError unless each of some options, by name, is True or False."""
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise OptionError(f"{name}={value!r}: expected True or False, got {type(value).__name__}")
 
 
 def refuse_budget(budget: Any, seconds: Any, machine: Machine | None) -> None:
