@@ -18,9 +18,9 @@ from unity.base import errors
 from unity.plan.face.former_names import MEMBERS, accepting_former_options
 from unity.plan.face.inspection import Inspection
 from unity.plan.face.plan_files import PlanFiles
+from unity.plan.face.sharder import Sharder
 from unity.plan.further_options import Transforms
 from unity.plan.planned_program import PlannedProgram
-from unity.plan.shardings.sharder import Sharder
 from unity.plan.stream import Flight, Stream
 
 NAMESPACES = (PlannedProgram, Inspection, PlanFiles, Sharder)

@@ -20,11 +20,11 @@ from unity.plan.effects import with_effects
 from unity.plan.face.former_names import former_member
 from unity.plan.face.inspection import Inspection
 from unity.plan.face.plan_files import PlanFiles
+from unity.plan.face.sharder import Sharder
 from unity.plan.frontier import Frontier
 from unity.plan.plan_family import PlanFamily
 from unity.plan.planned_call import PlannedCall
 from unity.plan.planned_program import PlannedProgram
-from unity.plan.shardings.sharder import Sharder
 from unity.plan.step import step_of
 from unity.search.session import Candidate
 
@@ -77,7 +77,7 @@ class Plan:
     @cached_property
     def shard(self) -> Sharder:
         """Place arguments: `plan.shard(params, batch)`; `local`, `state`, `unpack` and `shardings` are further forms."""
-        return Sharder(self)
+        return Sharder(self.program, self.inspect)
 
     @property
     def in_specs(self) -> tuple[Any, ...]:
@@ -151,7 +151,7 @@ class Plan:
 
     @cached_property
     def _planned_call(self) -> PlannedCall:
-        return PlannedCall(self, lambda: self._runnable_program)
+        return PlannedCall(self.program, self.shard, lambda: self._runnable_program)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Compute the planned function of arguments with the planned shapes and types, passed by position or by name.
@@ -173,7 +173,7 @@ class Plan:
             PlanError: the plan has a pipeline, or branches on groups of devices.
         """
         partitioned = jax.jit(self._with_effects(partitioned_program))
-        planned_call = PlannedCall(self, lambda: partitioned)
+        planned_call = PlannedCall(self.program, self.shard, lambda: partitioned)
 
         def call(*args: Any, **named: Any) -> Any:
             return planned_call(args, named)

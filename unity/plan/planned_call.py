@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh
@@ -13,30 +13,30 @@ from unity.pcg.capture.capture import ResultTypes, result_types
 from unity.pcg.jaxprs.shardings import sharding_of
 from unity.pcg.jaxprs.weak_types import is_weak, with_weak_type
 from unity.plan.call_arguments import by_position, checked, in_reverse, refuse_weak
-
-if TYPE_CHECKING:
-    from unity.plan.plan import Plan
+from unity.plan.face.sharder import Sharder
+from unity.plan.planned_program import PlannedProgram
 
 
 class PlannedCall:
     """A planned program of all leaves as a function of the user's arguments."""
 
-    def __init__(self, plan: Plan, lowered: Callable[[], Callable[..., tuple]]) -> None:
+    def __init__(self, program: PlannedProgram, sharder: Sharder, lowered: Callable[[], Callable[..., tuple]]) -> None:
         """Wrap a program.
 
         Args:
-            plan: the plan.
-            lowered: returns the program. It is called in each call, once the arguments are known to be right.
+            program: the planned program.
+            sharder: places arguments as the plan needs them.
+            lowered: returns the lowered program. It is called in each call, once the arguments are known to be right.
         """
-        self._plan, self._lowered = plan, lowered
+        self._program, self._sharder, self._lowered = program, sharder, lowered
         self._types: dict[Any, ResultTypes] = {}  # the cache of `_result_types`
         self._typed: dict[Any, Callable[..., tuple]] = {}  # the program for each mesh and types of results
 
     def __call__(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """Call the program with the function's arguments by position, `args`, and by name."""
-        plan, captured = self._plan, self._plan.program.family.captured
-        args = by_position(plan.program.family.fn, args, named)
-        leaves = plan.shard.placement_on(None).leaves(checked(plan.__name__, captured, plan.program.packing, args), depth=4)
+        program, family, captured = self._program, self._program.family, self._program.family.captured
+        args = by_position(family.fn, args, named)
+        leaves = self._sharder.placement_on(None).leaves(checked(family.name, captured, program.packing, args), depth=4)
         mesh = explicit_mesh((*leaves, *captured.consts))
         types = self._result_types(jax.tree.leaves(args), mesh)
         run = self._lowered()
@@ -44,7 +44,7 @@ class PlannedCall:
             if (mesh, types.specs) not in self._typed:
                 self._typed[mesh, types.specs] = typed(run, mesh, types.specs)
             run = self._typed[mesh, types.specs]
-        with in_reverse(plan.__name__):
+        with in_reverse(family.name):
             # the conversions are outside of the program, so that JAX makes a gradient as weakly typed as its argument
             results = run(*(with_weak_type(x, False) for x in leaves), *captured.consts)
         return jax.tree.unflatten(captured.out_tree, map(with_weak_type, results, types.weak))
@@ -54,7 +54,7 @@ class PlannedCall:
 
         Raises PlanError where the function then computes in other types than were planned.
         """
-        plan, original = self._plan, self._plan.program.family.original
+        family, original = self._program.family, self._program.family.original
         weak = tuple(map(is_weak, leaves))
         if mesh is None and weak == original.weak[0]:
             return ResultTypes(original.weak[1], ())
@@ -62,9 +62,9 @@ class PlannedCall:
         avals = [jax.typeof(x) for x in leaves]
         shardings = tuple(sharding_of(a) if a.shape == shape else None for a, shape in zip(avals, shapes, strict=False))
         if (key := (weak, mesh, shardings)) not in self._types:
-            is_own = mesh is not None and plan.inspect.machine.has_mesh(mesh.shape)
-            planned = jax.tree.leaves(plan.out_specs) if is_own else ()
-            self._types[key] = result_types(plan.program.family.fn, original, weak, shardings, mesh, planned)
+            is_own = mesh is not None and family.search.machine.has_mesh(mesh.shape)
+            planned = self._program.boundary.specs[len(family.captured.paths) :] if is_own else ()
+            self._types[key] = result_types(family.fn, original, weak, shardings, mesh, planned)
         if not self._types[key].same:
-            refuse_weak(plan.__name__, original, weak)
+            refuse_weak(family.name, original, weak)
         return self._types[key]

@@ -1,4 +1,4 @@
-"""What a plan is like beyond its everyday figures: its machine and mesh, its distance from the best, simulations, differences."""
+"""Figures and views of a plan beyond the everyday ones: machine and mesh, distance from the best, simulations, differences."""
 
 from __future__ import annotations
 

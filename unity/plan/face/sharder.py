@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -12,18 +12,17 @@ from unity.exec.context import automatic, on_mesh, typed_mesh
 from unity.exec.hosts.arrays import place
 from unity.exec.lowering import spec_of
 from unity.plan.call_arguments import by_position
+from unity.plan.face.inspection import Inspection
+from unity.plan.planned_program import PlannedProgram
 from unity.plan.shardings.following_shardings import following, weights_of
 from unity.plan.shardings.placement import Placement
-
-if TYPE_CHECKING:
-    from unity.plan.plan import Plan
 
 
 class Sharder:
     """Places arrays as a plan needs them: `plan.shard(params, batch)`, and further forms as methods."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, program: PlannedProgram, inspect: Inspection) -> None:
+        self._program, self._inspect = program, inspect
         self._placements: dict[Mesh | None, Placement] = {}  # by the user's mesh
 
     @overload
@@ -39,8 +38,8 @@ class Sharder:
         With several processes, each passes whole arrays; `local` takes each process's part. If packing was allowed, weights of
         branches, and weights that the program joins, are returned packed (`unpack` is the inverse).
         """
-        args = by_position(self._plan.program.family.fn, args, named)
-        packing = self._plan.program.packing
+        args = by_position(self._program.family.fn, args, named)
+        packing = self._program.packing
         args = jax.tree.unflatten(jax.tree.structure(args), packing.pack(jax.tree.leaves(args)))
         placed = self.placement.whole(args)
         return placed[0] if len(args) == 1 else placed
@@ -90,29 +89,29 @@ class Sharder:
         Args:
             tree: arrays or `jax.ShapeDtypeStruct`s, such as `jax.eval_shape(optimizer.init, params)`.
         """
-        placement, mesh = self.placement, self._plan.inspect.mesh
-        weights = weights_of(placement.arguments, placement.shapes, self._plan.program.family.captured.differentiated)
+        placement, mesh = self.placement, self._inspect.mesh
+        weights = weights_of(placement.arguments, placement.shapes, self._program.family.captured.differentiated)
         return following(tree, weights, NamedSharding(typed_mesh(mesh) or mesh, PartitionSpec()))
 
     @property
     def placement(self) -> Placement:
         """The shardings of the arguments, on the user's mesh while one with explicit axes is set."""
-        return self.placement_on(typed_mesh(self._plan.inspect.mesh))
+        return self.placement_on(typed_mesh(self._inspect.mesh))
 
     def placement_on(self, mesh: Mesh | None) -> Placement:
         """Return the shardings of the arguments on a mesh of the user's, or on the plan's."""
         if mesh not in self._placements:
-            program, axes = self._plan.program, self._plan.inspect.machine.axes
+            program, axes = self._program, self._inspect.machine.axes
             captured = program.family.captured
             shapes = tuple(node.tensors[0].shape for node in program.serial.inputs[: len(captured.paths)])
             shardings = self._own if mesh is None else tuple(on_mesh(s, mesh, axes) for s in self._own)
-            name = self._plan.__name__
+            name = program.family.name
             self._placements[mesh] = Placement(name, captured.in_tree, captured.paths, shapes, shardings, program.packing)
         return self._placements[mesh]
 
     @cached_property
     def _own(self) -> tuple[NamedSharding, ...]:
         """The shardings of the arguments' leaves on the plan's mesh."""
-        graph, mesh = self._plan.program.pcg, automatic(self._plan.inspect.mesh)
-        nodes = graph.inputs[: len(self._plan.program.family.captured.paths)]  # the rest are the function's constants
+        graph, mesh = self._program.pcg, automatic(self._inspect.mesh)
+        nodes = graph.inputs[: len(self._program.family.captured.paths)]  # the rest are the function's constants
         return tuple(NamedSharding(mesh, spec_of(n.types[0], graph.axes, n.tensors[0].ndim)) for n in nodes)
