@@ -91,8 +91,8 @@ def optimize(
         budget: the number of programs that rewritings may lead to; the plan is reproducible. For a published algorithm, its own
             steps.
         progress: whether to show the current stage, on a terminal.
-        options: those of `unity.FurtherOptions`, about transformations of the program (`pipelines`, `pipeline`, `branches`,
-            `branch_groups`, `pack`, `recompute`, `reduce_in`) and about the search (`rules`, `seconds`, `measure`, `seed`).
+        options: those that few calls need, about transformations of the program and about the search: `unity.FurtherOptions` lists
+            them.
 
     Returns:
         A Plan, which is called like `fn`.
@@ -162,7 +162,7 @@ OPTIONS = FurtherOptions.__optional_keys__ | {
 
 
 def _rewriter(search: str, amount: float | None, rules: Any, constraints: Sequence[Constraint]) -> Rewriter:
-    """Return the search of rewritings by the rules that a search may use, bounded by programs (int) or seconds (float)."""
+    """Return the rewriter with the rules that a search may use, bounded by a number of programs (int) or by seconds (float)."""
     allowed = rules if search in ("unity", "sequential") else ()
     excluded = [c for c in constraints if isinstance(c, WithoutRules)]
     library = None if allowed is None and not excluded else without(library_of(allowed), excluded)
@@ -170,7 +170,10 @@ def _rewriter(search: str, amount: float | None, rules: Any, constraints: Sequen
 
 
 def _target(machine: Machine, mesh: Mesh | AbstractMesh | None, reduce_in: str | None) -> Machine:
-    """Return a machine with the axes of a mesh, in whose order its devices must be, and with a type to add partial sums in."""
+    """Return a machine with the axes of a mesh, and with the type in which partial sums are added.
+
+    Raises PlanError unless the devices of each host follow each other in the mesh.
+    """
     target = replace(machine, reduce_in=reduce_in) if reduce_in else machine
     if mesh is not None:
         target = target.with_mesh(mesh.shape)

@@ -31,6 +31,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 SCRIPT = re.compile(r"^```diff\n(.*?)^```", re.DOTALL | re.MULTILINE)
 MOST = 5  # lines of a script that unity takes
+pytestmark = pytest.mark.filterwarnings("error:.*plan#former-names:DeprecationWarning")
 
 
 def blocks(page: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -73,6 +74,14 @@ def test_further_options_are_documented_and_have_one_type_each() -> None:
     assert not set(types) & set(keywords())
     for name, kind in get_type_hints(Transforms).items():
         assert types[name] == kind, name
+
+
+def test_documented_defaults_of_switches_are_theirs() -> None:
+    doc = inspect.getdoc(unity.FurtherOptions) or ""
+    texts = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", doc, re.MULTILINE))
+    switches = {name: default for name, default in vars(Transforms()).items() if isinstance(default, bool)}
+    assert len(switches) == 4
+    assert all(f"{default} by default" in " ".join(texts[name].split()) for name, default in switches.items())
 
 
 @pytest.mark.parametrize("name", ["training", "progress", "pipelines", "branches", "pack", "recompute", "measure"])

@@ -32,8 +32,8 @@ class FurtherOptions(TypedDict, total=False):
     Pipelines, branches and recomputed layers are found by the searches "unity" and "captured" alone.
 
     Attributes:
-        pipelines: whether scans over layers may become pipelines, where that is better. With constraints other than pins of
-            arguments none is looked for, because those refer to the function as it is. True by default.
+        pipelines: whether scans over layers may become pipelines, where that is better. True by default. Constraints other than
+            pins of arguments exclude pipelines, because they refer to the function as it is.
         pipeline: the pipeline that the plan must have.
         branches: whether independent branches may run at the same time, on separate groups of devices, where that is better, also
             beside a pipeline. True by default.

@@ -49,7 +49,7 @@ def refuse_switches(switches: Mapping[str, Any]) -> None:
 
 
 def refuse_budget(budget: Any, seconds: Any, machine: Machine | None) -> None:
-    """Raise OptionError unless at most one of them bounds the search, and all processes that plan together find the same."""
+    """Raise OptionError unless `budget` or `seconds` or neither bounds the search, and all processes find the same plan."""
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
         raise OptionError(
             f"budget={budget!r}: expected a number of programs, such as 500; a time limit is seconds=30 (docs: plan#options)"

@@ -19,7 +19,7 @@ class PlanFiles:
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON, with its frontier if that is known, or else some points of it (docs: plan#the-frontier).
 
-        The file has the text of the report, which includes `plan.inspect.bound`. A crash while saving leaves an old file intact.
+        The file has the figures of the report, which include `plan.inspect.bound`.
         """
         from unity.plan.files.plan_file import save
 
@@ -54,7 +54,7 @@ class PlanFiles:
             path: the file in which the function computes.
 
         Raises:
-            PlanError: the file is no Python source, has none of the function's lines, or the plan has a pipeline or branches.
+            PlanError: the file is not Python source, has none of the function's lines, or the plan has a pipeline or branches.
         """
         from unity.export import annotate
 
