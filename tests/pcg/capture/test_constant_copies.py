@@ -103,3 +103,17 @@ def test_constants_have_copies_inside_of_regions(wrap: Callable[..., Any]) -> No
 
     graph = capture(wrap(attended), jax.ShapeDtypeStruct((8, 8), "float32")).graph
     assert divided(graph) == {0, 1}
+
+
+@pytest.mark.parametrize("wrap", [jax.checkpoint, lambda f: lambda x, c: lax.scan(lambda x, _: (f(x, c), None), x, None, 2)[0]])
+def test_regions_share_a_constant(wrap: Callable[..., Any]) -> None:
+    """Each has it as an operand, so that one array serves all of them."""
+
+    def layers(x: Any) -> Any:
+        c = jnp.sin(jnp.arange(64.0)).reshape(8, 8)
+        for _ in range(3):
+            x = wrap(lambda x, c: jnp.tanh(x @ c))(x, c)
+        return x
+
+    graph = capture(layers, jax.ShapeDtypeStruct((8, 8), "float32")).graph
+    assert sum(node.kind == "constant" for node in graph.nodes) == 1

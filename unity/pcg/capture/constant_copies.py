@@ -1,7 +1,8 @@
-"""Copies of constants for their readers, so that a device may hold another part of a constant for each of them.
+"""Copies of constants for the equations that read them, so that each may have another part of a constant.
 
 The rows and the columns of a mask are often numbered by one `iota`. As one variable of an operator it would have one state, so that
-neither could be partitioned.
+neither could be partitioned. Constants are computed from literals, in a few cheap equations (`heavy_operators.constants`); no
+embedded array is copied.
 """
 
 from __future__ import annotations
@@ -13,19 +14,24 @@ from itertools import count
 from unity.pcg.capture.heavy_operators import constants
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Body, Equation
+from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, SCANNED
 
 
 def with_own_constants(body: Body) -> Body:
-    """Return a body in which every operand that is a constant array is a copy of its own."""
+    """Return a body in which no two operands of operators are the same constant array: each is a copy.
+
+    The nested programs of scans and remats read a constant from outside of them, where all may read the same.
+    """
     producers = constants(body)
-    operands = Counter(a for e in body.equations for a in e.operands if isinstance(a, int) and a in producers)
+    reading = [() if e.name in SCANNED + REMATERIALIZED else e.operands for e in body.equations]
+    operands = Counter(a for each in reading for a in each if isinstance(a, int) and a in producers)
     shared = {a for a, n in operands.items() if n > 1 and body.tensors[a].ndim}
     if not shared:
         return body
     copies = _Copies(body)
-    for e in body.equations:
-        own = tuple(copies.copied(a) if isinstance(a, int) and a in shared else a for a in e.operands)
-        copies.add(e.reading(own) if shared.intersection(e.operands) else e)
+    for e, each in zip(body.equations, reading, strict=True):
+        own = tuple(copies.copied(a) if isinstance(a, int) and a in shared else a for a in each)
+        copies.add(e.reading(own) if shared.intersection(each) else e)
     return used(Body(body.inputs, body.outputs, tuple(copies.equations), copies.tensors))
 
 
