@@ -12,8 +12,8 @@ from unity.pcg.ir.dead_code import extract
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor
 from unity.pcg.propagation.choices import choices, operand_states
 from unity.pcg.propagation.relaxation import Relaxed
-from unity.pcg.propagation.solver import nested_body
-from unity.pcg.types.factors import TABLE, facts_of
+from unity.pcg.propagation.solver import nested_body, spec_of
+from unity.pcg.types.factors import TABLE, Slot, facts_of
 
 LOSSLESS: dict[str, bool] = {}  # a cache of `lossless`, by the composite's pattern
 
@@ -39,11 +39,11 @@ def keeps(uses: Uses, members: Sequence[int], outputs: Sequence[int], constant: 
 def lossless(composite: Body) -> bool:
     """Return whether a composite can partition every dimension of its operands that one of its equations alone can.
 
-    The digit may differ: a bias added before a split into query, key and value is partitioned as the split is. A slice that strides
-    through its operand is not asked: an associative scan, which consists of such slices, would fall apart.
+    The digit may differ: a bias added before a split into query, key and value is partitioned as the split is. Optional factors may
+    be lost.
     """
     inputs = set(composite.inputs)
-    readers = (e for e in composite.equations if inputs.intersection(_variables(e)) and not _strides(e))
+    readers = (e for e in composite.equations if inputs.intersection(_variables(e)))
     missing = {(v, dim) for e in readers for v, dim in _partitioned_alone(composite, e) if v in inputs}
     relaxed = Relaxed(composite)
     if not all(relaxed.may_partition(v, dim) for v, dim in missing):
@@ -57,16 +57,15 @@ def lossless(composite: Body) -> bool:
     return True
 
 
-def _strides(equation: Equation) -> bool:
-    return equation.name == "slice" and any(stride > 1 for stride in equation.params["strides"] or ())
-
-
 def _variables(equation: Equation) -> list[int]:
     return [a for a in equation.operands if isinstance(a, int)]
 
 
 def _partitioned_alone(composite: Body, equation: Equation) -> list[tuple[int, int]]:
-    """Return the operands of an equation and the dimensions in which it can have them partitioned if it stands alone."""
+    """Return the operands of an equation and the dimensions in which it can have them partitioned if it stands alone.
+
+    Dimensions of optional factors are left out.
+    """
     order = tuple(dict.fromkeys(_variables(equation)))
     atoms = tuple(order.index(a) if isinstance(a, int) else a.key for a in equation.operands)
     tensors = {v: composite.tensors[v] for v in (*order, *equation.results)}
@@ -90,7 +89,16 @@ class _SingleEquation:
 @lru_cache(maxsize=16384)
 def _dimensions(single: _SingleEquation) -> frozenset[tuple[int, int]]:
     """Return the operands, by position, and the dimensions in which they can be partitioned."""
-    return frozenset((k, s.dim) for c in choices(single.body) for k, s in enumerate(c.operands) if s.kind == "P")
+    body, (equation,) = single.body, single.body.equations
+    spec = spec_of(body, equation)
+    optional = {
+        (body.inputs.index(a), place.dim)
+        for f in (spec.factors if spec else ())
+        if f.optional
+        for a, place in zip(equation.operands, f.operands, strict=True)
+        if isinstance(a, int) and isinstance(place, Slot)
+    }
+    return frozenset((k, s.dim) for c in choices(body) for k, s in enumerate(c.operands) if s.kind == "P") - optional
 
 
 def pattern(composite: Body) -> str:

@@ -71,7 +71,8 @@ class Halo:
 class Factor:
     """A range of iteration. `reduction` combines the pieces of results that lack the factor.
 
-    With a `halo`, consecutive devices must have consecutive slices, so only the most major digit is legal.
+    With a `halo`, consecutive devices must have consecutive slices, so only the most major digit is legal. An operator of several
+    equations may lack an `optional` factor of one of them.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Factor:
     reduction: str = ""  # "" (parallel), "sum", "max", "min", "or", "and"
     halo: Halo | None = None  # of every operand that has the factor
     shared: bool = True  # whether devices share the work along it; otherwise each does all, and keeps its part
+    optional: bool = False
 
     def states(self, inner: int = 1) -> tuple[tuple[State, ...], tuple[State, ...]]:
         """Return the states of operands and results along an axis on the factor's digit at `inner` (1: the most major)."""

@@ -120,22 +120,21 @@ def rotation(params: Any, operands: Any, results: Any) -> Spec:
 
 
 def _slice_pieces(operands: list[jax.Array], layout: Layout) -> list:
-    """Slice a piece, with bounds scaled to its shape, or with the same first index where the slice strides through it."""
+    """Slice a piece: with bounds scaled to its shape; from the same index as the whole where the slice strides."""
     whole, here, params = layout.operands[0].shape, operands[0].shape, layout.params
-    scale = [n // m if m else 1 for n, m in zip(whole, here, strict=True)]
     strides = params["strides"] or (1,) * len(whole)
-    start = tuple(s if d > 1 else s // k for s, k, d in zip(params["start_indices"], scale, strides, strict=True))
-    limit = tuple(
-        n if d > 1 and k > 1 else s // k for s, k, d, n in zip(params["limit_indices"], scale, strides, here, strict=True)
-    )
-    return layout.bind(*operands, start_indices=start, limit_indices=limit)
+    bounds = zip(params["start_indices"], params["limit_indices"], strides, whole, here, strict=True)
+    scaled = [(a, min(b, m)) if d > 1 else (a * m // max(1, n), b * m // max(1, n)) for a, b, d, n, m in bounds]
+    return layout.bind(*operands, start_indices=tuple(a for a, _ in scaled), limit_indices=tuple(b for _, b in scaled))
 
 
 @operator("slice", local=_slice_pieces, facts=ARRANGES)
 def slice_(params: Any, operands: Any, results: Any) -> Spec:
-    """One operand. A dimension is parallel if the slice has all of it, one of several equal parts, or an index of each of them.
+    """One operand. A dimension is parallel if the slice has all of it, one of several equal parts, or one index of each part.
 
-    If it has one part, each device has its share of every part; if it strides through them, each has some parts.
+    Of the one part, each device has a share: it holds its share of every part. Of one index of each part, each device has those of
+    some parts, which it holds whole. The latter factor is optional: an associative scan consists of such slices, and would fall
+    apart into its steps, as others of its equations cannot be divided so.
     """
     shape, result = operands[0].shape, results[0].shape
     strides = params["strides"] or (1,) * len(shape)
@@ -144,7 +143,7 @@ def slice_(params: Any, operands: Any, results: Any) -> Spec:
         if m > 1 and n % m == 0 and start % m == 0 and stride == 1:
             factors.append(Factor(f"d{i}", m, (Slot(i, n // m),), (Slot(i),)))
         elif m > 1 and n == m * stride:
-            factors.append(Factor(f"d{i}", m, (Slot(i),), (Slot(i),)))
+            factors.append(Factor(f"d{i}", m, (Slot(i),), (Slot(i),), optional=True))
     return Spec(tuple(factors), LINEAR, reads=part_of(result, shape), view=is_block(result, shape) and set(strides) <= {1})
 
 
@@ -223,7 +222,7 @@ def pad(params: Any, operands: Any, results: Any) -> Spec:
 def _iota_pieces(operands: list[jax.Array], layout: Layout) -> list:
     """Return the global indices of this device's piece."""
     result, dim = layout.results[0], layout.params["dimension"]
-    if not result.along(dim):  # not of one line, which equal iotas of other dimensions would share if this is captured again
+    if not result.along(dim):  # one operator: if it is captured again, numberings of other dimensions must not share a line with it
         return [jax.lax.broadcasted_iota(layout.params["dtype"], result.local_shape, dim)]
     line = result.coordinates(dim).astype(layout.params["dtype"])
     return [jax.lax.broadcast_in_dim(line, result.local_shape, (dim,))]
