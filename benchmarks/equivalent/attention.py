@@ -60,9 +60,11 @@ def turned(w: Any, x: Any) -> Any:
     return jnp.tanh(mixed @ w["o"].reshape(h * c, d)).mean()
 
 
-def masked(mask: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+def rescored(change: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """Attention whose scores are changed before the soft-max."""
+
     def attend(q: Any, k: Any, v: Any) -> Any:
-        scores = mask(jnp.einsum("nqhc,nkhc->nhqk", q, k) / np.sqrt(q.shape[-1]))
+        scores = change(jnp.einsum("nqhc,nkhc->nhqk", q, k) / np.sqrt(q.shape[-1]))
         return jnp.einsum("nhqk,nkhc->nqhc", jax.nn.softmax(scores), v)
 
     return around(attend)
@@ -170,9 +172,9 @@ CLASSES: dict[str, Equivalence] = {
     ),
     "causal attention": same(
         *(PROJECTIONS, "N S D"),
-        where=masked(lambda s: jnp.where(lower(s), s, -1e30)),
-        added=masked(lambda s: s + jnp.where(lower(s), 0.0, -1e30).astype(s.dtype)),
-        iota=masked(lambda s: jnp.where(counted(s), s, -1e30)),
+        where=rescored(lambda s: jnp.where(lower(s), s, -1e30)),
+        added=rescored(lambda s: s + jnp.where(lower(s), 0.0, -1e30).astype(s.dtype)),
+        iota=rescored(lambda s: jnp.where(counted(s), s, -1e30)),
         jax_nn=around(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True)),
     ),
     "grouped queries": same(

@@ -7,10 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from benchmarks.equivalent.attention import PROJECTIONS, around, rotated
+from benchmarks.equivalent.attention import PROJECTIONS, rescored, rotated
 from benchmarks.equivalent.forms import Equivalence, same
 
 
@@ -32,21 +31,12 @@ def pairs_by_matrix(q: Any, cos: Any, sin: Any) -> Any:
     return (two * cos[..., None] + turned * sin[..., None]).reshape(q.shape)
 
 
-def biased(bias: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-    """Attention whose scores fall with the distance, for each head by a slope of its own."""
-
-    def attend(q: Any, k: Any, v: Any) -> Any:
-        scores = bias(jnp.einsum("nqhc,nkhc->nhqk", q, k) / np.sqrt(q.shape[-1]))
-        return jnp.einsum("nhqk,nkhc->nqhc", jax.nn.softmax(scores), v)
-
-    return around(attend)
-
-
 def distance(s: Any) -> Any:
     return jnp.abs(jnp.arange(s.shape[-2])[:, None] - jnp.arange(s.shape[-1])).astype(s.dtype)
 
 
 def slopes(s: Any) -> Any:
+    """How fast the scores of each head fall with the distance."""
     return (2.0 ** -(jnp.arange(s.shape[1]) + 1.0)).astype(s.dtype)
 
 
@@ -99,17 +89,17 @@ CLASSES: dict[str, Equivalence] = {
     ),
     "attention with distances": same(
         *(PROJECTIONS, "N S D"),
-        outer=biased(lambda s: s - slopes(s)[:, None, None] * distance(s)),
-        iota=biased(lambda s: s - counted_distance(s) * slopes(s)[None, :, None, None]),
-        vmap=biased(lambda s: jax.vmap(lambda s, m: s - m * distance(s), (1, 0), 1)(s, slopes(s))),
-        einsum=biased(lambda s: s - jnp.einsum("h,qk->hqk", slopes(s), distance(s))),
+        outer=rescored(lambda s: s - slopes(s)[:, None, None] * distance(s)),
+        iota=rescored(lambda s: s - counted_distance(s) * slopes(s)[None, :, None, None]),
+        vmap=rescored(lambda s: jax.vmap(lambda s, m: s - m * distance(s), (1, 0), 1)(s, slopes(s))),
+        einsum=rescored(lambda s: s - jnp.einsum("h,qk->hqk", slopes(s), distance(s))),
     ),
     "attention in a window": same(
         *(PROJECTIONS, "N S D"),
-        where=biased(lambda s: jnp.where(near(s), s, -1e30)),
-        band=biased(lambda s: jnp.where(band(s), s, -1e30)),
-        added=biased(lambda s: s + jnp.where(band(s), 0.0, -1e30).astype(s.dtype)),
-        vmap=biased(lambda s: jax.vmap(lambda s: jnp.where(near(s), s, -1e30))(s)),
+        where=rescored(lambda s: jnp.where(near(s), s, -1e30)),
+        band=rescored(lambda s: jnp.where(band(s), s, -1e30)),
+        added=rescored(lambda s: s + jnp.where(band(s), 0.0, -1e30).astype(s.dtype)),
+        vmap=rescored(lambda s: jax.vmap(lambda s: jnp.where(near(s), s, -1e30))(s)),
     ),
     "positions before": same(
         *({"mix": "D", "w": "D D"}, "N S D"),

@@ -26,7 +26,7 @@ from unity.exec.lowering import mesh_of
 
 TOGETHER = 24  # plans in one compiled program
 SAMPLE = 0.06  # of lists of plans, one of which is saved, exported and so on
-# What XLA says of some products of bfloat16, as of attention, without the kernels that `run.FLAGS` leaves out.
+# XLA's message about some products of bfloat16, such as attention's, which only the kernels compute that `run.FLAGS` leaves out.
 NO_KERNEL = "Dot with multiple contracting dimensions is not implemented"
 
 
