@@ -1,7 +1,8 @@
-"""The choice among numbered transformations: the larger the number, the slower the program, and the less memory it needs.
+"""The choice of the least number of a transformation that saves memory, such as that of recomputed layers (`recomputing.choose`).
 
-The best number is then the least whose fastest strategy fits a memory limit, or a smaller one with a leaner strategy. Each program
-is priced by a search of its own; bounds exclude most.
+The larger the number, the slower the fastest strategy of the program, and the less memory it needs. So the best number is the least
+whose fastest strategy fits a memory limit, or a smaller one with a leaner strategy. Each program is priced by a search; bounds
+exclude most.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NONE = (inf, inf)  # the worth of no strategy
 
 @dataclass(frozen=True, eq=False)
 class LimitedWish(Wish):
-    """The request for a program that fits.
+    """The request for a program that fits a memory limit.
 
     Args:
         limit: The memory of a device, in bytes.
@@ -43,11 +44,11 @@ class LimitedChoice(Generic[T]):
 
 @dataclass(frozen=True, eq=False)
 class Way(Generic[T]):
-    """A way to transform the program.
+    """A transformation that may be tried, and is applied when it is first asked for.
 
     Args:
-        key: Its identity; equal ways lead to equal programs.
-        text: A line of progress.
+        key: Its identity: transformations of equal keys lead to equal programs.
+        text: The line of progress about it.
         transform: Returns the transformation, and the search of the program that it leads to.
     """
 
@@ -58,7 +59,7 @@ class Way(Generic[T]):
 
 @dataclass(frozen=True, eq=False)
 class Numbered(Generic[T]):
-    """Ways for each number from 0 up to `count`; None where a number changes nothing."""
+    """The transformation of each number from 0 to `count`; None for a number that changes nothing."""
 
     way: Callable[[int], Way[T] | None]
     count: int
@@ -66,13 +67,14 @@ class Numbered(Generic[T]):
 
 @dataclass(eq=False)
 class Programs(Generic[T]):
-    """The programs that were searched.
+    """The programs that were searched, and the best of them.
 
     Attributes:
+        wish: the request.
         chosen: the best that fits.
         leanest: the search with the least bound on memory.
-        known: the programs, by the keys of their ways, with their searches.
-        worths: what `worth` returned, by search.
+        known: the transformations, by key, with their searches.
+        worths: the results of `worth`, by search.
     """
 
     wish: LimitedWish
@@ -96,7 +98,7 @@ class Programs(Generic[T]):
             worth |= {k: self.worth(choices.way(k)) for k in between}
 
     def least_number(self, choices: Numbered[T]) -> int:
-        """Return the least number with which the fastest strategy fits or is too slow; `count` + 1 if there is none."""
+        """Return the least number with which the fastest strategy fits or is too slow; `count` + 1 if none suffices."""
         low, high = 0, choices.count + 1
         while low < high:
             middle = (low + high) // 2

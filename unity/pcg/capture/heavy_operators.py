@@ -27,7 +27,7 @@ def is_fused_product(body: Body, equation: Equation) -> bool:
 
 
 def is_inner_product(body: Body, equation: Equation) -> bool:
-    """Return whether a product sums and has no free dimensions: it multiplies elementwise and sums, and XLA fuses it like a sum."""
+    """Return whether a product multiplies elementwise and sums: it has no free dimensions, and XLA fuses it like a sum."""
     if equation.name != "dot_general" or multiplies(equation):
         return False
     summed, kept = equation.params["dimension_numbers"]
@@ -35,7 +35,7 @@ def is_inner_product(body: Body, equation: Equation) -> bool:
 
 
 def multiplies(equation: Equation) -> bool:
-    """Return whether a product sums nothing: XLA compiles it to a multiplication of the operands, which it broadcasts."""
+    """Return whether an equation is a product that sums nothing: XLA compiles it to a multiplication of broadcast operands."""
     return equation.name == "dot_general" and not equation.params["dimension_numbers"][0][0]
 
 

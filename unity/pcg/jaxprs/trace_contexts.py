@@ -1,5 +1,6 @@
-"""Contexts of traces: outside of any mesh that the user has set by `jax.set_mesh`, which types would otherwise mention; and with
-64-bit types, which JAX has while they are enabled, whatever the types of the arguments.
+"""Contexts in which programs are traced: without the user's mesh, and with 64-bit types.
+
+Types mention a mesh that `jax.set_mesh` has set. JAX has 64-bit types only while they are enabled, whatever the arguments' types.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """The choice of the layers that the backward pass recomputes: candidates, each priced by a search of its program.
 
 When the backward pass reaches a layer, the residuals of all layers before it are live. So of equal layers the first ones are
-recomputed: few residuals are then live while the inner values of a recomputed layer are.
-
-The more layers are recomputed, the longer the fastest strategy takes and the less memory it needs. So the best number of layers is
-the least whose fastest strategy fits, or a smaller one with a leaner strategy.
+recomputed: few residuals are then live while the inner values of a recomputed layer are. `least_number` chooses how many.
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ def best(captured: Captured, wish: RecomputingWish) -> RecomputingChoice:
 
 
 def _way(captured: Captured, wish: RecomputingWish, spans: Spans, saved: Policy = "nothing") -> Way[Recomputing] | None:
-    """Return the way that recomputes some spans; None if there are none."""
+    """Return the recomputation of some spans; None if there are none."""
 
     def transform() -> tuple[Recomputing, Search]:
         transformation = recomputing(captured, spans, saved, captured.bodies)
