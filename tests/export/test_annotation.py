@@ -110,6 +110,88 @@ def test_the_diff_applies_and_communicates_as_constrained(
         assert sent == pytest.approx(constrained, rel=0.07)
 
 
+COLUMNS = {"p['a']": P(None, "device"), "p['b']": P(None, "device"), "x": P("device")}
+ROWS = {"p['a']": P(None, "device"), "p['b']": P("device"), "x": P()}
+INNER = {"p['a']": P(), "p['b']": P(), "x": P(None, "device")}
+HEAD = "import jax\nimport jax.numpy as jnp\n\n"
+# Sources, the arguments' shardings, and whether all constraints can be written.
+MANNERS = {
+    "unpacked rows": (COLUMNS, False, """def loss(p, x):
+    q, k = (x @ p["a"]).reshape(2048, 2, 128).swapaxes(0, 1)
+    *rest, last = jnp.split(q @ p["a"][:, :128].T + k @ p["b"][:128], 2, axis=-1)
+    first, = rest
+    return (first * last).mean()
+"""),
+    "results of several ranks": (ROWS, False, """def act(x, y):
+    return jnp.tanh(x + y)
+def loss(p, x):
+    h = act(x @ p["a"], p["a"][0])
+    return ((h @ p["b"]) * act(p["b"][3], p["b"][4])).mean() + act(p["b"][0, 0], h[0, 0])
+"""),
+    "operands of several ranks": (INNER, False, """def dense(x, w):
+    return x @ w
+def loss(p, x):
+    return ((jnp.tanh(dense(x, p["a"])) @ p["b"]) ** 2).mean() * jnp.tanh(dense(p["a"][:, 0], p["a"])).sum()
+"""),
+    "f-string": (ROWS, False, """def loss(p, x):
+    text = f'{(h := x @ p["a"]).shape} and {h.ndim}'
+    return ((h @ p["b"]) ** 2).mean() + len(text)
+"""),
+    "calls below each other": ({"p['a']": P("device"), "p['b']": P("device"), "x": P("device")}, True, """def loss(p, x):
+    return (
+        (x @ p["a"])
+        .dot(p["b"])
+        .T  # ä
+        .dot(x)
+        .sum(1)
+        ** 2
+    ).mean()
+"""),
+    "other line ends": (COLUMNS, True, """text = "a\u2028\x1c"; \x0c
+def loss(p, x):
+\th = jnp.tanh(x @ p["a"]); "中"; h = h * 2
+\th += 1
+\treturn ((h @ p["b"]) ** 2).mean()
+"""),
+    "CRLF": (COLUMNS, True, """def loss(p, x):\r
+    h = x @ p["a"]\r
+    h += p["a"][0]\r
+    return ((h @ p["b"]) ** 2).mean()\r
+"""),
+    "methods": (COLUMNS, True, """class Model:
+    def __init__(self, p): self.p = p
+    @property
+    def up(self): return self.p["a"]
+    def __call__(self, x): self.h = jax.nn.gelu(x @ self.up); return self.h @ self.p["b"]
+@jax.jit
+def loss(p, x):
+    if (y := Model(p)(x)).ndim == 2 and 0 < y.ndim < 3: y = [(lambda r, f=jnp.tanh: f(r))(y) for _ in "a"][0]
+    return -(-y ** 2).mean()
+"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("manner", MANNERS)
+def test_constraints_change_no_value_however_the_source_is_written(
+    manner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pins, is_complete, text = MANNERS[manner]
+    (tmp_path / "model.py").write_bytes((HEAD.replace("\n", "\r\n" if "\r" in text else "\n") + text).encode())
+    fn = imported(tmp_path / "model.py", "model").loss
+    rng = np.random.default_rng(0)
+    a, b, x = (jnp.asarray(rng.normal(size=size) / 8, "float32") for size in ((64, 256), (256, 64), (2048, 64)))
+    args = {"a": a, "b": b}, x
+    annotation = planned(fn, *args, pins=pins).files.annotate("model.py")
+    assert (annotation.unannotated == ()) == is_complete, annotation.unannotated
+    assert CONSTRAINT in annotation.source
+    subprocess.run(["git", "apply"], input=annotation.diff.encode(), check=True, cwd=tmp_path)
+    assert (tmp_path / "model.py").read_bytes() == annotation.source.encode()
+    results, _ = compiled(imported(tmp_path / "model.py", "changed").loss, annotation, args)
+    for y, z in zip(jax.tree.leaves(results), jax.tree.leaves(jax.value_and_grad(fn)(*args)), strict=True):
+        np.testing.assert_allclose(y, z, rtol=2e-4, atol=2e-6 * np.abs(z).max())
+
+
 LEFT_OUT = {
     "mapped": ("jnp.mean(jax.vmap(lambda row: row @ w)(x) ** 2)", "inside of a function that is mapped"),
     "alike": ("jnp.mean((x @ w) * (x @ w.T))", "several expressions are a dot_general of float32[2048, 64]"),

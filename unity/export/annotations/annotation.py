@@ -10,9 +10,10 @@ from __future__ import annotations
 import ast
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import unified_diff
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +25,14 @@ from unity.exec.sharding_constraints import divides_more, open_spec, refuse_per_
 from unity.export.annotations.expressions import CodeSpan, ExpressionValue, expression_values
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.jaxprs.trace_contexts import without_mesh
-from unity.pcg.types.parallel_type import PARTIAL, UNUSED, Type
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.parallel_type import PARTIAL, UNUSED, Type, misfit
 
 if TYPE_CHECKING:
     from unity.plan.plan import Plan
 
 CONSTRAINT = "with_sharding_constraint"
+SIDES = ("left", "right")  # the operands of a product
 
 
 @dataclass(frozen=True, order=True)
@@ -70,7 +73,8 @@ class Annotation:
         """The unified diff, empty if there are no constraints to write."""
         path = Path(os.path.relpath(self.path))
         name = path.name if ".." in path.parts else path.as_posix()  # no diff may lead out of its folder
-        lines = unified_diff(self.before.splitlines(True), self.source.splitlines(True), f"a/{name}", f"b/{name}")
+        before, after = (list(StringIO(text, newline="\n")) for text in (self.before, self.source))  # lines as git counts them
+        lines = unified_diff(before, after, f"a/{name}", f"b/{name}")
         return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
     def __str__(self) -> str:
@@ -88,7 +92,7 @@ class _Decision:
         dtype: its type.
         type: the parallel type to constrain the value to, or None if it needs several.
         value_shape: the shape of the value.
-        side: the operand, "left" or "right", or "" for the result.
+        side: the operand, one of `SIDES`, or "" for the result.
     """
 
     line: int
@@ -104,7 +108,7 @@ def annotate(plan: Plan, path: str | Path) -> Annotation:
     """Write a plan's sharding constraints into a source file.
 
     Raises:
-        PlanError: the file is no Python source, has none of the function's lines, or the plan has a pipeline or branches.
+        PlanError: the file cannot be read as Python source, has none of the function's lines, or the plan has a pipeline or branches.
     """
     before, tree = _parsed(path)
     decisions = list(dict.fromkeys(_decisions(plan.program.pcg, os.path.realpath(path))))
@@ -115,8 +119,8 @@ def annotate(plan: Plan, path: str | Path) -> Annotation:
     args = jax.tree.unflatten(captured.in_tree, structs[: len(captured.paths)])
     with without_mesh():
         values = expression_values(plan.program.family.fn, *args)
-    spans, unannotated = _placed(decisions, [v for v in values if os.path.realpath(v.span.file) == os.path.realpath(path)])
     boundary, axes = plan.program.boundary, plan.program.pcg.axes
+    spans, unannotated = _placed(decisions, [v for v in values if os.path.realpath(v.span.file) == os.path.realpath(path)], axes)
     split = tuple(tuple(s if s.kind == "P" else UNUSED for s in d.type or ()) for d in spans.values())
     merged = replace(boundary, types=(*boundary.types, *split), shapes=(*boundary.shapes, *(d.value_shape for d in spans.values())))
     specs = {place: merged.merged(open_spec(d.type or (), axes, len(d.value_shape))) for place, d in spans.items()}
@@ -132,7 +136,7 @@ def annotate(plan: Plan, path: str | Path) -> Annotation:
 
 def _parsed(path: str | Path) -> tuple[str, ast.Module]:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_bytes().decode()
         return text, ast.parse(text)
     except (OSError, SyntaxError, UnicodeDecodeError) as problem:
         raise PlanError(f"{path} cannot be read as Python source: {problem}. (docs: plan#in-your-source)") from None
@@ -179,7 +183,7 @@ def _decided_operands(node: Node, origins: Mapping[Value, Value]) -> Iterator[_D
     body = node.body
     assert body is not None
     product = next((e for e in body.equations if e.results == body.outputs and e.primitive.name == "dot_general"), None)
-    for side, atom in zip(("left", "right"), () if product is None else product.operands, strict=False):
+    for side, atom in zip(SIDES, () if product is None else product.operands, strict=False):
         v = next((v for k, v in zip(body.inputs, node.operands, strict=True) if k == atom), None)
         if v is not None and v in origins and PARTIAL not in v.type:
             yield _Decision(*_computed(Value(node)), v.type, v.tensor.shape, side)
@@ -199,7 +203,7 @@ def _primitive(v: Value) -> str:
 
 
 def _placed(
-    decisions: Sequence[_Decision], values: Sequence[ExpressionValue]
+    decisions: Sequence[_Decision], values: Sequence[ExpressionValue], axes: Sequence[Axis]
 ) -> tuple[dict[tuple[CodeSpan, str], _Decision], list[Unannotated]]:
     """Return the decisions by their expressions and sides, and the lines of those that no single expression computes."""
     by_place: dict[tuple[CodeSpan, str], list[_Decision]] = defaultdict(list)
@@ -220,20 +224,32 @@ def _placed(
             by_place[spans.pop(), d.side].append(d)
     chosen: dict[tuple[CodeSpan, str], _Decision] = {}
     for (span, side), several in by_place.items():
-        if len({(d.type, len(d.value_shape)) for d in several}) == 1:
-            chosen[span, side] = several[0]
-        else:
+        if len({(d.type, len(d.value_shape)) for d in several}) > 1:
             missing.append((span.line, "the line runs several times, and its results are divided in different ways"))
+        elif not _fits(several[0], [v for v in values if v.span == span], axes):
+            missing.append((span.line, "the expression has results of several shapes, and no constraint fits all"))
+        else:
+            chosen[span, side] = several[0]
     return chosen, [Unannotated(*row) for row in missing]
+
+
+def _fits(decision: _Decision, values: Iterable[ExpressionValue], axes: Sequence[Axis]) -> bool:
+    """Return whether all values of an expression, or of an operand of a product, can be divided as decided."""
+    if decision.side:
+        shapes = [v.operands[SIDES.index(decision.side)] for v in values if v.primitive == decision.primitive]
+    else:
+        shapes = [v.shape for v in values]
+    return all(misfit(shape, decision.type or (), axes) is None for shape in shapes)
 
 
 class _Editor:
     """Writes constraints into a text."""
 
     def __init__(self, text: str, tree: ast.Module) -> None:
-        self.lines, self.tree = [line.encode() for line in text.splitlines(True)], tree
-        self.nodes = {_extent(n): n for n in ast.walk(tree) if isinstance(n, ast.expr | ast.AugAssign)}
-        self.names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+        self.lines, self.tree = text.encode().splitlines(True), tree  # bytes end a line where Python does, and text at a form feed
+        self.line_end = "\r\n" if self.lines[:1] and self.lines[0].endswith(b"\r\n") else "\n"
+        self.nodes = {extent: n for n in _computing(tree) for extent in _recorded_extents(n)}
+        self.names = {getattr(n, field, None) for n in ast.walk(tree) for field in ("id", "arg", "name", "asname")}
 
     def annotated(self, specs: Mapping[tuple[CodeSpan, str], PartitionSpec]) -> tuple[str, list[Unannotated]]:
         """Return the text with constraints, and the lines at which none can be written."""
@@ -256,12 +272,12 @@ class _Editor:
                 insertions.append(((*end, 0, -start[0], -start[1]), f", {code})".encode()))
             elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and self.is_alone(node):
                 indent, name = self.lines[span.line - 1][: span.column].decode(), node.target.id
-                line = f"{indent}{name} = {constraint}({name}, {code})\n".encode()
+                line = f"{indent}{name} = {constraint}({name}, {code}){self.line_end}".encode()
                 insertions.append(((span.end_line + 1, 0), line))
             else:
-                missing.append(Unannotated(span.line, "the result has no expression of its own: assign it to a name"))
+                missing.append(Unannotated(span.line, "no expression is this result alone: assign it to a name"))
         if insertions and imports:
-            insertions.append(((self.after_imports() + 1, 0), imports.encode()))
+            insertions.append(((self.after_imports() + 1, 0), imports.replace("\n", self.line_end).encode()))
         lines = [*self.lines, b""]
         for (line, column, *_), text in sorted(insertions, reverse=True):
             lines[line - 1] = lines[line - 1][:column] + text + lines[line - 1][column:]
@@ -294,8 +310,43 @@ class _Editor:
         return max(imports, default=(self.tree.body[0].end_lineno or 0) if has_docstring else 0)
 
 
+def _computing(tree: ast.AST) -> Iterator[ast.expr | ast.AugAssign]:
+    """Yield the expressions and statements that a constraint can enclose."""
+    others = {id(part) for node in ast.walk(tree) for part in _not_enclosed(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.expr | ast.AugAssign) and id(node) not in others:
+            yield node
+
+
+def _not_enclosed(node: ast.AST) -> Iterable[ast.AST]:
+    """Return the parts of a node whose place in the file Python gives to other values, and those in quotes.
+
+    The equations that take a row from an array have the place of the iterable or of the target, and not of a row.
+    """
+    match node:
+        case ast.For(iter=part) | ast.comprehension(iter=part) | ast.YieldFrom(value=part):
+            return [part]
+        case ast.Starred(value=part):
+            return [node, part]
+        case ast.JoinedStr():  # a constraint has quotes, which end the string before Python 3.12
+            return ast.walk(node)
+        case ast.Name() | ast.Attribute() | ast.Subscript() | ast.Tuple() | ast.List() if not isinstance(node.ctx, ast.Load):
+            return [node]
+    return []
+
+
 def _extent(node: ast.expr | ast.AugAssign) -> tuple[int, int, int, int]:
     return node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
+
+
+def _recorded_extents(node: ast.expr | ast.AugAssign) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the places that Python may record for a node: that of an attribute on a line below its object begins at its name."""
+    line, column, end_line, end_column = _extent(node)
+    yield line, column, end_line, end_column
+    attribute = node.func if isinstance(node, ast.Call) else node
+    if isinstance(attribute, ast.Attribute):
+        _, _, name_line, name_end = _extent(attribute)
+        yield name_line, name_end - len(attribute.attr.encode()), end_line, end_column
 
 
 def _entry(spec_name: str) -> Any:

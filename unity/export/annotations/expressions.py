@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
+from types import CodeType
 from typing import Any
 
 import jax
@@ -32,11 +33,13 @@ class ExpressionValue:
     """The value of an expression: the primitive that computes it, and its shape and type.
 
     Attributes:
+        operands: the shapes of the primitive's operands.
         is_mapped: whether the expression sees another shape, as inside of `jax.vmap`.
     """
 
     span: CodeSpan
     primitive: str
+    operands: tuple[Shape, ...]
     shape: Shape
     dtype: str
     is_mapped: bool
@@ -44,9 +47,14 @@ class ExpressionValue:
 
 @dataclass(frozen=True)
 class _Call:
-    """The call around a nested program: its expression, the function's name, and whether it is mapped."""
+    """The call around a nested program: its expression, the function's name, and whether it is mapped.
+
+    Attributes:
+        evaluation: the code and the instruction of the expression and of its callers, which tell two runs of a line apart.
+    """
 
     span: CodeSpan | None = None
+    evaluation: tuple[tuple[CodeType, int], ...] = ()
     function: str = ""
     is_mapped: bool = False
 
@@ -54,37 +62,50 @@ class _Call:
 def expression_values(fn: Callable[..., Any], *args: Any) -> frozenset[ExpressionValue]:
     """Trace a function, and return the values of all expressions in the user's files that compute one.
 
-    A value is that of an expression if an equation of another expression reads it, or if it is returned.
+    A value is that of an expression unless only equations of the expression itself read it.
     """
-    found: set[ExpressionValue] = set()
-    _read(jax.make_jaxpr(fn)(*args).jaxpr, _Call(), found)
-    return frozenset(found)
+    values: set[ExpressionValue] = set()
+    _read(jax.make_jaxpr(fn)(*args).jaxpr, _Call(), values)
+    return frozenset(values)
 
 
-def _read(jaxpr: core.Jaxpr, call: _Call, found: set[ExpressionValue]) -> Sequence[str]:
-    """Add the values of a program's expressions, and return the primitives of its results."""
-    producers: dict[Any, tuple[_Call, str]] = {}
+def _read(jaxpr: core.Jaxpr, call: _Call, values: set[ExpressionValue]) -> Sequence[core.JaxprEqn | None]:
+    """Add the values of a program's expressions, and return the equations that compute its results."""
+    producers: dict[core.Var, tuple[_Call, core.JaxprEqn | None]] = {}
+    unread: dict[core.Var, None] = {}
 
-    def leave(v: Any, reader: CodeSpan | None) -> None:
-        producer, primitive = producers.get(v, (_Call(), ""))
-        if producer.span is not None and producer.span != reader:
-            found.add(ExpressionValue(producer.span, primitive, tuple(v.aval.shape), str(v.aval.dtype), producer.is_mapped))
+    def leave(v: core.Var, reader: _Call | None = None) -> None:
+        producer, eqn = producers.get(v, (_Call(), None))
+        unread.pop(v, None)
+        if producer.span is not None and eqn is not None and (reader is None or producer.evaluation != reader.evaluation):
+            operands = tuple(_shape(x.aval) for x in eqn.invars)
+            values.add(
+                ExpressionValue(producer.span, eqn.primitive.name, operands, _shape(v.aval), _dtype(v.aval), producer.is_mapped)
+            )
 
     for eqn in jaxpr.eqns:
         own = _call_of(eqn, call)
         for v in eqn.invars:
             if not isinstance(v, core.Literal):
-                leave(v, own.span)
-        primitives: Sequence[str] = [eqn.primitive.name] * len(eqn.outvars)
+                leave(v, own)
+        equations: Sequence[core.JaxprEqn | None] = [eqn] * len(eqn.outvars)
         for nested in _nested(eqn.params):
-            results = _read(nested, own, found)
+            results = _read(nested, own, values)
             if len(results) == len(eqn.outvars) and eqn.primitive.name not in ("scan", "while", "cond"):
-                primitives = results
-        producers.update((v, (own, name)) for v, name in zip(eqn.outvars, primitives, strict=True))
-    for v in jaxpr.outvars:
-        if not isinstance(v, core.Literal):
-            leave(v, call.span)
-    return ["" if isinstance(v, core.Literal) else producers.get(v, (call, ""))[1] for v in jaxpr.outvars]
+                equations = results
+        producers.update((v, (own, e)) for v, e in zip(eqn.outvars, equations, strict=True))
+        unread.update(dict.fromkeys(eqn.outvars))
+    for v in [*(v for v in jaxpr.outvars if not isinstance(v, core.Literal)), *unread]:
+        leave(v, call if v in jaxpr.outvars else None)
+    return [None if isinstance(v, core.Literal) else producers.get(v, (call, None))[1] for v in jaxpr.outvars]
+
+
+def _shape(aval: Any) -> Shape:
+    return tuple(getattr(aval, "shape", ()))  # a token has none
+
+
+def _dtype(aval: Any) -> str:
+    return str(getattr(aval, "dtype", ""))
 
 
 def _nested(params: Mapping[str, Any]) -> Iterator[core.Jaxpr]:
@@ -105,17 +126,18 @@ def _call_of(eqn: core.JaxprEqn, around: _Call) -> _Call:
     name = str(eqn.params.get("name", ""))
     traceback = eqn.source_info.traceback
     if traceback is None:
-        return _Call(around.span, name, around.is_mapped)
+        return replace(around, function=name)
     frames = list(zip(traceback.frames, *traceback.raw_frames(), strict=True))
     if around.function:
         own = next((k for k, (f, *_) in enumerate(frames) if f.function_name.rpartition(".")[2] == around.function), -1)
         frames = frames[: own + 1]
     place = next((k for k, (f, *_) in enumerate(frames) if owner(f.file_name) == "user"), None)
     if place is None:
-        return _Call(around.span, name, around.is_mapped)
+        return replace(around, function=name)
     frame, code, instruction = frames[place]
     line, end_line, column, end_column = next(islice(code.co_positions(), instruction // 2, None))
     if line is None or end_line is None or column is None or end_column is None:  # Python was told to keep no columns
-        return _Call(None, name, around.is_mapped)
+        return _Call(function=name, is_mapped=around.is_mapped)
     is_mapped = any(owner(f.file_name) == "jax" and any(m in f.function_name for m in MAPS) for f, *_ in frames[place:])
-    return _Call(CodeSpan(frame.file_name, line, column, end_line, end_column), name, around.is_mapped or is_mapped)
+    span = CodeSpan(frame.file_name, line, column, end_line, end_column)
+    return _Call(span, tuple((c, i) for _, c, i in frames[place:]), name, around.is_mapped or is_mapped)
