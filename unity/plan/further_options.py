@@ -16,7 +16,7 @@ class PipelineShape:
     """A pipeline that a plan must have: `unity.optimize(..., pipeline=unity.PipelineShape(4, 16))`.
 
     Attributes:
-        stages: the number of stages, each on devices of its own.
+        stages: the number of stages, each on different devices.
         micro_batches: the number of micro-batches, a multiple of the stages.
         schedule: "1f1b", "gpipe" or "2bw"; by default 1F1B where the program allows it, and else GPipe.
     """

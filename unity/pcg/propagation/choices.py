@@ -70,7 +70,7 @@ class Scattered:
 
 @dataclass(frozen=True)
 class InnerSlot:
-    """How a choice divides something inside of a body: a dimension of a variable that is no operand or result, or a nested program.
+    """A division, by a choice, of a dimension of a variable inside of a body, or of a nested program.
 
     Attributes:
         size: the size of the dimension, or what the degrees of the nested program's choice must divide.
