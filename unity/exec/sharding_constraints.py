@@ -35,11 +35,10 @@ def constrained(graph: PCG, mesh: Mesh) -> PCG:
         PlanError: the graph has a pipeline or branches on groups of devices, which no sharding states.
     """
     copies: dict[Value, Value] = {}
-    origins: dict[Value, Value] = {}  # of the result of a change of type, the value before all changes
+    origins = origins_of(graph)
     for node in graph.nodes:
         if node.kind in PARALLELIZATION:
-            (v,) = node.operands
-            origins[Value(node)] = origin = origins.get(v, v)
+            origin = origins[Value(node)]
             is_last = any(user.kind not in PARALLELIZATION for user, _ in graph.users[id(node)]) or Value(node) in graph.outputs
             copies[Value(node)] = _changed(node, origin, copies[origin], graph, mesh) if is_last else copies[origin]
             continue
@@ -51,6 +50,16 @@ def constrained(graph: PCG, mesh: Mesh) -> PCG:
             is_origin = node.kind != "input" and inside is None and divides_more(node, v)
             copies[v] = _sharded(own, own_sharding(v, graph, mesh)) if is_origin else own
     return PCG(tuple(copies[Value(n)].node for n in graph.inputs), tuple(copies[v] for v in graph.outputs))
+
+
+def origins_of(graph: PCG) -> dict[Value, Value]:
+    """Return the value before all changes of type, for the result of every change."""
+    origins: dict[Value, Value] = {}
+    for node in graph.nodes:
+        if node.kind in PARALLELIZATION:
+            (v,) = node.operands
+            origins[Value(node)] = origins.get(v, v)
+    return origins
 
 
 def refuse_per_device(node: Node) -> None:

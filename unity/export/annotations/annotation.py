@@ -21,7 +21,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from unity.base.errors import PlanError
-from unity.exec.sharding_constraints import divides_more, open_spec, refuse_per_device
+from unity.exec.sharding_constraints import divides_more, open_spec, origins_of, refuse_per_device
 from unity.export.annotations.expressions import CodeSpan, ExpressionValue, expression_values
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.jaxprs.trace_contexts import without_mesh
@@ -156,12 +156,11 @@ def _decisions(top: PCG, file: str) -> Iterator[_Decision]:
     """Yield the decided results of operators that the lines of a file compute."""
     for graph in top.graphs():
         types: dict[Value, list[Type]] = defaultdict(list)  # of a result, those to constrain it to
-        origins: dict[Value, Value] = {}  # of the result of a change of type, the value before all changes
+        origins = origins_of(graph)
         for node in graph.nodes:
             refuse_per_device(node)
             if node.kind in PARALLELIZATION:
-                (v,) = node.operands
-                origin = origins[Value(node)] = origins.get(v, v)
+                (v,), origin = node.operands, origins[Value(node)]
                 if PARTIAL not in origin.type:
                     types[origin].append(origin.type)
                 elif PARTIAL in v.type and PARTIAL not in node.types[0]:  # the change that adds the partial sums
