@@ -66,8 +66,7 @@ def applied(
         value: a program on pieces as they are held that computes the results; by default they follow from the local program.
         guard: the identity on operands, which may refuse a second derivative.
     """
-
-    active, refused = _differentiable(local, [x.astype(p.dtype) for x, p in zip(operands, layout.operands, strict=True)])
+    active, refused = _differentiable(local, _plain(operands, layout))
 
     @jax.custom_vjp
     def call(*pieces: Any) -> list:
@@ -76,20 +75,11 @@ def applied(
     def evaluate(*pieces: Any) -> tuple[list, list]:
         """Return the results, and the operands without needless width."""
         values = [x if _is_wide(p, "S") else x.astype(p.dtype) for x, p in zip(pieces, layout.operands, strict=True)]
-        plain = [x.astype(p.dtype) for x, p in zip(values, layout.operands, strict=True)]
-        if value is not None:
-            return value(list(pieces)), values
-        summed = any(_is_wide(p, "S") for p in layout.operands) or (not exact and any(_is_wide(p, "S") for p in layout.results))
-        if summed:
-            marks = [Summand.PARTIAL if _is_wide(p, "S") else Summand.FACTOR for p in layout.operands]
-            out = [x for x, _ in evaluated(jax.make_jaxpr(local)(plain), list(zip(values, marks, strict=True)))]
-        else:
-            out = local(plain)
-        return [x.astype(p.held) for x, p in zip(out, layout.results, strict=True)], values
+        return _wide_results(local, values, layout, exact) if value is None else value(list(pieces)), values
 
     def backward(values: list, cotangents: list) -> tuple:
         values = guard(values)
-        plain = [x.astype(p.dtype) for x, p in zip(values, layout.operands, strict=True)]
+        plain = _plain(values, layout)
         real = [(g, p) for g, p in zip(cotangents, layout.results, strict=True) if floating(p)]
 
         def pulled(plain: list, narrow_cotangents: list) -> tuple:
@@ -110,6 +100,22 @@ def applied(
 
     call.defvjp(lambda *pieces: evaluate(*guard(pieces)), backward)
     return call(*(argument(k, x) for k, x in enumerate(operands)))
+
+
+def _plain(values: Arrays, layout: Layout) -> list:
+    """Return operands in the tensors' own element types."""
+    return [x.astype(p.dtype) for x, p in zip(values, layout.operands, strict=True)]
+
+
+def _wide_results(local: Local, values: Arrays, layout: Layout, exact: bool) -> list:
+    """Return the results of `applied`, with partial sums in their accumulator type."""
+    plain = _plain(values, layout)
+    if any(_is_wide(p, "S") for p in layout.operands) or (not exact and any(_is_wide(p, "S") for p in layout.results)):
+        marks = [Summand.PARTIAL if _is_wide(p, "S") else Summand.FACTOR for p in layout.operands]
+        out = [x for x, _ in evaluated(jax.make_jaxpr(local)(plain), list(zip(values, marks, strict=True)))]
+    else:
+        out = local(plain)
+    return [x.astype(p.held) for x, p in zip(out, layout.results, strict=True)]
 
 
 def _function_of(local: Local, plain: Arrays, positions: Sequence[int]) -> Callable[..., list]:
