@@ -108,7 +108,7 @@ def annotate(plan: Plan, path: str | Path) -> Annotation:
     """Write a plan's sharding constraints into a source file.
 
     Raises:
-        PlanError: the file cannot be read as Python source, has none of the function's lines, or the plan has a pipeline or branches.
+        PlanError: the file is not Python source, has none of the function's lines, or the plan has a pipeline or branches.
     """
     before, tree = _parsed(path)
     decisions = list(dict.fromkeys(_decisions(plan.program.pcg, os.path.realpath(path))))
