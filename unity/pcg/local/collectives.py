@@ -18,7 +18,7 @@ from unity.pcg.types.accumulation import backward, forward, held
 from unity.pcg.types.accumulation import partial as is_partial
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Digit, digits
-from unity.pcg.types.varying_axes import aligned, common, vary, varying
+from unity.pcg.types.varying_axes import aligned, common, position_along, vary, varying
 
 
 def apply(step: ReshardingStep, x: jax.Array, axes: tuple[Axis, ...], dtype: Any = None) -> jax.Array:
@@ -91,7 +91,7 @@ def _slice(x: jax.Array, names: Sequence[str], cut_digits: Sequence[Digit], here
     """Return this device's slice at each digit, one mesh axis for each."""
     done = list(here)
     for name, digit in zip(names, cut_digits, strict=True):
-        x = take_digit(x, digit, lax.axis_index(name), done)
+        x = take_digit(x, digit, position_along(name), done)
         done.append(digit)
     return x
 
@@ -132,7 +132,7 @@ def contribute(x: jax.Array, names: tuple[str, ...]) -> jax.Array:
 
 def _first(x: jax.Array, names: tuple[str, ...]) -> jax.Array:
     """Return the value on the first device along the axes, and zeros on the others."""
-    first = jnp.all(jnp.stack([lax.axis_index(name) == 0 for name in names]))
+    first = jnp.all(jnp.stack([position_along(name) == 0 for name in names]))
     return lax.select_n(*aligned([first, jnp.zeros_like(x), x]))
 
 
@@ -149,7 +149,7 @@ def _among_zeros(x: jax.Array, moved: Sequence[tuple[str, Digit]], here: Sequenc
     for k, (name, digit) in enumerate(moved):
         shape = [digit.size if j == k else 1 for j in range(len(moved))]
         places = jnp.arange(digit.size, dtype=jnp.int32).reshape(shape)
-        mine = jnp.logical_and(*aligned([mine, jnp.equal(*aligned([places, lax.axis_index(name)]))]))
+        mine = jnp.logical_and(*aligned([mine, jnp.equal(*aligned([places, position_along(name)]))]))
     count = mine.size
     whole = jnp.broadcast_to(mine.reshape(count, *(1 for _ in x.shape)), (count, *x.shape))
     pieces = jnp.broadcast_to(x, (count, *x.shape))

@@ -14,6 +14,7 @@ from jax import lax
 from unity.pcg.types.accumulation import held
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Digit, Shape, Type, digits, local_shape
+from unity.pcg.types.varying_axes import position_along
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class PlacedTensor:
         here, n = jnp.ones(indices.shape, bool), self.shape[dim]
         for axis, digit in sorted(self.along(dim), key=lambda entry: -entry[1].outer):  # the most minor digit is removed first
             minor = n // (digit.outer * digit.size)
-            here &= indices // minor % digit.size == lax.axis_index(axis)
+            here &= indices // minor % digit.size == position_along(axis)
             indices = indices // (digit.size * minor) * minor + indices % minor
             n //= digit.size
         return here, indices
@@ -70,7 +71,7 @@ class PlacedTensor:
         """Return this device's part of `x`, cut at some of the slices."""
         done: list[Digit] = []
         for axis, digit in slices:
-            x = take_digit(x, digit, lax.axis_index(axis), done)
+            x = take_digit(x, digit, position_along(axis), done)
             done.append(digit)
         return x
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -14,6 +16,31 @@ CAST = "unreplicate"
 # primitives that change the type of a value along some axes, and nothing else
 CASTS = frozenset({"pvary", "pcast", "preduced", "reduced_vary_cast", CAST})
 TIME = "a time"  # an axis outside of any mesh, with a name that none has: pieces along it come one after the other
+
+_now: ContextVar[Any] = ContextVar("_now")
+
+
+@contextmanager
+def at_time(number: Any) -> Iterator[None]:
+    """Make `position_along` return a number for the axis of time: the number of the piece whose turn it is."""
+    token = _now.set(number)
+    try:
+        yield
+    finally:
+        _now.reset(token)
+
+
+def position_along(name: str) -> Any:
+    """Return the position of this device along a mesh axis, or of this piece along the axis of time.
+
+    Raises NameError outside of the axis.
+    """
+    if name != TIME:
+        return lax.axis_index(name)
+    number = _now.get(None)
+    if number is None:
+        raise NameError(f"there is no position along {TIME}")
+    return number
 
 
 _primitive = core.Primitive(CAST)

@@ -15,6 +15,7 @@ from unity.pcg.operators.promised_reads import PROMISED, drop_outside_gradients
 from unity.pcg.operators.table.reshaping import is_block, part_of
 from unity.pcg.types.factors import OPERANDS_AND_RESULT, Factor, Facts, Place, Slot, Spec, at, operator
 from unity.pcg.types.parallel_type import PARTIAL, Shape
+from unity.pcg.types.varying_axes import position_along
 
 Mode = lax.GatherScatterMode
 
@@ -103,7 +104,7 @@ def _gather_pieces(operands: list[jax.Array], layout: Layout) -> list:
     if fills:  # one device alone supplies the fill value
         first = ~valid
         for axis in {axis for dim in rows for axis, _ in here.along(dim)}:
-            first &= lax.axis_index(axis) == 0
+            first &= position_along(axis) == 0
         out = jnp.where(lax.broadcast_in_dim(first, out.shape, spread), fill_value(layout.params, out.dtype), out)
     return [out]
 
