@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from unity.exec.accumulated_gradients import accumulated
 from unity.exec.branches import branched
 from unity.exec.context import own
 from unity.exec.pipelines.gpipe import pipelined, summed
@@ -18,7 +19,7 @@ from unity.exec.pipelines.half_ticks import PipelinePair
 from unity.exec.pipelines.one_forward_one_backward import alternated
 from unity.exec.sharding_constraints import SHARDED, constrain, constrained, own_sharding
 from unity.pcg.analysis.rematerialization import runs_again
-from unity.pcg.ir.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value
+from unity.pcg.ir.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value, accumulated_loss
 from unity.pcg.ir.payloads import Remat, Scan, Sharded
 from unity.pcg.ir.user_lines import label, source_of_use
 from unity.pcg.local import varying_loops as loops
@@ -202,7 +203,9 @@ def _making(node: Node, operands: list, axes: tuple[Axis, ...]) -> tuple[tuple[A
 
 def _compute(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
     operands = [settle(v, x, axes) for v, x in zip(node.operands, operands, strict=True)]
-    if node.kind == "scan":
+    if accumulated_loss(node) is not None:
+        results = accumulated(node, operands, axes, _inside(node))
+    elif node.kind == "scan":
         results = _scan(node, operands, axes)
     elif node.kind == SHARDED:
         results = [constrain(operands[0], node.of(Sharded))]

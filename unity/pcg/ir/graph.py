@@ -182,6 +182,12 @@ def carried_by(loop: Node) -> range:
     return range(first, first + payload.carry)
 
 
+def accumulated_loss(loop: Node) -> Value | None:
+    """Return the result of a loop over micro-batches to which each step adds a term, and whose gradient the steps add up."""
+    number = loop.payload.loss if isinstance(loop.payload, Scan) else None
+    return None if number is None else Value(loop, number)
+
+
 def recurrent(loop: Node) -> range:
     """Return the positions of carried operands that depend on an earlier step: none in a loop of a single step."""
     single = isinstance(loop.payload, Scan) and loop.payload.length == 1

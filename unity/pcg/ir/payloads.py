@@ -72,13 +72,19 @@ class Remat(Payload):
 
 
 class Scan(Payload):
-    """A loop. Its operands are constants, the carry, and stacks of which each step reads its slice."""
+    """A loop. Its operands are constants, the carry, and stacks of which each step reads its slice.
+
+    Attributes:
+        loss: for a loop over micro-batches whose backward pass follows each step at once, the number of the only result that has a
+            gradient: a scalar to which each step adds a term (`unity.exec.accumulated_gradients`).
+    """
 
     length: Natural
     reverse: bool
     consts: Natural
     carry: Natural
     unroll: Positive
+    loss: Natural | None = None
 
     read: ClassVar[int] = 0  # see `Pipeline`
 

@@ -5,7 +5,7 @@ Costs, `explain`, and the check of the compiled program read this one list.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -13,7 +13,7 @@ from unity.pcg.analysis.hoisting import hoisted
 from unity.pcg.analysis.rematerialization import Recomputation, recomputation
 from unity.pcg.analysis.views import of_argument
 from unity.pcg.ir.gradient_flow import Gradients, carrying_in, gradients
-from unity.pcg.ir.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value
+from unity.pcg.ir.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value, accumulated_loss
 from unity.pcg.ir.payloads import PipelineTail
 from unity.pcg.ir.program import Tensor
 from unity.pcg.parallel.branches import groups_of, weight_of
@@ -26,7 +26,7 @@ from unity.pcg.propagation.placement import Placing, around_scatter, placing
 from unity.pcg.types.accumulation import added, backward, forward, held
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.factors import Agreement
-from unity.pcg.types.parallel_type import UNUSED, copies
+from unity.pcg.types.parallel_type import REPLICATED, UNUSED, copies
 
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -108,6 +108,8 @@ def _of_graph(graph: PCG, whole: _Whole, times: int, outermost: bool = False) ->
             assert node.inside is not None
             if node.kind in (PIPELINE, TAIL):
                 yield from _of_pipeline(node, context)
+            if over := repeated_loss(node, flow):
+                yield _of_cotangent(node, over, context)
             yield from _of_graph(node.inside, whole, times * runs_of(node, flow))
         elif node.kind in (BRANCHES, STAGES):
             for k, group in enumerate(groups_of(node)):  # a separate program each: equal collectives of two groups both run
@@ -203,6 +205,23 @@ TRAFFIC = {  # the collective of each change of type: forward, backward
     "contribute": ("", ""),
     "unreplicate": ("", ""),
 }
+
+
+def repeated_loss(loop: Node, flow: Callable[[Value], bool]) -> tuple[int, ...]:
+    """Return the axes, by position, along which the loss of a loop over micro-batches is replicated for use.
+
+    Its cotangent is a partial sum there, and all-reduced, since the loop's gradients are multiplied by it.
+    """
+    loss = accumulated_loss(loop)
+    return () if loss is None or not flow(loss) else tuple(k for k, s in enumerate(loss.type) if s == REPLICATED)
+
+
+def _of_cotangent(loop: Node, over: tuple[int, ...], context: _Context) -> Collective:
+    """Return the all-reduce of the cotangent of the loss of a loop over micro-batches."""
+    loss = accumulated_loss(loop)
+    assert loss is not None
+    itemsize = held(loss.tensor.dtype, loss.type, context.graph.axes).itemsize
+    return Collective("all-reduce", over, 1, itemsize, *context.once, BACKWARD, loop)
 
 
 def _of_pipeline(node: Node, context: _Context) -> Iterator[Collective]:

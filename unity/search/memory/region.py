@@ -7,7 +7,20 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from math import prod
 
-from unity.pcg.ir.graph import BRANCHES, LOOPS, PCG, PIPELINE, STAGES, TAIL, UNCHANGED, Node, Value, carried_by, times_inside
+from unity.pcg.ir.graph import (
+    BRANCHES,
+    LOOPS,
+    PCG,
+    PIPELINE,
+    STAGES,
+    TAIL,
+    UNCHANGED,
+    Node,
+    Value,
+    accumulated_loss,
+    carried_by,
+    times_inside,
+)
 from unity.pcg.parallel.branches import groups_of
 from unity.pcg.parallel.stages import FOLLOWED, TWO_BW, ends_of, schedule_of
 from unity.pcg.types.factors import facts_of
@@ -21,6 +34,7 @@ from unity.search.space.live_buffers import AGAIN, BACKEND, CHANGED, GRADIENTS, 
 PRODUCT = "dot_general"
 FORWARD, BACKWARD = "forward", "backward"
 Turn = tuple[str, int]  # the pass, and the number of the operator whose turn it is; -1 before any
+ACCUMULATION = "accumulation"  # the kind of a loop over micro-batches: its residuals leave no step, unlike those of others
 NOTICED = 1e-3  # relative to all gradients: the memory of smaller ones is not considered for reuse
 
 
@@ -190,6 +204,8 @@ class Region(Keeper):
         """
         if node.kind == TAIL:
             return self.add_tail(node)
+        if self.accumulates(node):
+            return self.add_accumulation(node)
         if node.kind in LOOPS:
             return self.add_loop(node)
         if node.kind == "remat":
@@ -312,6 +328,27 @@ class Region(Keeper):
         sums = sum(self.local(v) for v in read if self.flow(v)) if self.training else 0.0
         return [], [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, sums)]
 
+    def accumulates(self, node: Node) -> bool:
+        """Return whether a node is a loop over micro-batches that adds up their gradients."""
+        loss = accumulated_loss(node)
+        return self.training and loss is not None and self.flow(loss)
+
+    def add_accumulation(self, node: Node) -> tuple[list[Held], list[Held]]:
+        """Add a loop over micro-batches that adds up their gradients, and return its residuals and its working set.
+
+        Its residuals of a micro-batch are live until the end of the step, and the sums of its constants' gradients always: those
+        of arguments have their memory already. Its sliced operands and its stacked results are live as a whole.
+        """
+        inside, carried = self.region_inside(node), carried_by(node)
+        self.momentary += inside.steps + inside.momentary
+        residuals = [h for p in sorted(inside.needs) if p < carried.start for h in self.need(node.operands[p])]
+        sums = sum(self.local(v) for v in node.operands[: carried.start] if self.flow(v) and not self.argument(v))
+        slices = sum(inside.local(Value(n)) for n in inside.graph.inputs[carried.stop :])
+        stacked = {v for v in (*node.operands[carried.stop :], *node.results[len(carried) :]) if not self.argument(v)}
+        moment = [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, sums + slices + sum(map(self.local, stacked)))]
+        self.own[id(node)] = sum(h.nbytes for h in moment)
+        return residuals, moment
+
     def add_remat(self, node: Node) -> tuple[list[Held], list[Held]]:
         """Add a remat, and return its residuals, which are its operands and the values that its policy saves, and its working set.
 
@@ -350,7 +387,8 @@ class Region(Keeper):
             assert node.inside is not None
             straight = self.straight and node.kind == "remat"
             depth = self.depth + (node.kind == "remat")
-            self.inside[id(node)] = Region(node.inside, self.setting, node.kind, straight=straight, depth=depth)
+            around = ACCUMULATION if self.accumulates(node) else node.kind
+            self.inside[id(node)] = Region(node.inside, self.setting, around, straight=straight, depth=depth)
         return self.inside[id(node)]
 
 

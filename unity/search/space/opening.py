@@ -11,7 +11,7 @@ from unity.pcg.analysis.rematerialization import Place, Recomputation, recomputa
 from unity.pcg.analysis.residuals import recomputable, residuals
 from unity.pcg.analysis.views import is_view
 from unity.pcg.ir.gradient_flow import Gradients, gradients
-from unity.pcg.ir.graph import BRANCHES, CONSTRAIN, PCG, PIPELINE, STAGES, TAIL, Node, Value, reserved_axes
+from unity.pcg.ir.graph import BRANCHES, CONSTRAIN, PCG, PIPELINE, STAGES, TAIL, Node, Value, accumulated_loss, reserved_axes
 from unity.pcg.ir.payloads import Scan
 from unity.pcg.ir.program import Tensor
 from unity.pcg.parallel import branches
@@ -286,7 +286,10 @@ class _Builder:
         """Add the sites of a scan: constants and carries have one type for all steps, and stacks are not partitioned by step."""
         assert node.inside is not None
         inside, loop = node.inside, node.of(Scan)
-        c, k, inner = loop.consts, loop.carry, around.scan(loop.length)
+        c, k = loop.consts, loop.carry
+        loss = accumulated_loss(node)
+        accumulates = loss is not None and self.flow(loss)
+        inner = around.accumulating(loop.length) if accumulates else around.scan(loop.length)
         inputs: list[Where] = []
         for p, (where, n) in enumerate(zip(operands, inside.inputs, strict=True)):
             step = Slicing.SLICE if p >= c + k else Slicing.NONE

@@ -50,6 +50,10 @@ class Around:
         """Return the surroundings inside a scan of `length` steps."""
         return replace(self, times=self.times * length, alive=self.alive * length, lasting=self._times(length), stacked=True)
 
+    def accumulating(self, length: int) -> Around:
+        """Return the surroundings inside a loop of `length` micro-batches, one of which is live at a time."""
+        return replace(self, times=self.times * length)
+
     def pipeline(self, runs: int, kept: int) -> Around:
         """Return the surroundings inside a pipeline of `runs` steps, with the residuals of `kept` of them live at once."""
         return replace(self, times=self.times * runs, alive=self.alive * kept, lasting=self._times(kept), stacked=True)
