@@ -22,7 +22,7 @@ from benchmarks.seeds.table5 import PUBLISHED
 from unity.machine.hardware import Level
 from unity.machine.machine import Machine
 from unity.machine.presets import LINKS
-from unity.planning.task import sub_machines
+from unity.planning.sub_machines import sub_machines
 
 IN_TENSOROPT = "optcnn in tensoropt's space"
 # What is no algorithm of the registry: this project's own searches (`run.py` says what each is).

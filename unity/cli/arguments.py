@@ -91,6 +91,13 @@ def groups(text: str) -> int | None:
     return None if text == "none" else int(text)
 
 
+def micro_batches(text: str) -> int | bool:
+    """Return a number of micro-batches, or True for "auto"."""
+    if text != "auto" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number of micro-batches, such as 8, or auto, got {text}")
+    return True if text == "auto" else int(text)
+
+
 def positions(text: str) -> int | tuple[int, ...]:
     """Return the argument positions that a text names: 0, or 0,2."""
     try:

@@ -28,6 +28,7 @@ from unity.pcg.ir.program import Tensor
 from unity.pcg.jaxprs.effects import TITLES, Notice, warn
 from unity.pcg.types.varying_axes import CAST
 from unity.plan.plan import Plan
+from unity.transforms.micro_batching import with_recomputed_steps
 from unity.transforms.pipelining.pipeline_operator import by_gpipe
 
 CLOSED_OVER = "closed over/"  # the paths of arrays that the planned function closes over
@@ -54,7 +55,7 @@ def write(plan: Plan, path: str | Path) -> tuple[Path, ...]:
 
 def source(plan: Plan, name: str) -> tuple[str, dict[str, np.ndarray]]:
     """Return the text of the file, and the arrays of the file beside it."""
-    graph, captured = by_gpipe(plan.program.pcg), plan.program.family.captured
+    graph, captured = with_recomputed_steps(by_gpipe(plan.program.pcg)), plan.program.family.captured
     if captured.observations:
         graph = replace(graph, outputs=graph.outputs[: captured.out_tree.num_leaves])
         warn(Notice(o.line, f"{TITLES[o.name]} is left out of the exported file") for o in captured.observations)

@@ -29,7 +29,7 @@ class PipelineShape:
 class FurtherOptions(TypedDict, total=False):
     """Options of `unity.optimize` and `unity.step` that few calls need, passed by name like the others.
 
-    Pipelines, branches and recomputed layers are found by the searches "unity" and "captured" alone.
+    Pipelines, branches, recomputed layers and micro-batches are found by the searches "unity" and "captured" alone.
 
     Attributes:
         pipelines: whether scans over layers may become pipelines, where that is better. True by default. Constraints other than
@@ -44,6 +44,9 @@ class FurtherOptions(TypedDict, total=False):
         recompute: whether the backward pass may recompute layers from the values that cross their borders, as `jax.checkpoint`
             around them does, if nothing fits the memory limit otherwise. A `jax.checkpoint` in the function always stays. True by
             default.
+        micro_batches: the number of micro-batches that the loss is walked over, with their gradients added up, or True to choose
+            it, beside recomputed layers, where the memory limit excludes the fastest plan. The loss must be a sum or a mean over
+            samples, or made of such. None by default: the samples of a step stay together.
         reduce_in: a type narrower than float32, such as "bfloat16": partial sums and gradients of that type are rounded on every
             device and added in it, which sends fewer bytes. By default they are added in float32 and rounded once.
         rules: the rules that may be used: the path of a library, a loaded one, or () for none. The default is unity's own library.
@@ -59,6 +62,7 @@ class FurtherOptions(TypedDict, total=False):
     branch_groups: int | None
     pack: bool
     recompute: bool
+    micro_batches: bool | int | None
     reduce_in: str | None
     rules: str | Path | Library | tuple[()] | None
     seconds: float | None
@@ -76,6 +80,7 @@ class Transforms:
     branch_groups: int | None = None
     pack: bool = False
     recompute: bool = True
+    micro_batches: bool | int | None = None
 
     @classmethod
     def of(cls, options: FurtherOptions) -> Transforms:
@@ -84,8 +89,13 @@ class Transforms:
 
     @property
     def has_required(self) -> bool:
-        """Whether the plan must have a pipeline or branches."""
-        return self.pipeline is not None or self.branch_groups is not None
+        """Whether the plan must have a pipeline, branches, or a number of micro-batches."""
+        return self.pipeline is not None or self.branch_groups is not None or self.required_micro_batches is not None
+
+    @property
+    def required_micro_batches(self) -> int | None:
+        """The number of micro-batches that the plan must have, or None."""
+        return None if isinstance(self.micro_batches, bool) else self.micro_batches
 
 
 def refuse_unknown(options: Mapping[str, Any], known: frozenset[str], name: str, docs: str) -> None:

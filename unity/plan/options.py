@@ -39,6 +39,7 @@ def refuse(objective: str, search: str, transforms: Transforms, constraints: Seq
     refuse_switches({name: value for name, value in vars(transforms).items() if isinstance(getattr(Transforms, name), bool)})
     _refuse_pipeline(transforms, search, constraints)
     _refuse_branches(transforms, search, constraints)
+    _refuse_micro_batches(transforms, search, constraints)
 
 
 def refuse_switches(switches: Mapping[str, Any]) -> None:
@@ -168,6 +169,45 @@ def _refuse_branches(transforms: Transforms, search: str, constraints: Sequence[
     other = next((c for c in constraints if isinstance(c, Across) and c.word == "only"), None)
     if other is not None:
         raise OptionError(f"branch_groups={groups} and {other} do not go together: leave one out (docs: branches#which)")
+
+
+def _refuse_micro_batches(transforms: Transforms, search: str, constraints: Sequence[Constraint]) -> None:
+    """Raise OptionError for a number of micro-batches that is malformed, or that other options exclude."""
+    count = transforms.micro_batches
+    if count is None or count is False:
+        return
+    if not isinstance(count, int) or count < 1:
+        raise OptionError(
+            f"micro_batches={count!r}: expected a number of micro-batches, such as 4, or True to choose it, got"
+            f" {type(count).__name__} (docs: memory#micro-batches)"
+        )
+    if count == 1 and count is not True:
+        raise OptionError(
+            "micro_batches=1 leaves the samples together, as None does: expected at least 2, or True (docs: memory#micro-batches)"
+        )
+    if search not in CONSTRAINED:
+        searches = ", ".join(map(repr, CONSTRAINED))
+        raise OptionError(
+            f"micro_batches={count}: search={search!r} knows none, use one of {searches} (docs: memory#micro-batches)"
+        )
+    constraint = next((c for c in constraints if not isinstance(c, (WithoutRules, Pin))), None)
+    if constraint is not None:
+        raise OptionError(f"micro_batches={count} and {constraint} do not go together: leave one out (docs: memory#micro-batches)")
+    other = next((name for name in ("pipeline", "branch_groups") if getattr(transforms, name) is not None), None)
+    if other is not None:
+        raise OptionError(
+            f"micro_batches={count} and {other}={getattr(transforms, other)!r} do not go together: leave one out, a pipeline has"
+            " micro-batches of its own (docs: memory#micro-batches)"
+        )
+
+
+def not_decomposed(count: int, reason: str) -> str:
+    """Return the message for a number of micro-batches that a program does not allow, for a reason that names the operator."""
+    return (
+        f"micro_batches={count}: {reason}.\n    A loss is walked over micro-batches if it is a sum or a mean over its samples, or"
+        " made of such, and if they can share the samples evenly: leave the option out, or change that line."
+        " (docs: memory#micro-batches)"
+    )
 
 
 def obeyed(bound: Bound, search: str) -> Bound:

@@ -20,6 +20,7 @@ from unity.substitutions.language.derivation import RewriteStep
 from unity.substitutions.language.parallel_derivation import Parallelization
 from unity.substitutions.rewriting.parallel_recording import recorded
 from unity.transforms.branches import Branching
+from unity.transforms.micro_batching import MicroBatching
 from unity.transforms.packing import Joining
 from unity.transforms.pipelining import Pipelining
 from unity.transforms.recomputing import Recomputing
@@ -71,6 +72,11 @@ class PlannedProgram:
     def recomputing(self) -> Recomputing | None:
         """The layers that the backward pass recomputes so that the plan fits, or None."""
         return self.family.transformation(Recomputing)
+
+    @property
+    def micro_batching(self) -> MicroBatching | None:
+        """The micro-batches that the loss is walked over, with their gradients added up, or None."""
+        return self.family.transformation(MicroBatching)
 
     @property
     def pipelining(self) -> Pipelining | None:

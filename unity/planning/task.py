@@ -2,17 +2,18 @@
 
 The searches "unity" and "captured" start from the captured program. A rewritten program replaces it where that is better by the
 objective. If the limit excludes the fastest strategy of the better one, layers of that are recomputed; if it excludes all, the
-program with recomputed layers is rewritten, too. Last, a pipeline, and branches on separate groups of devices, are tried on both.
+program with recomputed layers is rewritten, too. Where that is asked for, the loss is walked over micro-batches. Last, a pipeline,
+and branches on separate groups of devices, are tried on both.
 """
 
 from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from math import prod
 from typing import Any, TypeAlias
 
 from unity.base.errors import ConstraintError, InfeasibleError, OptionError
@@ -27,13 +28,15 @@ from unity.exec.measure.trial import ratio
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.payloads import ScheduleKind
+from unity.pcg.parallel.stages import Mixed
 from unity.plan.files import cache
 from unity.plan.further_options import Transforms
-from unity.plan.options import no_branches, no_pipeline, out_of_reach, shortfall
+from unity.plan.options import no_branches, no_pipeline, not_decomposed, out_of_reach, shortfall
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
 from unity.plan.step import can_run, step_of
 from unity.planning.ranking import measured
+from unity.planning.sub_machines import sub_machines
 from unity.search.cost.cost import Training
 from unity.search.joint.joint import GAIN
 from unity.search.joint.pricing import Prices
@@ -42,10 +45,12 @@ from unity.search.session import Candidate, Search
 from unity.search.substitution.fitting import fitting, leanest
 from unity.transforms.branches import BranchesWish, Forked
 from unity.transforms.branches import best as best_branches
+from unity.transforms.micro_batching import MicroBatchingWish, leanest_micro_batches
+from unity.transforms.micro_batching import best as best_micro_batches
 from unity.transforms.packing import joining_of
 from unity.transforms.pipelining import PipelineWish, best_unlike
 from unity.transforms.pipelining import best as best_pipeline
-from unity.transforms.recomputing import RecomputingChoice, RecomputingWish
+from unity.transforms.recomputing import RecomputingChoice, RecomputingWish, of_all_layers
 from unity.transforms.recomputing import best as best_recomputing
 from unity.transforms.rewriting import Rewriter
 from unity.transforms.transformation import transformed
@@ -169,6 +174,12 @@ class Task:
                 best = recomputing, choice.best.candidate
                 yield best
                 programs.append(recomputing)
+        if self.transforms.micro_batches:
+            for solution in self.micro_batched(keeping, prices, best):
+                best = solution
+                yield best
+            if self.transforms.required_micro_batches is not None:
+                return
         for program in programs:
             try:
                 for solution in self.on_groups(program, prices, best):
@@ -203,25 +214,77 @@ class Task:
         wish = self.wish(prices, than, None)
         return best_recomputing(keeping.captured, RecomputingWish(**wish, limit=self.limit if limit is None else limit))
 
+    def micro_batched(self, keeping: PlanFamily, prices: Prices, than: Solution | None) -> Iterator[Solution]:
+        """Yield the program over micro-batches, with and without all layers recomputed, if better than `than`.
+
+        A number that the user chose is better than none. Otherwise micro-batches are tried where the limit excludes the fastest
+        strategy. Raises OptionError if the program does not allow that number, InfeasibleError if it does not fit.
+        """
+        required = self.transforms.required_micro_batches
+        inside = [c for c in self.bound.every if not isinstance(c, Pin)]  # micro-batches leave the arguments as they are
+        if inside:
+            raise OptionError(
+                f"micro_batches={self.transforms.micro_batches}, but {inside[0]} constrains the function: leave one out"
+            )
+        if required is not None:
+            than = None
+        elif than is not None and (self.objective == "memory" or than[0].search.fastest.memory <= self.limit):
+            return
+        programs, leanest = [keeping], None
+        recomputing = of_all_layers(keeping.captured) if self.transforms.recompute else None
+        if recomputing is not None:
+            programs.append(keeping.then(recomputing, self.search(recomputing.after, prices)))
+        for program in programs:
+            wish = MicroBatchingWish(**self.wish(prices, than, None), limit=self.limit)
+            try:
+                choice = best_micro_batches(program.captured, wish, required)
+            except Mixed as reason:
+                if required is not None:
+                    raise OptionError(not_decomposed(required, str(reason))) from None
+                text = f"micro_batches=True: the plan has none, since {reason} (docs: memory#micro-batches)"
+                warnings.warn(text, UserWarning, stacklevel=2)
+                return
+            leanest = leanest or choice.leanest
+            if choice.best is not None:
+                solution = program.then(choice.best.transformation, choice.best.search), choice.best.candidate
+                if than is None or self.is_better(solution, than):
+                    than = solution
+                    yield solution
+            if than is not None and than[1].time <= (1 + GAIN) * keeping.search.fastest.time:
+                return
+        if required is not None and than is None:
+            raise InfeasibleError(self.shortfall_of(leanest or keeping.search, None))
+
     def refusal_of(self, keeping: PlanFamily, prices: Prices, choice: RecomputingChoice | None) -> str:
         """Return the error message if nothing fits. `choice` is that of recomputed layers, if the option allows any."""
         if choice is None:  # under a limit of 0, programs are listed only for how much memory they need at least
             choice = self.recomputed(keeping, prices, None, limit=0.0)
-        return conflict(self.bound, keeping.search, self.limit) or self.shortfall_of(keeping.search, choice.leanest)
+        excluded = conflict(self.bound, keeping.search, self.limit)
+        return excluded or self.shortfall_of(keeping.search, choice.leanest, self.micro_batches_way(keeping, prices))
 
-    def shortfall_of(self, search: Search, recomputed: Search | None) -> str:
+    def micro_batches_way(self, keeping: PlanFamily, prices: Prices) -> str:
+        """Return micro-batches as a way out of a memory limit, if the option is off and they may fit."""
+        if self.transforms.micro_batches or keeping.search.least_memory.state > self.limit:
+            return ""
+        try:
+            least = self.search(leanest_micro_batches(keeping.captured).after, prices).least_memory.total
+        except Mixed:
+            return ""
+        return f"micro_batches=True, with at least {size(least)}, or " if least <= self.limit else ""
+
+    def shortfall_of(self, search: Search, recomputed: Search | None, way: str = "") -> str:
         """Return the error message for a program that does not fit.
 
         Args:
             search: the search of the program.
             recomputed: the search of the program whose recomputed layers leave the least bound on memory, if there is any.
+            way: a way out besides recomputed layers.
         """
-        way = ""
         if recomputed is not None and recomputed.least_memory.total < search.least_memory.total:
             if self.transforms.recompute:
                 search = recomputed
             elif recomputed.least_memory.total <= self.limit:
-                way = f"recompute=True, with at least {size(recomputed.least_memory.total)}, or "
+                way += f"recompute=True, with at least {size(recomputed.least_memory.total)}, or "
         if search.least_memory.total > self.limit:
             return out_of_reach(search.machine, search.least_memory, self.limit, way)
         return shortfall(search.machine, search.leanest, self.limit, way=way)
@@ -441,19 +504,3 @@ class Task:
         if self.objective == "memory":
             return math.inf
         return 0.0 if search.fastest.memory <= self.limit else search.rate
-
-
-def sub_machines(machine: Machine) -> list[Machine]:
-    """Return the parts of a machine, smallest first and itself last, in which inner levels fill up before outer ones are used."""
-    sizes = [level.size for level in machine.levels]
-    parts = {}  # sizes of the levels by number of devices
-    for k in range(len(sizes)):
-        for n in range(1, sizes[k] + 1):
-            if sizes[k] % n == 0:
-                part = [1] * k + [n] + sizes[k + 1 :]
-                parts.setdefault(prod(part), part)
-    return [
-        replace(machine, name=f"{machine.name} ({n} devices)" if n < machine.devices else machine.name,
-                levels=tuple(replace(level, size=units) for level, units in zip(machine.levels, part, strict=True)))
-        for n, part in sorted(parts.items())
-    ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from difflib import SequenceMatcher
 from itertools import takewhile
 
 from unity.base.formatting import short
@@ -66,6 +67,25 @@ def operator_at(equation: Equation) -> str:
 def named(graph: PCG, before: PCG) -> PCG:
     """Return a graph with another's lines, if both have the same operators in the same order; otherwise unchanged."""
     return beginning(graph, before) if _kinds(graph) == _kinds(before) else graph
+
+
+def aligned(graph: PCG, before: PCG) -> PCG:
+    """Return a graph with another's lines, where the kinds of both align; operators in between get the line before them."""
+    operators, others = _operators(graph), _operators(before)
+    pairs = {
+        a + k: others[b + k]
+        for a, b, size in SequenceMatcher(None, _kinds(graph), _kinds(before), autojunk=False).get_matching_blocks()
+        for k in range(size)
+    }
+    changed, last = {}, next(iter(pairs.values()), None)
+    for k, node in enumerate(operators):
+        last, inside = pairs.get(k, last), node.inside
+        if last is None:
+            continue
+        if inside is not None and k in pairs and last.inside is not None:
+            inside = aligned(inside, last.inside)
+        changed[id(node)] = replace(node, inside=inside, source=last.source, scope=last.scope)
+    return with_nodes(graph, changed)
 
 
 def beginning(graph: PCG, before: PCG) -> PCG:

@@ -16,6 +16,7 @@ from unity.cli.arguments import (
     groups,
     machine,
     mesh,
+    micro_batches,
     nbytes,
     pipeline,
     positions,
@@ -71,6 +72,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--pack", action="store_true", help="weights packed: branches' on their own devices, joined ones once")
     group.add_argument("--no-recompute", action="store_false", dest="recompute", help="recompute no layers where nothing fits")
+    group.add_argument(
+        "--micro-batches", type=micro_batches, metavar="N", help="the loss in N micro-batches; or auto, if memory asks for it"
+    )
     group.add_argument("--seed", type=int, metavar="N", help="of searches that draw")
     group.add_argument("--measure", action="store_true", help="run the best plans on the devices here, and take the fastest")
 
@@ -156,6 +160,7 @@ def data(plan: Plan, path: Path | None, frontier: bool) -> dict[str, Any]:
         "interrupted": plan.program.family.interrupted,
         "recomputed": None if plan.program.recomputing is None else str(plan.program.recomputing),
         "rules": {str(way): times for way, times in plan.program.rewriting.applied},
+        "micro_batches": None if plan.program.micro_batching is None else str(plan.program.micro_batching),
         "pipeline": None if plan.program.pipelining is None else str(plan.program.pipelining),
         "branches": None if plan.program.branching is None else str(plan.program.branching),
         "file": None if path is None else str(path),

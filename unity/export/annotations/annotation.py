@@ -108,8 +108,14 @@ def annotate(plan: Plan, path: str | Path) -> Annotation:
     """Write a plan's sharding constraints into a source file.
 
     Raises:
-        PlanError: the file is not Python source, has none of the function's lines, or the plan has a pipeline or branches.
+        PlanError: the file is not Python source, has none of the function's lines, or the plan has a pipeline,
+            branches or micro-batches.
     """
+    if plan.program.micro_batching is not None:
+        raise PlanError(
+            f"{plan.__name__} runs over {plan.program.micro_batching}, which its source does not: to write"
+            " constraints into it, plan without micro_batches=. (docs: memory#micro-batches)"
+        )
     before, tree = _parsed(path)
     decisions = list(dict.fromkeys(_decisions(plan.program.pcg, os.path.realpath(path))))
     if not any(_is_in(node, os.path.realpath(path)) for graph in plan.program.pcg.graphs() for node in graph.nodes):

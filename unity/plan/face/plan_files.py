@@ -54,7 +54,8 @@ class PlanFiles:
             path: the file in which the function computes.
 
         Raises:
-            PlanError: the file is not Python source, has none of the function's lines, or the plan has a pipeline or branches.
+            PlanError: the file is not Python source, has none of the function's lines, or the plan has a pipeline,
+                branches or micro-batches.
         """
         from unity.export import annotate
 

@@ -15,6 +15,7 @@ from unity.plan.summary import RuleUse, SummaryRecord
 from unity.search.substitution.trace import RuleApplication
 from unity.substitutions.language.parallel_derivation import ParallelizationRecord
 from unity.transforms.branches import BranchingRecord
+from unity.transforms.micro_batching import MicroBatchingRecord
 from unity.transforms.packing import JoiningRecord
 from unity.transforms.pipelining import AlikeRecord, UnlikeRecord
 from unity.transforms.recomputing import RecomputingRecord
@@ -22,7 +23,9 @@ from unity.transforms.rewriting import RewritingRecord
 
 SCHEMA = 11
 
-AnyTransformation = RecomputingRecord | RewritingRecord | AlikeRecord | UnlikeRecord | BranchingRecord | JoiningRecord
+AnyTransformation = (
+    RecomputingRecord | MicroBatchingRecord | RewritingRecord | AlikeRecord | UnlikeRecord | BranchingRecord | JoiningRecord
+)
 
 
 class TrainingRecord(Record):

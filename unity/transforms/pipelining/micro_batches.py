@@ -233,7 +233,10 @@ def split(x: jax.Array, dim: int, parts: int, size: int | None = None) -> jax.Ar
     return parts_first.reshape(parts, *x.shape[:dim], n // parts, *x.shape[dim + 1 :])
 
 
-def joined(x: jax.Array, dim: int) -> jax.Array:
+def joined(x: jax.Array, dim: int, size: int | None = None) -> jax.Array:
     """Invert `split`."""
-    x = jnp.moveaxis(x, 0, dim + 1)
-    return x.reshape(*x.shape[:dim], x.shape[dim] * x.shape[dim + 1], *x.shape[dim + 2 :])
+    parts, n = x.shape[0], x.shape[0] * x.shape[dim + 1]
+    block = n // (size or n)
+    shape = (parts, *x.shape[1 : dim + 1], n // block // parts, block, *x.shape[dim + 2 :])
+    x = jnp.moveaxis(x.reshape(shape), 0, dim + 1)
+    return x.reshape(*x.shape[:dim], n, *x.shape[dim + 3 :])

@@ -1,6 +1,6 @@
 """Recomputation of layers in the backward pass: the layers of a program, the choice among them, and the rewrite."""
 
-from unity.transforms.recomputing.choose import LayeredProgram, RecomputingChoice, RecomputingWish, best
+from unity.transforms.recomputing.choose import LayeredProgram, RecomputingChoice, RecomputingWish, best, of_all_layers
 from unity.transforms.recomputing.recomputing import Recomputing, RecomputingRecord, recomputing
 
 __all__ = [
@@ -10,5 +10,6 @@ __all__ = [
     "RecomputingRecord",
     "RecomputingWish",
     "best",
+    "of_all_layers",
     "recomputing",
 ]

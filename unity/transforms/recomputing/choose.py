@@ -40,6 +40,13 @@ def best(captured: Captured, wish: RecomputingWish) -> RecomputingChoice:
     return RecomputingChoice(programs.chosen, programs.leanest)
 
 
+def of_all_layers(captured: Captured) -> Recomputing | None:
+    """Return the recomputation of all repeated layers of a program, and of the steps of its scans, or None if it has none."""
+    layered = LayeredProgram(captured.body)
+    spans = layered.repeated(layered.count)
+    return recomputing(captured, spans, known=captured.bodies) if spans else None
+
+
 def _way(captured: Captured, wish: RecomputingWish, spans: Spans, saved: Policy = "nothing") -> Way[Recomputing] | None:
     """Return the recomputation of some spans; None if there are none."""
 

@@ -1,0 +1,196 @@
+"""Losses over micro-batches: the function's values and gradients, the predicted collectives, less memory, and clear refusals."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from precision import in_64_bits
+from small_models import Small, arrays, f, gpt_scanned, i
+
+import unity
+from unity.plan.plan import Plan
+
+SLOW = unity.Device("slow", {"float32": 1e7, "float64": 1e7}, 2**30, 1e7, 1.0, 0.0)  # so that it pays to split small products
+MACHINE = unity.Machine.grid(1, 2, SLOW, intra=(1e9, 1e-7), inter=(5e8, 1e-7))
+B, D, V = 16, 8, 12
+WEIGHTS = {"in": f(D, 3 * D), "out": f(3 * D, V)}
+BATCH = {"x": f(B, D), "y": i(B)}
+KEY = jax.ShapeDtypeStruct((2,), "uint32")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def in_float64() -> Iterator[None]:
+    with in_64_bits():
+        yield
+
+
+def scores(w: Any, x: Any) -> Any:
+    return jax.nn.log_softmax(jnp.tanh(x @ w["in"]) @ w["out"])
+
+
+def mean(w: Any, b: Any) -> Any:
+    return -jnp.mean(jnp.take_along_axis(scores(w, b["x"]), b["y"][:, None], 1))
+
+
+def indexed(w: Any, b: Any) -> Any:
+    return -jnp.sum(scores(w, b["x"])[jnp.arange(B), b["y"]])
+
+
+def several(w: Any, b: Any) -> Any:
+    """A function of a mean over the labels that count, of another sum over the samples, and of a term without samples."""
+    there = (b["y"] > 2).astype("float64")  # no weight changes their number
+    labels = jnp.take_along_axis(scores(w, b["x"]), b["y"][:, None], 1)[:, 0]
+    loss = -jnp.sum(labels * there) / jnp.sum(there) + 0.1 * jnp.mean((b["x"] @ w["in"]) ** 2)
+    return jnp.sqrt(loss + 0.1 * sum(jnp.sum(x**2) for x in w.values()))
+
+
+def masked(w: Any, b: Any) -> Any:
+    """Dropout, with bits that are drawn for the whole batch outside of loops and inside of one."""
+    one, two = jax.random.split(jax.random.wrap_key_data(b["key"]))
+
+    def drop(key: Any, x: Any) -> Any:
+        return jnp.where(jax.random.bernoulli(key, 0.8, x.shape), x / 0.8, 0.0)
+
+    @jax.checkpoint
+    def step(x: Any, key: Any) -> tuple[Any, None]:
+        return x + drop(key, jnp.tanh(x @ w["in"])) @ w["in"].T, None
+
+    x = lax.scan(step, drop(one, b["x"]), jax.random.split(two, 3))[0]
+    return mean(w, {"x": x, "y": b["y"]})
+
+
+LOSSES: dict[str, Small] = {
+    "indexed": Small(indexed, WEIGHTS, BATCH),
+    "several": Small(several, WEIGHTS, BATCH),
+    "masked": Small(masked, WEIGHTS, BATCH | {"key": KEY}),
+}
+OPTIONS: dict[str, Any] = {"machine": MACHINE, "search": "captured", "pipelines": False, "branches": False, "progress": False}
+
+
+def planned(model: Small, **options: Any) -> Plan:
+    options = {**OPTIONS, "micro_batches": 4, **options}
+    return unity.optimize(model.loss, model.params, model.batch, **options)
+
+
+def assert_equal(ours: Any, theirs: Any) -> None:
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_values_and_gradients_are_the_function_s_and_collectives_as_predicted(name: str) -> None:
+    model = LOSSES[name]
+    plan, args = planned(model), (arrays(model.params), arrays(model.batch))
+    assert plan.program.micro_batching is not None
+    assert plan.program.micro_batching.count == 4
+    plan.program.check_derivation()
+    wanted = jax.jit(jax.value_and_grad(model.loss))(*args)
+    assert_equal(jax.jit(jax.value_and_grad(plan))(*plan.shard(*args)), wanted)
+    assert plan.check().agrees(0)
+
+
+def test_further_results_are_added_up_or_joined_in_the_order_of_the_samples() -> None:
+    def loss(w: Any, b: Any) -> Any:
+        right = jnp.argmax(scores(w, b["x"]), -1) == b["y"]
+        return mean(w, b), {"hidden": b["x"] @ w["in"], "right": jnp.mean(right), "weights": jnp.sum(w["out"])}
+
+    args = arrays(WEIGHTS), arrays(BATCH)
+    plan = unity.optimize(loss, WEIGHTS, BATCH, micro_batches=8, **OPTIONS)
+    step, wanted = jax.value_and_grad(plan, has_aux=True), jax.value_and_grad(loss, has_aux=True)
+    assert_equal(jax.jit(step)(*plan.shard(*args)), jax.jit(wanted)(*args))
+
+
+def test_an_exported_plan_computes_the_same(tmp_path: Path) -> None:
+    model, path = LOSSES["several"], tmp_path / "plan.py"
+    args = arrays(model.params), arrays(model.batch)
+    plan = planned(model)
+    plan.files.export(path)
+    fn = runpy.run_path(str(path))["fn"]
+    assert_equal(jax.jit(jax.value_and_grad(fn))(*args), jax.jit(jax.value_and_grad(model.loss))(*args))
+
+
+def test_a_small_gpt_needs_less_memory_as_predicted() -> None:
+    model = gpt_scanned(layers=2, b=16, s=8)
+    args = arrays(model.params), arrays(model.batch)
+    whole, plan = planned(model, micro_batches=None), planned(model, micro_batches=4)
+    step = jax.jit(jax.value_and_grad(plan))
+    assert_equal(step(*plan.shard(*args)), jax.jit(jax.value_and_grad(model.loss))(*args))
+    before, after = whole.check(), plan.check()
+    assert after.agrees(0)
+    assert after.memory.temporaries < 0.6 * before.memory.temporaries
+    assert plan.memory < 0.7 * whole.memory
+
+
+def wide(w: Any, b: Any) -> Any:
+    return jnp.mean(jnp.sin(jnp.tanh(b["x"] @ w) @ w.T) ** 2)
+
+
+WIDE = Small(wide, f(D, 4 * D), {"x": f(64 * B, D)})
+
+
+def test_the_least_number_that_suffices_is_chosen_only_where_memory_asks_for_it() -> None:
+    fastest = planned(WIDE, micro_batches=None)
+    assert planned(WIDE, micro_batches=True).program.pcg.key == fastest.program.pcg.key
+    limit = 0.3 * fastest.memory
+    plan = planned(WIDE, micro_batches=True, memory_limit=limit)
+    assert plan.memory <= limit
+    assert plan.program.micro_batching is not None
+    fewer = planned(WIDE, micro_batches=plan.program.micro_batching.count // 2, memory_limit=None)
+    assert fewer.memory > limit
+    assert plan.time < 1.1 * fastest.time
+
+
+def normalized(w: Any, b: Any) -> Any:
+    h = b["x"] @ w["in"]
+    return jnp.mean((h - h.mean(0)) ** 2 / (1e-5 + h.var(0))) + mean(w, b)
+
+
+def contrasted(w: Any, b: Any) -> Any:
+    h = b["x"] @ w["in"]
+    return -jnp.mean(jnp.diag(jax.nn.log_softmax(h @ h.T)))
+
+
+@pytest.mark.parametrize(
+    ("loss", "count", "reason"),
+    [
+        (normalized, 4, r"test_micro_batching.py:\d+ \(normalized\).* needs a sum over all samples to go on with each"),
+        (contrasted, 4, r"dot_general at .*test_micro_batching.py:\d+ \(contrasted\).* does not work on each sample by itself"),
+        (lambda w, b: jnp.sum(w["in"]), 4, "of the sums over the samples one must have a gradient, but none has one"),
+        (mean, 3, "3 micro-batches cannot share 16 samples evenly"),
+        (mean, 0, "expected a number of micro-batches, such as 4, or True to choose it, got int"),
+        (mean, 1, "leaves the samples together"),
+        (mean, "4", "expected a number of micro-batches, such as 4, or True to choose it, got str"),
+    ],
+)
+def test_a_number_that_is_impossible_is_refused_with_the_reason(loss: Callable[..., Any], count: Any, reason: str) -> None:
+    with pytest.raises(unity.OptionError, match=reason):
+        planned(Small(loss, WEIGHTS, BATCH), micro_batches=count)
+
+
+def possible(model: Small, limit: float) -> bool:
+    """Whether a plan over micro-batches, or without, fits a memory limit."""
+    try:
+        return planned(model, micro_batches=True, memory_limit=limit).memory <= limit
+    except unity.InfeasibleError:
+        return False
+
+
+def test_a_program_that_does_not_decompose_is_reported_where_the_number_is_free() -> None:
+    model = Small(contrasted, WEIGHTS, BATCH)
+    limit = 0.8 * planned(model, micro_batches=None).memory
+    with pytest.warns(UserWarning, match="the plan has none, since dot_general at"):
+        possible(model, limit)
+
+
+def test_an_infeasible_plan_names_micro_batches_as_a_way_out() -> None:
+    leanest = planned(WIDE, micro_batches=None, objective="memory")
+    with pytest.raises(unity.InfeasibleError, match="micro_batches=True, with at least"):
+        planned(WIDE, micro_batches=None, memory_limit=0.3 * leanest.memory)

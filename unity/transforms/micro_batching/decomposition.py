@@ -1,0 +1,276 @@
+"""Decomposition of a program over samples: the part that can run one micro-batch at a time, and what comes before and after it.
+
+    loss(w, x)  =  after(sum([part(w, x[m]) for m in micro_batches]))
+
+By the operator table, an axis that partitions the samples must leave every value of the part partitioned in the samples, a partial
+sum over them, or independent of them. What is independent of the samples is computed once, before the loop; so are sums over the
+samples that no gradient flows through, such as the number of labels that count. What needs complete sums comes after the loop.
+
+A micro-batch takes every M-th sample, so that a device with a slice of the samples has a slice of each micro-batch: along the axis,
+a dimension of n samples is partitioned at its inner digit, as `[n / M, M]`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from unity.pcg.capture.capture import Captured
+from unity.pcg.capture.heavy_operators import constants
+from unity.pcg.ir.dead_code import extract, used
+from unity.pcg.ir.gradient_flow import leading_to, losses, reached
+from unity.pcg.ir.program import Body
+from unity.pcg.parallel.stages import Mixed
+from unity.pcg.propagation.placement import along_axis
+from unity.pcg.propagation.solver import Solution, Unmatched, solve
+from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State
+from unity.transforms.splice import operator_at, variables_of
+
+DIMENSIONS = 2  # the first dimensions of an argument, in which its samples may be
+
+
+@dataclass(frozen=True, eq=False)
+class Decomposition:
+    """The part of a program that runs one micro-batch at a time, in terms of the program's variables.
+
+    Attributes:
+        body: the part, from `constants` and `read` to `sums` and `each`.
+        constants: inputs without samples.
+        read: inputs with samples, with their states along the axis of micro-batches.
+        sums: results that are sums over the samples.
+        each: results with samples, with their states.
+        after: the equations that need complete sums, by number.
+        loss: the number of the only sum that has a gradient; None without gradients.
+        size: the number of samples.
+    """
+
+    body: Body
+    constants: tuple[int, ...]
+    read: tuple[tuple[int, State], ...]
+    sums: tuple[int, ...]
+    each: tuple[tuple[int, State], ...]
+    after: frozenset[int]
+    loss: int | None
+    size: int
+
+    @property
+    def operands(self) -> tuple[State, ...]:
+        """States of the part's inputs along the axis of micro-batches."""
+        return (*(REPLICATED for _ in self.constants), *(s for _, s in self.read))
+
+    @property
+    def results(self) -> tuple[State, ...]:
+        """States of the part's results along that axis."""
+        return (*(PARTIAL for _ in self.sums), *(s for _, s in self.each))
+
+
+def decomposed(captured: Captured, count: int) -> Decomposition:
+    """Decompose a program into `count` micro-batches.
+
+    Raises Mixed, naming the operator and the user's line, if the program does not decompose over its samples.
+    """
+    first: Mixed | None = None
+    for size, known in _batches(captured):
+        try:
+            return _decomposed(captured, size, known, count)
+        except Mixed as reason:
+            first = first or reason
+    raise first or Mixed("no argument that is not differentiated has samples")
+
+
+def number_of_samples(captured: Captured) -> int:
+    """Return the number of samples of a program. Raises Mixed if the program does not decompose over them."""
+    first: Mixed | None = None
+    for size, known in _batches(captured):
+        try:
+            return _decomposed(captured, size, known, size).size
+        except Mixed as reason:
+            first = first or reason
+    raise first or Mixed("no argument that is not differentiated has samples")
+
+
+def _batches(captured: Captured) -> Iterator[tuple[int, dict[int, int | None]]]:
+    """Yield numbers of samples, each with the sample dimension of some inputs, None for those without samples.
+
+    The first candidates are the sizes that the first dimensions of the most arguments have. The samples are looked for in all
+    arguments of a size at first, then in the largest of them alone, from which the other arguments' states follow.
+    """
+    body = captured.body
+    data = [v for k, v in enumerate(body.inputs) if k not in captured.differentiated]
+    weights = dict.fromkeys(v for k, v in enumerate(body.inputs) if k in captured.differentiated)
+    for dim in range(DIMENSIONS):
+        sizes = Counter(body.tensors[v].shape[dim] for v in data if body.tensors[v].ndim > dim)
+        for size, _ in sizes.most_common():
+            alike = [v for v in data if body.tensors[v].ndim > dim and body.tensors[v].shape[dim] == size]
+            if size > 1:
+                yield size, {**weights, **dict.fromkeys(alike, dim)}
+                yield size, {max(alike, key=lambda v: body.tensors[v].nbytes): dim}
+
+
+def _decomposed(captured: Captured, size: int, dims: Mapping[int, int | None], count: int) -> Decomposition:
+    body = captured.body
+    if size % count:
+        raise Mixed(f"{count} micro-batches cannot share {size} samples evenly")
+    known = {v: REPLICATED if dim is None else State("P", dim, size // count) for v, dim in dims.items()}
+    after, solution = _solved(body, known)
+    following = [i for i in range(len(body.equations)) if i not in after]
+    active = _active(captured, solution.reduced)
+    early = {v for v in solution.reduced if v not in active}  # sums that are computed before the loop
+    after = _needing_sums(body, following, after, active, solution)
+    inside = [i for i in following if i not in after and _has_samples(body, i, solution)]
+    own = [i for i in inside if early.isdisjoint(body.equations[i].results)]
+    computed = [v for i in own for v in body.equations[i].results]
+    later = {a for i in after for a in variables_of(body.equations[i].operands)}
+    ends = [v for v in computed if v in later or v in variables_of(body.outputs)]
+    for v in ends:
+        if solution.states[v].kind == "P" and v in later:
+            reader = next(i for i in sorted(after) if v in body.equations[i].operands)
+            raise Mixed(f"{operator_at(body.equations[reader])} needs a sum over all samples to go on with each")
+    sums = tuple(v for v in ends if solution.states[v].kind != "P")
+    each = tuple((v, solution.states[v]) for v in ends if solution.states[v].kind == "P")
+    part, _ = extract(body, own, ends, constants(body))
+    part = used(part)
+    inputs = [v for v in part.inputs if any(v in e.operands for e in part.equations)]
+    read = tuple((v, s) for v in inputs if (s := solution.seen(v)).kind == "P")
+    fixed = tuple(v for v in inputs if solution.seen(v).kind != "P")
+    part = replace(part, inputs=(*fixed, *(v for v, _ in read)), outputs=(*sums, *(v for v, _ in each)))
+    result = Decomposition(part, fixed, read, sums, each, frozenset(after), _loss(captured, sums), size)
+    _check(result)
+    return result
+
+
+def _solved(body: Body, known: Mapping[int, State]) -> tuple[set[int], Solution]:
+    """Solve for states along the axis of micro-batches, without the equations that need complete sums, which are returned, too.
+
+    Raises Mixed, naming the first operator that does not work sample by sample.
+    """
+    states, after = dict(known), set[int]()
+    while True:
+        part = _without(body, after)
+        try:
+            solution = solve(part, states)
+        except Unmatched:
+            after |= _dependent(body, _first_after(body, after, states))
+            continue
+        partial = [v for v in body.inputs if solution.states.get(v) == PARTIAL]
+        if not partial:
+            return after, solution
+        states |= dict.fromkeys(partial, REPLICATED)
+
+
+def _without(body: Body, after: Collection[int]) -> Body:
+    """Return the program without some equations; their operands and the other outputs are its outputs."""
+    equations = tuple(e for i, e in enumerate(body.equations) if i not in after)
+    computed = {*body.inputs, *(v for e in equations for v in e.results)}
+    ends = [*variables_of(body.outputs), *(a for i in sorted(after) for a in variables_of(body.equations[i].operands))]
+    return used(replace(body, equations=equations, outputs=tuple(dict.fromkeys(v for v in ends if v in computed))))
+
+
+def _first_after(body: Body, after: Collection[int], known: Mapping[int, State]) -> int:
+    """Return the first equation with which the program cannot be solved, by bisection, if a complete sum would do.
+
+    Raises Mixed if that equation reads no partial sum.
+    """
+    numbers = [i for i in range(len(body.equations)) if i not in after]
+
+    def prefix(count: int) -> Solution | None:
+        equations = tuple(body.equations[i] for i in numbers[:count])
+        outputs = tuple(v for e in equations for v in e.results)
+        try:
+            return solve(replace(body, equations=equations, outputs=outputs), known)
+        except Unmatched:
+            return None
+
+    good, bad = 0, len(numbers)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (good, middle) if prefix(middle) is None else (middle, bad)
+    e = body.equations[numbers[bad - 1]]
+    solution = prefix(good)
+    if solution is not None and any(solution.seen(a) == PARTIAL for a in variables_of(e.operands) if a in solution.states):
+        return numbers[bad - 1]
+    raise Mixed(f"{operator_at(e)} does not work on each sample by itself")
+
+
+def _dependent(body: Body, number: int) -> set[int]:
+    """Return an equation and those that depend on it."""
+    known, numbers = set(body.equations[number].results), {number}
+    for i, e in enumerate(body.equations):
+        if not known.isdisjoint(variables_of(e.operands)):
+            known.update(e.results)
+            numbers.add(i)
+    return numbers
+
+
+def _active(captured: Captured, variables: Collection[int]) -> set[int]:
+    """Return the variables through which a gradient flows."""
+    body, order = captured.body, tuple(variables)
+    flags = tuple(k in captured.differentiated and body.tensors[v].floating for k, v in enumerate(body.inputs))
+    moving = reached(replace(body, outputs=order), flags)
+    return {v for v, flag in zip(order, moving, strict=True) if flag and _leads_to_loss(captured, v)}
+
+
+def _leads_to_loss(captured: Captured, variable: int) -> bool:
+    body, ends = captured.body, losses(captured.graph)
+    if not body.tensors[variable].floating:
+        return False
+    later = Body((variable,), body.outputs, body.equations, body.tensors)
+    return leading_to(later, tuple(k in ends for k in range(len(body.outputs))))[0]
+
+
+def _needing_sums(
+    body: Body, following: Sequence[int], after: Collection[int], active: Collection[int], solution: Solution
+) -> set[int]:
+    """Return the equations that need complete sums with a gradient. Raises Mixed if one of these also reads samples."""
+    whole, numbers = set(active), set(after)
+    for i in following:
+        e = body.equations[i]
+        operands = set(variables_of(e.operands))
+        if whole.isdisjoint(operands):
+            continue
+        if any(solution.seen(v).kind == "P" for v in operands - whole):
+            raise Mixed(f"{operator_at(e)} needs a sum over all samples to go on with each")
+        numbers.add(i)
+        whole.update(e.results)
+    return numbers
+
+
+def _has_samples(body: Body, number: int, solution: Solution) -> bool:
+    """Whether an equation reads or gives samples, or sums over them."""
+    e = body.equations[number]
+    if any(v not in solution.states for v in e.results):
+        return False  # nothing reads them
+    states = [*(solution.seen(a) for a in variables_of(e.operands)), *(solution.states[v] for v in e.results)]
+    return any(s.kind == "P" or s == PARTIAL for s in states)
+
+
+def _loss(captured: Captured, sums: Sequence[int]) -> int | None:
+    """Return the number of the only sum that has a gradient; None if the program has no gradient.
+
+    Raises Mixed if there are none, or several.
+    """
+    if not captured.differentiated:
+        return None
+    value = captured.graph.outputs[0].tensor
+    if value.shape or not value.floating:
+        raise Mixed(f"gradients are those of the first result, which is no scalar but {value}")
+    active = _active(captured, sums)
+    numbers = [k for k, v in enumerate(sums) if v in active]
+    makers = [next(operator_at(e) for e in captured.body.equations if sums[k] in e.results) for k in numbers]
+    if len(numbers) != 1:
+        lines = ", ".join(makers) or "none"
+        raise Mixed(f"of the sums over the samples one must have a gradient, but {lines} {'have' if makers else 'has'} one")
+    if captured.body.tensors[sums[numbers[0]]].shape:
+        raise Mixed(f"{makers[0]} is the last that adds up over the samples, and no scalar")
+    return numbers[0]
+
+
+def _check(result: Decomposition) -> None:
+    """Raise Mixed unless the part works along an axis that partitions the samples, without communication."""
+    try:
+        alone = along_axis(result.body, result.operands, result.results)
+    except Unmatched:
+        alone = None
+    if alone is None or alone.communicates or alone.results != result.results:
+        raise Mixed("the program does not add up over its samples")

@@ -1,0 +1,151 @@
+"""The transformation that walks a loss over micro-batches, and adds up its values and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from msgspec import structs
+
+from unity.base.documents import Positive
+from unity.base.errors import PlanError
+from unity.pcg.capture.capture import Bodies, Captured, graph_of
+from unity.pcg.ir.graph import PCG, Node, Value, accumulated_loss
+from unity.pcg.ir.payloads import Remat, Scan
+from unity.pcg.ir.program import Body, close
+from unity.pcg.local.interpreter import run_body
+from unity.pcg.parallel.stages import Mixed
+from unity.pcg.types.axis import Axis
+from unity.pcg.types.varying_axes import TIME, at_time
+from unity.transforms.micro_batching.decomposition import Decomposition, decomposed
+from unity.transforms.pipelining.micro_batches import joined, split
+from unity.transforms.splice import aligned, spliced, with_nodes, within
+from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
+
+WALK = "unity:accumulated"  # scope of the loop over micro-batches; no model has it
+
+
+class MicroBatchingRecord(TransformationRecord, tag="micro-batches"):
+    """A `MicroBatching` in a document: the number of micro-batches, and the hash of the graph after it."""
+
+    graph: str
+    count: Positive
+
+    def apply(self, source: TransformationSource) -> MicroBatching:
+        try:
+            again = micro_batched(source.program, self.count)
+        except Mixed as reason:
+            raise PlanError(f"the program cannot run over {self.count} micro-batches: {reason}") from None
+        if again.after.graph.key != self.graph:
+            raise PlanError("its micro-batches lead to another graph: it was made by another version of unity")
+        return again
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MicroBatching(Transformation):
+    """A program before and after its loss was walked over micro-batches.
+
+    Attributes:
+        count: the number of micro-batches.
+        size: the number of samples of each.
+    """
+
+    kind = "micro-batches"
+    title = "Micro-batches"
+    effect = "The loss is computed for one micro-batch after the other, and the gradients are added up"
+
+    count: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.count} micro-batches of {self.size} samples, their gradients added up"
+
+    @property
+    def record(self) -> MicroBatchingRecord:
+        return MicroBatchingRecord(self.after.graph.key, self.count)
+
+    def check(self) -> None:
+        self._check_same(micro_batched(self.before, self.count))
+
+
+def micro_batched(captured: Captured, count: int, known: Bodies | None = None) -> MicroBatching:
+    """Return a program whose loss is walked over `count` micro-batches. `known`: as for `capture.graph_of`.
+
+    Raises Mixed, naming the operator and the user's line, if the program does not decompose over its samples.
+    """
+    part = decomposed(captured, count)
+    try:
+        walk = _traced(captured.body, part, count, numbered=False)
+    except NameError:  # of the axis: a position, or random bits, depend on where a sample stands in the batch
+        walk = _traced(captured.body, part, count, numbered=True)
+    results = (*part.sums, *(v for v, _ in part.each))
+    makers = [i for i, e in enumerate(captured.body.equations) if not set(results).isdisjoint(e.results)]
+    body = _in_order(captured.body, part, makers)
+    operands = (*part.constants, *(v for v, _ in part.read))
+    named = captured.body.equations[makers[-1]]
+    after = captured.of(spliced(body, results, operands, results, walk, named, WALK), known)
+    (loop,) = [node for node in after.graph.nodes if node.kind == "scan" and within(node.scope, WALK)]
+    assert loop.inside is not None
+    lines = graph_of(part.body, [f"operand {p}" for p in range(len(part.body.inputs))], known)
+    walked = replace(loop, inside=aligned(loop.inside, lines), payload=structs.replace(loop.of(Scan), loss=part.loss))
+    return MicroBatching(captured, replace(after, graph=with_nodes(after.graph, {id(loop): walked})), count, part.size // count)
+
+
+def _in_order(body: Body, part: Decomposition, makers: Sequence[int]) -> Body:
+    """Return the program, reordered: the part's results come after everything they may read, and before readers of sums."""
+    order = sorted(range(len(body.equations)), key=lambda k: (k in part.after, k in makers, k))
+    return replace(body, equations=tuple(body.equations[k] for k in order))
+
+
+def _traced(body: Body, part: Decomposition, count: int, numbered: bool) -> Body:
+    """Return the program of the loop over micro-batches, which knows the number of each if `numbered`."""
+    time, fixed = (Axis(TIME, count, 0),), len(part.constants)
+    operands, results = ([(s,) for s in states] for states in (part.operands, part.results))
+    dtypes = [body.tensors[v].dtype for v in part.sums]
+
+    def one(constants: Sequence[Any], number: Any, parts: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        with nullcontext() if number is None else at_time(number):
+            values = run_body(part.body, (*constants, *parts), operands, results, time)
+        return values[: len(part.sums)], values[len(part.sums) :]
+
+    def program(*xs: Any) -> list[Any]:
+        constants = xs[:fixed]
+        pieces = [split(x, s.dim, count, s.outer * count) for x, (_, s) in zip(xs[fixed:], part.read, strict=True)]
+        numbers = jnp.arange(count, dtype=jnp.int32) if numbered else None
+        first = (None if numbers is None else numbers[0], [x[0] for x in pieces])
+        terms, _ = jax.eval_shape(lambda number, parts: one(constants, number, parts), *first)
+
+        def step(sums: Any, xs: Any) -> Any:
+            more, own = one(constants, *xs)
+            return [x + y for x, y in zip(sums, more, strict=True)], own
+
+        sums, own = lax.scan(step, [jnp.zeros(t.shape, t.dtype) for t in terms], (numbers, pieces), count)
+        ends = [x.astype(dtype) for x, dtype in zip(sums, dtypes, strict=True)]
+        return [*ends, *(joined(x, s.dim, s.outer * count) for x, (_, s) in zip(own, part.each, strict=True))]
+
+    inputs = (*part.constants, *(v for v, _ in part.read))
+    return close(jax.make_jaxpr(program)(*(body.tensors[v].struct for v in inputs)))
+
+
+def with_recomputed_steps(graph: PCG) -> PCG:
+    """Return a parallel graph with a checkpoint around each micro-batch, instead of a backward pass that follows it at once.
+
+    Values and gradients are the same, and as few residuals are live, but the backward pass repeats the forward pass. JAX alone can
+    run it: it is how a plan is exported.
+    """
+    changed = {}
+    for node in graph.nodes:
+        if accumulated_loss(node) is not None:
+            inside = node.inside
+            assert inside is not None
+            inputs = tuple(replace(n) for n in inside.inputs)
+            tensors, types = zip(*((v.tensor, v.type) for v in inside.outputs), strict=True)
+            step = Node("remat", tuple(map(Value, inputs)), tensors, None, inside, Remat(False), types, node.source, node.scope)
+            payload = structs.replace(node.of(Scan), loss=None)
+            changed[id(node)] = replace(node, inside=PCG(inputs, step.results, inside.axes), payload=payload)
+    return with_nodes(graph, changed) if changed else graph
