@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,6 +39,7 @@ from unity.plan.options import (
     refuse_switches,
     refuse_type,
     refuse_uncallable,
+    resembling_step,
 )
 from unity.plan.plan import Plan
 from unity.planning.task import Task
@@ -127,6 +129,8 @@ def optimize(
         say("capturing the graph")
         marks = marking(target) if is_kept else None
         captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered, marking=marks)
+        if training and (doubt := resembling_step(getattr(fn, "__name__", "fn"), captured)):
+            warnings.warn(doubt, UserWarning, stacklevel=3)
         placed = pins(captured.paths, jax.tree.leaves(args), target) if marks else ()
         constrained = obeyed(bound((*constraints, *placed), captured, fn, argnums), search)
         task = Task(

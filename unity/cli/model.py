@@ -85,6 +85,8 @@ def result_of(which: str, form: str) -> Any:
         CommandError: the function does not exist, or raises an exception.
     """
     module, colon, name = which.partition(":")
+    if module.endswith(".py"):
+        raise CommandError(f"{which}: {form}; a module is named without .py, as in {module.removesuffix('.py')}:{name}")
     if not (module and colon and name):
         raise CommandError(f"{which}: {form}")
     if "" not in sys.path:

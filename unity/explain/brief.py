@@ -14,6 +14,7 @@ from unity.plan.undivided import headline, undivided
 from unity.search.cost.prediction import Prediction, predict
 
 ROUNDING = 1e-6  # the largest gap that the order of sums and the margins of a bound explain
+SHARED = 1e-3  # the largest part of a step that is counted twice without a word
 ROWS = 3  # rows of each subject that are shown; the others are counted
 
 
@@ -23,8 +24,7 @@ def brief(plan: Plan) -> str:
     devices = plan.inspect.machine.devices
     on = f"each of {devices} devices" if devices > 1 else "the device"
     lines = [
-        f"{plan.__name__} on {plan.inspect.machine.name}, predicted: {duration(prediction.time)} a step"
-        f" ({duration(prediction.computing)} computing, {duration(prediction.communicating)} communicating),"
+        f"{plan.__name__} on {plan.inspect.machine.name}, predicted: {step_in_words(plan.time, prediction)},"
         f" {size(plan.memory)} on {on}"
     ]
     if "bound" in vars(plan.inspect) and plan.inspect.bound is not None:
@@ -37,6 +37,19 @@ def brief(plan: Plan) -> str:
     lines += _rows("changed", list(map(str, plan.program.transformations)))
     undivided_rows = undivided(plan.program, prediction)
     return "\n".join([*lines, *([headline(undivided_rows)] if undivided_rows else [])])
+
+
+def step_in_words(time: float, prediction: Prediction) -> str:
+    """Return the seconds of a step and their parts: `51 ms a step (31 ms computing, 20 ms communicating)`.
+
+    Args:
+        time: The seconds that the search counts. Where several operators change the type of a value alike, it counts each change.
+        prediction: The terms of the parallel graph, which has each change once.
+    """
+    parts = [f"{duration(prediction.computing)} computing", f"{duration(prediction.communicating)} communicating"]
+    if time > prediction.time * (1 + SHARED):
+        parts.append(f"and {duration(time - prediction.time)} of communication that is shared, but counted for each operator")
+    return f"{duration(time)} a step ({', '.join(parts)})"
 
 
 def gap_in_words(plan: Plan) -> str:

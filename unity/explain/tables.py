@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unity.base.formatting import duration, pattern, short, size
-from unity.explain.brief import axes_in_words, gap_in_words, storage_in_words
+from unity.explain.brief import axes_in_words, gap_in_words, step_in_words, storage_in_words
 from unity.explain.kernels import inferred_kernels
 from unity.machine.machine import Machine
 from unity.pcg.ir.user_lines import line_behind
@@ -44,8 +44,7 @@ def explain(plan: Plan, file: Any = None) -> None:
     prediction = predict(plan.program.pcg, plan.inspect.machine, differentiated)
     console.print(f"{plan.__name__} on {plan.inspect.machine}", style="bold")
     console.print(
-        f"one step: {duration(prediction.time)} predicted ({duration(prediction.computing)} computing,"
-        f" {duration(prediction.communicating)} communicating), {size(plan.memory)} on each device;"
+        f"predicted: {step_in_words(plan.time, prediction)}, {size(plan.memory)} on each device;"
         f" {len(plan.program.serial)} operators, {family.searched}"
     )
     if gap := gap_in_words(plan):

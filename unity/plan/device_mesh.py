@@ -27,8 +27,8 @@ def mesh_for(program: PlannedProgram, chosen: Sequence[Any] | Mesh | None = None
 
     Args:
         program: the plan's program.
-        chosen: devices to use instead, in their order, or a mesh of them, which is returned if its axes are those of the machine.
-            They may be those of a topology that is only compiled for.
+        chosen: devices to use instead, in their order, or a mesh of them, which `refuse_devices` accepts. The mesh is returned if
+            its axes are those of the machine. The devices may be those of a topology that is only compiled for.
 
     Raises:
         PlanError: there are fewer devices than the machine has, the hosts do not form its levels, or another process has another
@@ -37,11 +37,6 @@ def mesh_for(program: PlannedProgram, chosen: Sequence[Any] | Mesh | None = None
     machine = program.family.search.machine
     if chosen is not None:
         devices = tuple(chosen.devices.flat) if isinstance(chosen, Mesh) else chosen
-        if len(devices) < machine.devices:
-            raise PlanError(
-                f"this plan is for {machine.devices} devices ({machine.name}), but {len(devices)} are given.\n    Give as many, or"
-                " plan for a machine of fewer. (docs: plan#devices)"
-            )
         if shared(devices[: machine.devices]):
             check_alike(_shared_facts(program))
         if isinstance(chosen, Mesh) and machine.has_mesh(chosen.shape):
@@ -56,9 +51,26 @@ def mesh_for(program: PlannedProgram, chosen: Sequence[Any] | Mesh | None = None
         raise PlanError(
             f"this plan is for {machine.devices} devices ({machine.name}), but JAX sees {len(devices)}"
             f" ({devices[0].platform}).\n    Run it where they are, plan with machine=unity.Machine.local(), or give a CPU more"
-            f" virtual devices: XLA_FLAGS=--xla_force_host_platform_device_count={machine.devices} (docs: plan#devices)"
+            f" virtual devices: XLA_FLAGS=--xla_force_host_platform_device_count={machine.devices}. Without devices, a plan has"
+            " in_specs, mesh_shape and inspect.abstract_mesh. (docs: plan#devices)"
         )
     return _mesh(machine, arranged(machine, devices))
+
+
+def refuse_devices(machine: Machine, chosen: Sequence[Any] | Mesh) -> None:
+    """Raise PlanError if there are fewer devices than a machine has, or if a mesh has other axes than the one planned for."""
+    count = chosen.size if isinstance(chosen, Mesh) else len(chosen)
+    if count < machine.devices:
+        raise PlanError(
+            f"this plan is for {machine.devices} devices ({machine.name}), but {count} are given.\n    Give as many, or"
+            " plan for a machine of fewer. (docs: plan#devices)"
+        )
+    if isinstance(chosen, Mesh) and machine.mesh and not machine.has_mesh(chosen.shape):
+        raise PlanError(
+            f"this plan is for the mesh {dict(machine.mesh)}, but the mesh given has {dict(chosen.shape)}.\n    Give a mesh of"
+            " these axes, or plan again with mesh=; a list of devices is arranged in the plan's own mesh. (docs:"
+            " moving#plan-for-a-mesh-of-your-own)"
+        )
 
 
 def _mesh(machine: Machine, devices: Sequence[Any]) -> Mesh:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -101,4 +102,6 @@ class Transforms:
 def refuse_unknown(options: Mapping[str, Any], known: frozenset[str], name: str, docs: str) -> None:
     """Raise OptionError if a call of `name` has an option that is not known. `docs` is the page and section about options."""
     if unknown := sorted(options.keys() - known):
-        raise OptionError(f"{name} has no option {', '.join(unknown)}: expected one of {', '.join(sorted(known))}. (docs: {docs})")
+        near = [match for option in unknown for match in get_close_matches(option, sorted(known), 1)]
+        hint = f"did you mean {' and '.join(near)}? It has" if near else "expected one of"
+        raise OptionError(f"{name} has no option {', '.join(unknown)}: {hint} {', '.join(sorted(known))}. (docs: {docs})")

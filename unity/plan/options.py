@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from math import ceil, isfinite, prod
 from numbers import Real
 from typing import Any
@@ -15,6 +16,7 @@ from unity.base.processes import several
 from unity.constraints.bound import Bound
 from unity.constraints.kinds import Across, Constraint, Pin, WithoutRules
 from unity.machine.machine import Machine
+from unity.pcg.capture.capture import Captured
 from unity.pcg.parallel.stages import SCHEDULES, TWO_BW
 from unity.pcg.types.accumulation import NARROW
 from unity.plan.further_options import PipelineShape, Transforms
@@ -218,6 +220,26 @@ def obeyed(bound: Bound, search: str) -> Bound:
             f" {', '.join(map(repr, CONSTRAINED))}"
         )
     return bound
+
+
+def resembling_step(name: str, captured: Captured) -> str | None:
+    """Return a warning if a function that is planned for training returns arrays like those of a differentiated argument.
+
+    Such a function is likely a training step or a gradient, whose own backward pass nobody wants. A single array may be alike by
+    chance, and is not taken for one.
+    """
+    inputs, outputs = captured.graph.inputs, [v.tensor for v in captured.graph.outputs]
+    counts = [argument.num_leaves for argument in captured.in_tree.children()]
+    for number, (start, count) in enumerate(zip(accumulate(counts, initial=0), counts, strict=False)):
+        alike = [inputs[k].tensors[0] for k in range(start, start + count)]
+        is_returned = any(outputs[k : k + count] == alike for k in range(len(outputs) - count + 1))
+        if count > 1 and set(range(start, start + count)) & captured.differentiated and is_returned:
+            return (
+                f"{name} returns arrays like those of argument {number}, as a training step or a gradient does, and is planned with"
+                " a backward pass of its own. Plan the loss, use unity.step for a training step, or give training=False. (docs:"
+                " training)"
+            )
+    return None
 
 
 def no_pipeline(machine: Machine, required: PipelineShape, refused: Sequence[str], limit: str) -> str:

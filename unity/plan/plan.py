@@ -16,6 +16,7 @@ from unity.exec.compiled.entangled import refuse_entangled
 from unity.exec.context import automatic
 from unity.exec.lowering import partitioned_program, program
 from unity.pcg.ir.graph import PCG
+from unity.plan.device_mesh import refuse_devices
 from unity.plan.effects import with_effects
 from unity.plan.face.former_names import former_member
 from unity.plan.face.inspection import Inspection
@@ -111,14 +112,15 @@ class Plan:
         """Return this plan for other devices than JAX's first ones, in their order. To be compiled for, they need not be present.
 
         Args:
-            devices: the devices, or a mesh of them. The mesh that the function was planned for, or one of equal axes,
-                becomes the plan's mesh; the axes of others do not matter.
+            devices: the devices, or a mesh of them. The mesh that the function was planned for, or one of equal axes, becomes the
+                plan's mesh. Of a plan without a mesh of the user's, any mesh may be given, whose axes do not matter.
 
         Raises:
-            PlanError: `devices` is not a list of devices or a mesh.
+            PlanError: `devices` is not a list of devices or a mesh, has too few, or is a mesh of other axes than those planned for.
         """
-        family, candidate = self.program.family, self.program.candidate
+        family, candidate, machine = self.program.family, self.program.candidate, self.inspect.machine
         if isinstance(devices, Mesh):
+            refuse_devices(machine, devices)
             return Plan(family, candidate, devices)
         listed = tuple(devices) if isinstance(devices, Iterable) else (None,)
         if not all(hasattr(device, "process_index") for device in listed):
@@ -126,6 +128,7 @@ class Plan:
                 f"devices={devices!r}: expected a list of devices, such as jax.devices(), or a jax.sharding.Mesh of them, got"
                 f" {type(devices).__name__}. (docs: plan#devices)"
             )
+        refuse_devices(machine, listed)
         return Plan(family, candidate, listed)
 
     if not TYPE_CHECKING:  # former names are no attributes to a type checker

@@ -22,24 +22,27 @@ from unity.base.interruption import UntilInterrupted
 from unity.base.processes import same
 from unity.constraints.bound import Bound
 from unity.constraints.conflicts import conflict, possible
-from unity.constraints.kinds import Across, Pin
+from unity.constraints.kinds import Across, Constraint, Pin
 from unity.constraints.paths import matching
 from unity.exec.measure.trial import ratio
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.payloads import ScheduleKind
+from unity.pcg.parallel.parallelize import Assignment
 from unity.pcg.parallel.stages import Mixed
 from unity.plan.files import cache
 from unity.plan.further_options import Transforms
-from unity.plan.options import no_branches, no_pipeline, not_decomposed, out_of_reach, shortfall
+from unity.plan.options import no_branches, no_pipeline, not_decomposed, shortfall
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
 from unity.plan.step import can_run, step_of
 from unity.planning.ranking import measured
+from unity.planning.refusal import LeanPipelines, refusal
 from unity.planning.sub_machines import sub_machines
 from unity.search.cost.cost import Training
 from unity.search.joint.joint import GAIN
 from unity.search.joint.pricing import Prices
+from unity.search.memory.lower_bound import LeastMemory
 from unity.search.published import Asked, algorithm
 from unity.search.session import Candidate, Search
 from unity.search.substitution.fitting import fitting, leanest
@@ -48,7 +51,7 @@ from unity.transforms.branches import best as best_branches
 from unity.transforms.micro_batching import MicroBatchingWish, leanest_micro_batches
 from unity.transforms.micro_batching import best as best_micro_batches
 from unity.transforms.packing import joining_of
-from unity.transforms.pipelining import PipelineWish, best_unlike
+from unity.transforms.pipelining import PipelineCandidate, PipelineWish, best_unlike
 from unity.transforms.pipelining import best as best_pipeline
 from unity.transforms.recomputing import RecomputingChoice, RecomputingWish, of_all_layers
 from unity.transforms.recomputing import best as best_recomputing
@@ -189,8 +192,13 @@ class Task:
                 refusal, refused = error, refused + 1
             if self.transforms.has_required and not refused:
                 break
-        if best is None or refused == len(programs):
-            raise refusal or InfeasibleError(self.refusal_of(keeping, prices, choice))
+        if refusal is not None and (best is None or refused == len(programs)):
+            raise refusal
+        if best is None:
+            pipeline, pipelines = self.leanest_pipeline(keeping, prices)
+            if pipeline is None or pipeline[1].memory > self.limit:
+                raise InfeasibleError(self.refusal_of(keeping, prices, choice, pipelines))
+            yield pipeline
 
     def recomputed(
         self, keeping: PlanFamily, prices: Prices, than: Solution | None, limit: float | None = None
@@ -221,10 +229,9 @@ class Task:
         strategy. Raises OptionError if the program does not allow that number, InfeasibleError if it does not fit.
         """
         required = self.transforms.required_micro_batches
-        inside = [c for c in self.bound.every if not isinstance(c, Pin)]  # micro-batches leave the arguments as they are
-        if inside:
+        if self.inside:
             raise OptionError(
-                f"micro_batches={self.transforms.micro_batches}, but {inside[0]} constrains the function: leave one out"
+                f"micro_batches={self.transforms.micro_batches}, but {self.inside[0]} constrains the function: leave one out"
             )
         if required is not None:
             than = None
@@ -253,14 +260,16 @@ class Task:
             if than is not None and than[1].time <= (1 + GAIN) * keeping.search.fastest.time:
                 return
         if required is not None and than is None:
-            raise InfeasibleError(self.shortfall_of(leanest or keeping.search, None))
+            raise InfeasibleError(refusal(leanest or keeping.search, self.limit, None, self.transforms.recompute))
 
-    def refusal_of(self, keeping: PlanFamily, prices: Prices, choice: RecomputingChoice | None) -> str:
+    def refusal_of(self, keeping: PlanFamily, prices: Prices, choice: RecomputingChoice | None, pipelines: LeanPipelines) -> str:
         """Return the error message if nothing fits. `choice` is that of recomputed layers, if the option allows any."""
         if choice is None:  # under a limit of 0, programs are listed only for how much memory they need at least
             choice = self.recomputed(keeping, prices, None, limit=0.0)
-        excluded = conflict(self.bound, keeping.search, self.limit)
-        return excluded or self.shortfall_of(keeping.search, choice.leanest, self.micro_batches_way(keeping, prices))
+        if excluded := conflict(self.bound, keeping.search, self.limit):
+            return excluded
+        way = self.micro_batches_way(keeping, prices)
+        return refusal(keeping.search, self.limit, choice.leanest, self.transforms.recompute, way, pipelines)
 
     def micro_batches_way(self, keeping: PlanFamily, prices: Prices) -> str:
         """Return micro-batches as a way out of a memory limit, if the option is off and they may fit."""
@@ -272,22 +281,26 @@ class Task:
             return ""
         return f"micro_batches=True, with at least {size(least)}, or " if least <= self.limit else ""
 
-    def shortfall_of(self, search: Search, recomputed: Search | None, way: str = "") -> str:
-        """Return the error message for a program that does not fit.
+    def leanest_pipeline(self, plain: PlanFamily, prices: Prices) -> tuple[Solution | None, LeanPipelines]:
+        """Return the pipeline with the least bound on memory, at its leanest point, and all that were tried.
 
-        Args:
-            search: the search of the program.
-            recomputed: the search of the program whose recomputed layers leave the least bound on memory, if there is any.
-            way: a way out besides recomputed layers.
+        The first is None if there is none, or if its bound exceeds the limit.
         """
-        if recomputed is not None and recomputed.least_memory.total < search.least_memory.total:
-            if self.transforms.recompute:
-                search = recomputed
-            elif recomputed.least_memory.total <= self.limit:
-                way += f"recompute=True, with at least {size(recomputed.least_memory.total)}, or "
-        if search.least_memory.total > self.limit:
-            return out_of_reach(search.machine, search.least_memory, self.limit, way)
-        return shortfall(search.machine, search.leanest, self.limit, way=way)
+        bounds: list[LeastMemory] = []
+        if plain.search.least_memory.state > self.limit or not self.may_pipeline(prices.machine):
+            return None, LeanPipelines()
+
+        def bounded(search: Search) -> Candidate:  # stands for a point whose memory is the bound, since a search takes longer
+            bounds.append(search.least_memory)
+            return Candidate(math.inf, search.least_memory.total, Assignment((), {}, {}, {}))
+
+        memory = replace(self, objective="memory")
+        wish = replace(PipelineWish(**memory.wish(prices, None, None)), choose=bounded)
+        best, _ = self.best_pipeline(plain, prices.machine, wish)
+        if best is None or best.search.least_memory.total > self.limit:
+            return None, LeanPipelines(bounds=bounds)
+        leanest = best.search.leanest
+        return (plain.then(best.transformation, best.search), leanest), LeanPipelines(leanest, bounds)
 
     def rewritten(self, plain: PlanFamily, prices: Prices) -> Generator[Solution, None, tuple[PlanFamily, Solution | None]]:
         """Yield the solutions of a program and of the best program that it is rewritten to.
@@ -362,21 +375,36 @@ class Task:
         required = self.transforms.pipeline
         numbers = None if required is None else (required.stages, required.micro_batches)
         schedule = None if required is None or required.schedule is None else ScheduleKind(required.schedule)
-        inside = [c for c in self.bound.every if not isinstance(c, Pin)]  # a pipeline leaves the arguments as they are
-        if required is not None and inside:
-            raise OptionError(f"pipeline={required!r}, but {inside[0]} constrains the function: leave one out")
-        if not self.transforms.pipelines or inside or (prices.machine.devices == 1 and required is None):
+        if required is not None and self.inside:
+            raise OptionError(f"pipeline={required!r}, but {self.inside[0]} constrains the function: leave one out")
+        if not self.may_pipeline(prices.machine):
             return None
         wish = PipelineWish(**self.wish(prices, than, required), exactly=numbers, schedule=schedule)
-        best, refused = best_pipeline(plain.captured, prices.machine, wish)
-        if best is None:
-            best, more = best_unlike(plain.captured, prices.machine, wish, self.transforms.pack, self.pinned)
-            refused = [*refused, *more]
+        best, refused = self.best_pipeline(plain, prices.machine, wish)
         if best is None:
             if required is not None:
                 raise InfeasibleError(no_pipeline(prices.machine, required, refused, size(self.limit)))
             return None
         return self.if_better((plain.then(best.transformation, best.search), best.candidate), than, required)
+
+    def may_pipeline(self, machine: Machine) -> bool:
+        """Return whether the options, the constraints and the number of devices allow a pipeline."""
+        if not self.transforms.pipelines or self.inside:
+            return False
+        return machine.devices > 1 or self.transforms.pipeline is not None
+
+    @property
+    def inside(self) -> list[Constraint]:
+        """The constraints on values inside of the function. Pipelines and micro-batches leave pinned arguments as they are, but not these."""
+        return [c for c in self.bound.every if not isinstance(c, Pin)]
+
+    def best_pipeline(self, plain: PlanFamily, machine: Machine, wish: PipelineWish) -> tuple[PipelineCandidate | None, list[str]]:
+        """Return the best pipeline of equal stages, or else of unlike ones, and the reasons why others were refused."""
+        best, refused = best_pipeline(plain.captured, machine, wish)
+        if best is not None:
+            return best, refused
+        best, more = best_unlike(plain.captured, machine, wish, self.transforms.pack, self.pinned)
+        return best, [*refused, *more]
 
     def branched(self, before: PlanFamily, prices: Prices, than: Solution | None) -> tuple[Solution | None, list[str]]:
         """Return the program with branches on separate groups of devices, and the reasons against those that were refused.

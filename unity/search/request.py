@@ -26,3 +26,7 @@ class Wish:
     worth: Callable[[Candidate], tuple[float, float]]
     than: tuple[Search, Candidate] | None = None
     say: Callable[[str], None] = lambda stage: None
+
+    def figure(self, candidate: Candidate) -> float:
+        """Return the first figure of a strategy's objective: its seconds, or the bytes that it needs."""
+        return self.worth(candidate)[0]

@@ -69,7 +69,7 @@ def step(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] | None =
         OptionError: an option is unknown, `fn` cannot be called, or it has no argument of a number in `donate_argnums`.
     """
     refuse_uncallable(fn, "that is a training step")
-    refuse_unknown(options, OPTIONS, "unity.step", "training#options")
+    refuse_unknown(options, OPTIONS | {"donate_argnums"}, "unity.step", "training#options")
     if isinstance(mesh := options.get("mesh"), Mesh):  # the types of a step's values state no shardings
         options["mesh"] = automatic(mesh)
     return TrainingStep(fn, _donated(fn, donate_argnums), options)

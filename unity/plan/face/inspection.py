@@ -61,8 +61,14 @@ class Inspection:
 
         Args:
             argument: the argument's place among those of the function.
+
+        Raises:
+            PlanError: the function has no argument of that number, or two leaves have one path and different specifications.
         """
-        return rules(self._plan.in_specs[argument])
+        specs = self._plan.in_specs
+        if not isinstance(argument, int) or not 0 <= argument < len(specs):
+            raise PlanError(f"argument={argument!r}: expected the place of an argument, a number from 0 to {len(specs) - 1}")
+        return rules(specs[argument])
 
     @cached_property
     def bound(self) -> float | None:

@@ -61,7 +61,7 @@ class _Choosing:
     first: ScheduleKind = ONE_F_ONE_B  # the schedule that is tried first, if none is asked for
 
     def along(self, axes: tuple[Axis, ...]) -> float:
-        """Try more and more micro-batches, as long as that helps. Return the least time, infinity without a candidate."""
+        """Try more and more micro-batches, as long as that helps. Return the least figure, infinity without a candidate."""
         before = len(self.candidates)
         stages = prod(axis.size for axis in axes)
         rounds = [n for n in self.wish.rounds(stages) if not self.hopeless(Schedule(stages, stages * n, stages))]
@@ -72,14 +72,14 @@ class _Choosing:
                     continue
                 self.wish.say(f"a pipeline of {stages} stages, {stages * n} micro-batches")
                 try:
-                    time = self.seconds_of(self.pipeline(count, number, axes, n))
+                    figure = self.figure_of(self.pipeline(count, number, axes, n))
                 except Mixed as reason:
                     self.refused.append(f"{stages} stages along {' '.join(a.name for a in axes)}: {reason}")
                     break
-                if last < time < inf or NEAR * self.best < time < inf or (time == inf and n > ROUNDS[0]):
+                if last < figure < inf or NEAR * self.best < figure < inf or (figure == inf and n > ROUNDS[0]):
                     break
-                last = time
-        return min((c.candidate.time for c in self.candidates[before:]), default=inf)
+                last = figure
+        return min((self.wish.figure(c.candidate) for c in self.candidates[before:]), default=inf)
 
     def pipeline(self, count: int, number: int, axes: tuple[Axis, ...], rounds: int) -> Pipelining:
         """Make one pipeline. Raises Mixed if that is impossible."""
@@ -106,13 +106,13 @@ class _Choosing:
         """Try more and more stages, as long as that helps."""
         last = inf
         for axes in ladder:
-            time = self.along(axes)
-            if last < inf and time >= last:
+            figure = self.along(axes)
+            if last < inf and figure >= last:
                 break
-            last = time
+            last = figure
 
-    def seconds_of(self, pipelining: Pipelining) -> float:
-        """Return the seconds of a pipeline's best point; infinity without one, or if it cannot beat the best so far."""
+    def figure_of(self, pipelining: Pipelining) -> float:
+        """Return the figure of a pipeline's best point; infinity without one, or if it cannot beat the best so far."""
         search = self.wish.search(pipelining.after)
         try:
             if self.wish.than is not None and least_seconds(search) >= self.best:
@@ -124,7 +124,7 @@ class _Choosing:
         if candidate is None:
             return inf
         self.candidates.append(PipelineCandidate(pipelining, search, candidate))
-        return candidate.time
+        return self.wish.figure(candidate)
 
     @property
     def chosen(self) -> PipelineCandidate:
@@ -133,9 +133,9 @@ class _Choosing:
 
     @property
     def best(self) -> float:
-        """The least time so far, that of the plan to beat included."""
+        """The least figure so far, that of the plan to beat included."""
         there = [] if self.wish.than is None else [self.wish.than[1].time]
-        return min([c.candidate.time for c in self.candidates] + there, default=inf)
+        return min([self.wish.figure(c.candidate) for c in self.candidates] + there, default=inf)
 
     def hopeless(self, schedule: Schedule) -> bool:
         """Whether a lower bound excludes a schedule: the layers' work, shared by stages, and the idle time."""

@@ -157,9 +157,9 @@ def best_unlike(
                 break
             if candidate is not None:
                 candidates.append(PipelineCandidate(pipelining, search, candidate))
-                if candidate.time >= last:
+                if wish.figure(candidate) >= last:
                     break
-                last = candidate.time
+                last = wish.figure(candidate)
     return min(candidates, key=lambda f: wish.worth(f.candidate), default=None), list(dict.fromkeys(refused))
 
 

@@ -1,0 +1,90 @@
+"""Mistakes that newcomers make: a step in the place of its loss, another mesh, a misspelled option, a limit that is too small."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import unity
+
+MACHINE = unity.Machine.grid(1, 8, "a100")
+ARRAY = jax.ShapeDtypeStruct((64, 64), "float32")
+ARGS = {"up": ARRAY, "down": ARRAY}, ARRAY
+
+
+def loss(params: Any, x: Any) -> Any:
+    return jnp.mean(jnp.tanh(x @ params["up"]) @ params["down"])
+
+
+def train_step(params: Any, x: Any) -> Any:
+    return jax.tree.map(jnp.subtract, params, jax.grad(loss)(params, x)), loss(params, x)
+
+
+def plan(fn: Callable[..., Any] = loss, **options: Any) -> unity.Plan:
+    return unity.optimize(fn, *ARGS, machine=MACHINE, progress=False, search="captured", **options)
+
+
+@pytest.mark.parametrize("fn", [train_step, jax.grad(loss), jax.value_and_grad(loss)])
+def test_a_step_or_gradient_in_the_place_of_its_loss_is_said(fn: Callable[..., Any]) -> None:
+    with pytest.warns(UserWarning, match="unity.step") as caught:
+        plan(fn)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan(fn, training=False)
+        plan(loss)
+
+
+def test_a_mesh_of_other_axes_and_too_few_devices_are_refused() -> None:
+    mesh = jax.make_mesh((2, 4), ("data", "tensor"))
+    planned = plan(mesh=mesh)
+    assert planned.on(mesh).inspect.mesh == mesh
+    for shape, names in [((4, 2), ("tensor", "data")), ((4, 2), ("data", "tensor")), ((8,), ("data",))]:
+        with pytest.raises(unity.PlanError, match=r"this plan is for the mesh \{'data': 2, 'tensor': 4\}"):
+            planned.on(jax.make_mesh(shape, names))
+    with pytest.raises(unity.PlanError, match=r"8 devices .* but 4 are given"):
+        planned.on(jax.devices()[:4])
+
+
+def test_a_misspelled_option_is_recognized() -> None:
+    with pytest.raises(unity.OptionError, match="did you mean memory_limit"):
+        plan(memory_limt=1e9)
+    with pytest.raises(unity.OptionError, match="did you mean donate_argnums"):
+        unity.step(train_step, donate_argnum=0)
+
+
+def test_rules_of_an_argument_that_is_not_there_are_refused() -> None:
+    for argument in ("params", 2, -1):
+        with pytest.raises(unity.PlanError, match="a number from 0 to 1"):
+            plan().inspect.spec_rules(argument)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_leanest_plan_that_a_refusal_names_exists() -> None:
+    """It is a pipeline here, which needs less memory than every sharding of the program."""
+
+    def deep(params: Any, x: Any) -> Any:
+        for layer in params:
+            x = x + jnp.tanh(x @ layer["up"]) @ layer["down"]
+        return jnp.mean(x**2)
+
+    wide = {"up": jax.ShapeDtypeStruct((256, 512), "float32"), "down": jax.ShapeDtypeStruct((512, 256), "float32")}
+    args = [wide] * 4, jax.ShapeDtypeStruct((4096, 256), "float32")
+    options: dict[str, Any] = {
+        "machine": unity.Machine.grid(1, 4, "a100"),
+        "progress": False,
+        "search": "captured",
+        "recompute": False,
+    }
+    with pytest.raises(unity.InfeasibleError, match="the leanest plan that was tried, a pipeline, needs") as refusal:
+        unity.optimize(deep, *args, memory_limit=11e6, **options)
+    named = re.search(r"memory_limit=(\d+)\)", str(refusal.value))
+    assert named is not None
+    leanest = unity.optimize(deep, *args, memory_limit=int(named[1]), **options)
+    assert 11e6 < leanest.memory <= int(named[1])
+    assert "stages" in str(leanest.program.transformations[0])
