@@ -30,7 +30,7 @@ from unity.pcg.parallel.parallelize import parallelize
 from unity.search.cost.cost import Training
 from unity.search.session import Search
 from unity.substitutions.language.axioms import default_library
-from unity.substitutions.rewriting.forms import closed, opened
+from unity.substitutions.rewriting.forms import planning_form, search_form
 from unity.substitutions.rewriting.occurrences import Occurrence, occurrences, patterns
 from unity.substitutions.rewriting.reading import Reading
 from unity.substitutions.rewriting.rewriting import rewritten
@@ -95,14 +95,14 @@ def walk(seed: int, parts: int = PARTS, steps: int = STEPS, each: int = EACH) ->
     rng, rules = random.Random(seed), []
     with jax.enable_x64(True):
         made = program(rng, parts)
-        body = opened(used(program_of(jax.make_jaxpr(made)(*made.arguments))[0]))
+        body = search_form(used(program_of(jax.make_jaxpr(made)(*made.arguments))[0]))
         wanted = results_and_gradients(body, made.arguments)
         for _ in range(steps):
             chosen = rng.sample(found, min(each, len(found))) if (found := ways(body)) else []
             for occurrence, new in chosen:
                 same(results_and_gradients(new, made.arguments), wanted)
-                same(results_and_gradients(closed(new), made.arguments), wanted)
-                typed(closed(new))
+                same(results_and_gradients(planning_form(new), made.arguments), wanted)
+                typed(planning_form(new))
                 rules.append(str(occurrence.pattern))
             if chosen:
                 body = chosen[0][1]

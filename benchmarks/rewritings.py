@@ -31,7 +31,7 @@ from unity.search.joint.pricing import Prices
 from unity.search.session import Search
 from unity.substitutions.language.axioms import default_library
 from unity.substitutions.language.derivation import Derivation
-from unity.substitutions.rewriting.forms import closed, opened
+from unity.substitutions.rewriting.forms import planning_form, search_form
 from unity.substitutions.rewriting.occurrences import patterns
 from unity.substitutions.rewriting.recording import step_of
 from unity.verify.derivations.canonical_form import canonical_forms
@@ -63,14 +63,16 @@ def rows_of(name: str) -> list[dict[str, Any]]:
         captured = capture(model.loss, params, batch)
         prices = Prices(machine, Training(), bodies=captured.bodies)
         usable = patterns(default_library().rules)
-        reached = backtrack(opened(captured.body), usable, lambda b, _: prices.of(closed(b), captured.differentiated), ALPHA)
+        reached = backtrack(
+            search_form(captured.body), usable, lambda b, _: prices.of(planning_form(b), captured.differentiated), ALPHA
+        )
         found = list(itertools.islice(reached, REACHED))
         best, others = min(found, key=lambda f: f.price), found[1:]
         chosen = [best, *random.Random(0).sample(others, min(SAMPLED, len(others)))]
         wanted = jax.jit(jax.value_and_grad(model.loss))(params, batch)
         rows = []
         for k, program in enumerate(chosen):
-            after = captured.of(closed(program.body), prices.bodies)
+            after = captured.of(planning_form(program.body), prices.bodies)
             steps = replayed(captured.body, program, after.body)
             search = Search(after.graph, after.differentiated, machine, Training(), listed=prices.listed)
             plan = Plan(PlanFamily(model.loss, after, search, 0.0), search.fastest)

@@ -24,7 +24,7 @@ from unity.search.session import Candidate, Search
 from unity.search.solver.problem import Alternatives, Point
 from unity.search.space.configurations import Domain
 from unity.substitutions.language.axioms import default_library
-from unity.substitutions.rewriting.forms import closed, opened
+from unity.substitutions.rewriting.forms import planning_form, search_form
 from unity.substitutions.rewriting.occurrences import occurrences, patterns
 from unity.substitutions.rewriting.reading import Reading
 from unity.substitutions.rewriting.rewriting import rewritten
@@ -180,7 +180,7 @@ def assigned(rng: random.Random, made: PlanFamily, count: int, kind: str, note: 
 
 def rewritten_trials(rng: random.Random, fn: Any, captured: Captured, machine: unity.Machine) -> Iterator[Trial]:
     """Random assignments of programs that rules of the library lead to, one to three steps away."""
-    body, rules = opened(captured.body), list[str]()
+    body, rules = search_form(captured.body), list[str]()
     for _ in range(rng.randint(1, 3)):
         reading = Reading(body)
         options = [(o, p) for p in patterns(default_library().rules) for o in occurrences(reading, p)]
@@ -192,7 +192,9 @@ def rewritten_trials(rng: random.Random, fn: Any, captured: Captured, machine: u
                 rules.append(str(pattern))
                 break
     if rules:
-        yield from random_trials(rng, fn, captured.of(closed(body)), machine, count_of(captured), "rewritten", "; ".join(rules))
+        yield from random_trials(
+            rng, fn, captured.of(planning_form(body)), machine, count_of(captured), "rewritten", "; ".join(rules)
+        )
 
 
 def asked(rng: random.Random, drawing: Program, args: Sequence[Any], machine: unity.Machine, **options: Any) -> Plan:

@@ -139,7 +139,7 @@ def differences(
     """
     for instance in instances:
         at = Pattern(instance.rule, pattern.backward)
-        rest = at.rest if at.dropped else ()
+        rest = at.other_parts if at.dropped else ()
         for dtype in types:
             if limited(jnp.dtype(dtype)) and not contained(pattern.rule, pattern.backward):
                 counts[f"not applied in {dtype}"] += 1

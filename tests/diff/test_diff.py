@@ -38,7 +38,7 @@ from unity.pcg.parallel.parallelize import parallelize
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, partitioned
 from unity.substitutions.language.axioms import default_library
-from unity.substitutions.rewriting.forms import closed, opened
+from unity.substitutions.rewriting.forms import planning_form, search_form
 from unity.substitutions.rewriting.occurrences import occurrences, patterns
 from unity.substitutions.rewriting.reading import Reading
 from unity.substitutions.rewriting.rewriting import rewritten
@@ -234,15 +234,15 @@ def test_deep_graphs_need_no_recursion():
 def test_diffs_of_random_rewritings_can_be_applied(fn):
     first = used(program_of(jax.make_jaxpr(fn)(*arguments(fn)))[0])
     names = [f"args[{k}]" for k in range(len(first.inputs))]
-    body, rng, library = opened(first), random.Random(0), patterns(default_library().rules)
-    before = graph_of(closed(body), names)
+    body, rng, library = search_form(first), random.Random(0), patterns(default_library().rules)
+    before = graph_of(planning_form(body), names)
     for _ in range(4):
         reading = Reading(body)
         ways = [new for p in library for o in occurrences(reading, p) if (new := rewritten(body, o)) and len(new.equations) < 40]
         if not ways:
             return
         body = rng.choice(ways)
-        after = graph_of(closed(body), names)
+        after = graph_of(planning_form(body), names)
         applied_diff(before, after)
         applied_diff(after, before)
 

@@ -12,7 +12,7 @@ from unity.pcg.parallel.traffic import traffic
 from unity.search.cost.cost import Training
 from unity.search.joint.pricing import Prices
 from unity.substitutions.language.axioms import default_library
-from unity.substitutions.rewriting.forms import closed, opened
+from unity.substitutions.rewriting.forms import planning_form, search_form
 from unity.transforms.rewriting import Budget, Rewriter
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -103,7 +103,7 @@ def test_transposes_and_reshapes_are_cancelled():
 
     captured = capture(fn, f(64, 128), f(64, 32, 64))
     assert [e.name for e in captured.body.equations].count("transpose") == 2
-    assert "transpose" not in [e.name for e in closed(opened(captured.body)).equations]
+    assert "transpose" not in [e.name for e in planning_form(search_form(captured.body)).equations]
 
 
 def test_convolutions_of_one_image_are_merged():

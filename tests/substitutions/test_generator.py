@@ -12,10 +12,22 @@ from unity.pcg.types.parallel_type import UNUSED, partitioned
 from unity.substitutions.generator.candidates import candidate, confirmed
 from unity.substitutions.generator.discover import discover, instance_of, minimal
 from unity.substitutions.generator.enumeration import Enumeration, EqualGraphs
-from unity.substitutions.generator.families import BOTH, MATRIX, PRODUCT, SUM, TURN, A, each, family, joins, moves, placed_leaves
+from unity.substitutions.generator.families import (
+    BOTH,
+    MATRIX,
+    PRODUCT,
+    SUM,
+    SWAP,
+    A,
+    each,
+    family,
+    joins,
+    moves,
+    placed_leaves,
+)
 from unity.substitutions.generator.family import FamilyLeaf
 from unity.substitutions.generator.generate import generate
-from unity.substitutions.generator.work import FamilyTask, Workers, run
+from unity.substitutions.generator.workers import FamilyTask, Workers, run
 from unity.substitutions.language.axioms import axioms
 from unity.substitutions.language.term import Apply, Variable, applications, variables
 from unity.substitutions.language.text import parse_rule, parse_term, print_body, print_rule
@@ -25,7 +37,7 @@ from unity.verify.proofs.first_order import Prover
 from unity.verify.semantics.domains import Modular
 from unity.verify.semantics.meaning import apply, random_pieces
 
-SMALL = family("small", [FamilyLeaf(MATRIX, 3, BOTH)], PRODUCT, SUM, TURN, operators=2)
+SMALL = family("small", [FamilyLeaf(MATRIX, 3, BOTH)], PRODUCT, SUM, SWAP, operators=2)
 JOINED = family("joined", [FamilyLeaf(MATRIX, 3, BOTH)], PRODUCT, each("map", ("f",)), joins((-1, -2)), operators=3)
 PARALLEL = family(
     "parallel", placed_leaves(MATRIX, (UNUSED, partitioned(0)), 2), moves((-1, -2)), PRODUCT, operators=3, variables=2, axes=(A,)
@@ -138,7 +150,7 @@ def test_known_rules_are_not_discovered_again(small):
 
 
 def test_an_interrupted_run_is_resumed(tmp_path):
-    families = [SMALL, replace(SMALL, name="other", instances=(*SUM, *TURN)), PARALLEL]
+    families = [SMALL, replace(SMALL, name="other", instances=(*SUM, *SWAP)), PARALLEL]
     whole, _ = generate(families, axioms(), tmp_path / "whole", 1)
     work = tmp_path / "work"
     work.mkdir()

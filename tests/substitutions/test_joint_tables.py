@@ -17,7 +17,7 @@ from unity.substitutions.language.axioms import axioms, default_library
 from unity.substitutions.language.derivation import Derivation
 from unity.substitutions.language.text import parse_rule
 from unity.substitutions.language.vocabulary import VOCABULARY
-from unity.substitutions.rewriting.forms import closed, opened
+from unity.substitutions.rewriting.forms import planning_form, search_form
 from unity.substitutions.rewriting.occurrences import Pattern, occurrences
 from unity.substitutions.rewriting.reading import Reading
 from unity.substitutions.rewriting.recording import step_of
@@ -83,7 +83,7 @@ def run(body: Body, *args):
 
 
 def program(fn, *args) -> Body:
-    return opened(used(program_of(jax.make_jaxpr(fn)(*args))[0]))
+    return search_form(used(program_of(jax.make_jaxpr(fn)(*args))[0]))
 
 
 def tables(mode, rows=(5, 3), ids=((4,), (4,))):
@@ -116,7 +116,7 @@ def test_values_and_gradients_are_kept_out_of_range_too(ids, mode):
     fn, (t, u, i, j) = tables(mode, ids=ids)
     body = program(fn, t, u, i, j)
     found, *_ = places(body)
-    new = closed(stepped(body, found))
+    new = planning_form(stepped(body, found))
     assert [e.name for e in new.equations].count("gather") == 1
 
     def total(compute, t, u):
@@ -146,9 +146,9 @@ def test_as_many_tables_as_there_are_become_one(mode):
     ids = [jnp.asarray([*RNG.integers(0, len(t), 4), -1, len(t), -len(t) - 1, 2**31 - 1, -(2**31)], jnp.int32) for t in params]
     body = program(fn, params, ids)
     for _ in range(len(params) - 1):
-        body = opened(stepped(body, places(body)[0]))
+        body = search_form(stepped(body, places(body)[0]))
     assert not places(body)
-    new = closed(body)
+    new = planning_form(body)
     assert [e.name for e in new.equations].count("gather") == 1
     for before, after in zip(fn(params, ids), run(new, *params, *ids), strict=True):
         np.testing.assert_array_equal(before, after)
@@ -236,6 +236,6 @@ def test_tables_that_spread_alone_are_left_apart():
 
     args = [jax.ShapeDtypeStruct((65536, 8), jnp.float32)] * 2, jax.ShapeDtypeStruct((4096, 2), jnp.int32)
     captured = capture(fn, *args)
-    assert places(opened(captured.body))
+    assert places(search_form(captured.body))
     apart, both = (unity.optimize(fn, *args, machine=EIGHT, progress=False, rules=r) for r in ((), None))
     assert both.time <= apart.time

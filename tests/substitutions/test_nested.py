@@ -16,7 +16,7 @@ from unity.pcg.capture.capture import capture
 from unity.pcg.propagation.scan_programs import programs, with_inside
 from unity.plan.files.plan_file import sealed
 from unity.search.joint.nested import program
-from unity.substitutions.language.derivation import Derivation, Inside
+from unity.substitutions.language.derivation import Derivation, NestedDerivation
 from unity.substitutions.language.library import Library
 from unity.transforms.branches.branching import Forked
 from unity.verify.derivations.replay import check
@@ -123,7 +123,7 @@ def test_what_another_program_computes_may_not_take_its_place():
     changed = capture(other, *CASES["scan"][1]).body
     (old,), (new,) = programs(before), programs(changed)
     with pytest.raises(DerivationError, match="does not lead"):
-        check(before, changed, Derivation((), {old: Inside(new, Derivation())}), Library(()))
+        check(before, changed, Derivation((), {old: NestedDerivation(new, Derivation())}), Library(()))
 
 
 def test_equal_programs_inside_are_one_and_count_as_often_as_they_run():

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unity.substitutions.language.rearrangement import after, dimensions, kept, reshaped, resized, transposed, unchanged
+from unity.substitutions.language.rearrangement import after, dimensions, reshaped, resized, target_dimension, transposed, unchanged
 
 
 def numbers(shape):
@@ -87,10 +87,10 @@ def test_a_kept_dimension_can_have_another_size(data, shape, n):
     """What is kept is where numpy has it: with one element of it left, and with n of them."""
     view, x = data.draw(chains(shape))
     for d in range(len(shape)):
-        if x is None or kept(view, d) is None:
+        if x is None or target_dimension(view, d) is None:
             continue
         few = np.take(numbers(shape), [0] * n, d)
-        place = kept(view, d)
+        place = target_dimension(view, d)
         np.testing.assert_array_equal(np.asarray(resized(view, d, n)(jnp.asarray(few))), np.take(x, [0] * n, place))
         assert n == 1 or resized(resized(view, d, n), d, shape[d]) == view
 
@@ -103,7 +103,7 @@ def test_without_elements_all_do_the_same(data, shape):
     assert view(jnp.zeros(shape)).shape == x.shape
     if not view.identity:
         assert dimensions(view) is None
-        assert all(kept(view, d) is None for d in range(len(shape)))
+        assert all(target_dimension(view, d) is None for d in range(len(shape)))
 
 
 def test_what_cuts_badly_has_no_rearrangement():

@@ -17,7 +17,7 @@ from unity.pcg.ir.program import Body, program_of
 from unity.pcg.operators.pointwise import pointwise
 from unity.substitutions.language.library import load
 from unity.substitutions.language.text import parse_rule
-from unity.substitutions.rewriting.forms import closed, opened
+from unity.substitutions.rewriting.forms import planning_form, search_form
 from unity.substitutions.rewriting.occurrences import Pattern, occurrences, patterns
 from unity.substitutions.rewriting.reading import Reading
 from unity.substitutions.rewriting.rewriting import content_key, rewritten, tidy
@@ -105,7 +105,7 @@ def arguments(fn):
 
 
 def captured(fn) -> Body:
-    return opened(used(program_of(jax.make_jaxpr(fn)(*arguments(fn)))[0]))
+    return search_form(used(program_of(jax.make_jaxpr(fn)(*arguments(fn)))[0]))
 
 
 def steps(body: Body, chosen=None):
@@ -130,7 +130,7 @@ def test_every_step_keeps_values_and_gradients(fn):
         for _, new in found:
             if new is not None:
                 agrees(new, fn, expected)
-                agrees(closed(new), fn, expected)
+                agrees(planning_form(new), fn, expected)
 
 
 @EACH
@@ -154,7 +154,7 @@ def test_every_step_keeps_other_precisions(fn):
         given = arguments(fn)
     kinds = [jnp.bfloat16 if jnp.issubdtype(a.dtype, jnp.floating) else a.dtype for a in given]
     structs = [jax.ShapeDtypeStruct(a.shape, kind) for a, kind in zip(given, kinds, strict=True)]
-    body = opened(used(program_of(jax.make_jaxpr(fn)(*structs))[0]))
+    body = search_form(used(program_of(jax.make_jaxpr(fn)(*structs))[0]))
     known = {body.tensors[v].dtype for e in body.equations for v in e.results}
     for occurrence, new in steps(body):
         if new is not None:
@@ -181,12 +181,12 @@ def test_every_step_where_some_dimensions_are_empty(fn):
         rng = np.random.default_rng(0)
         with jax.enable_x64(True):
             given = [jnp.asarray(rng.normal(size=[sizes[letter] for letter in side]), F) for side in SIDES[fn].split()]
-            body = opened(used(program_of(jax.make_jaxpr(fn)(*given))[0]))
+            body = search_form(used(program_of(jax.make_jaxpr(fn)(*given))[0]))
             wanted = results_and_gradients(body, given)
             for _, new in steps(body):
                 if new is not None:
                     found += 1
-                    for one in (new, closed(new)):
+                    for one in (new, planning_form(new)):
                         for a, b in zip(results_and_gradients(one, given), wanted, strict=True):
                             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
     assert found
@@ -237,14 +237,14 @@ def test_three_products_of_one_operand_become_one():
 def test_joins_and_splits_are_of_two_parts_while_searched_and_of_all_in_the_end():
     with jax.enable_x64(True):
         first = tidy(used(program_of(jax.make_jaxpr(many_parts)(*arguments(many_parts)))[0]))
-        body = opened(first)
+        body = search_form(first)
         parts = [
             len(e.operands) if e.name == "concatenate" else len(e.results)
             for e in body.equations
             if e.name in ("concatenate", "split")
         ]
         assert set(parts) == {2}
-        again = closed(body)
+        again = planning_form(body)
         assert [e.name for e in again.equations].count("concatenate") == 2
         assert [len(e.results) for e in again.equations if e.name == "split"] == [3]
         expected = results_and_gradients(first, arguments(many_parts))

@@ -25,7 +25,7 @@ from unity.substitutions.language.rule import Rule
 from unity.substitutions.language.term import Apply, Term, applications, transform
 from unity.substitutions.language.typecheck import tensor
 from unity.substitutions.language.vocabulary import FUNCTIONS
-from unity.substitutions.rewriting.forms import closed, opened
+from unity.substitutions.rewriting.forms import planning_form, search_form
 from unity.substitutions.rewriting.occurrences import occurrences, patterns
 from unity.substitutions.rewriting.reading import Reading
 from unity.substitutions.rewriting.rewriting import rewritten
@@ -134,13 +134,13 @@ def test_rewritten_programs_have_the_derivatives_of_the_original_ones_at_ties(na
     fn, types = chosen_twice(CHOOSERS[name]), {"x": tensor((2, 3)), "y": tensor((2, 3))}
     with jax.enable_x64(True):
         structs = [jax.ShapeDtypeStruct((2, 3), np.float64)] * 2
-        body = opened(used(program_of(jax.make_jaxpr(fn)(*structs))[0]))
+        body = search_form(used(program_of(jax.make_jaxpr(fn)(*structs))[0]))
         reading, looked_for = Reading(body), patterns(default_library().rules)
         found = [(p, rewritten(body, o)) for p in looked_for for o in occurrences(reading, p)]
-        assert any("f" in pattern.rule.named("function") for pattern, _ in found)
+        assert any("f" in pattern.rule.of_kind("function") for pattern, _ in found)
         assert any(pattern.rule.name == "relu-relu.is.relu" for pattern, _ in found) == (name == "relu")
         for pattern, new in found:
-            for one in (new, closed(new)) if new is not None else ():
+            for one in (new, planning_form(new)) if new is not None else ():
                 assert not differing(fn, partial(run, one), types), str(pattern)
 
 
@@ -197,13 +197,13 @@ def test_no_rewriting_differentiates_functions_of_elements_that_nothing_reads(
     x[2:] = 0.0 if len(parts) == 1 and parts[0].start is None else 1.0
     x[:2] = 0.0 if len(parts) == 1 and parts[0].start else 1.0
     with jax.enable_x64(True):
-        body = opened(used(program_of(jax.make_jaxpr(fn)(x, y))[0]))
+        body = search_form(used(program_of(jax.make_jaxpr(fn)(x, y))[0]))
         before, reading = derivatives(fn)(x, y), Reading(body)
         assert all(np.isfinite(a).all() for a in before)
         for pattern in patterns(default_library().rules):
             for occurrence in occurrences(reading, pattern):
                 new = rewritten(body, occurrence)
-                for one in (new, closed(new)) if new is not None else ():
+                for one in (new, planning_form(new)) if new is not None else ():
                     for a, b in zip(before, derivatives(partial(run, one))(x, y), strict=True):
                         np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-9, err_msg=str(pattern))
 
@@ -216,12 +216,12 @@ def test_a_part_that_is_computed_but_not_differentiated_stays_so() -> None:
 
     x = np.array([1.0, 1.0, 0.0, 0.0])
     with jax.enable_x64(True):
-        body = opened(used(program_of(jax.make_jaxpr(fn)(x))[0]))
+        body = search_form(used(program_of(jax.make_jaxpr(fn)(x))[0]))
         before, reading = derivatives(fn)(x), Reading(body)
         for pattern in patterns(default_library().rules):
             for occurrence in occurrences(reading, pattern):
                 new = rewritten(body, occurrence)
-                for one in (new, closed(new)) if new is not None else ():
+                for one in (new, planning_form(new)) if new is not None else ():
                     for a, b in zip(before, derivatives(partial(run, one))(x), strict=True):
                         np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-9, err_msg=str(pattern))
 
@@ -230,6 +230,6 @@ def test_rules_apply_to_both_parts_of_a_split() -> None:
     def fn(x: Any) -> list[Any]:
         return [jnp.sqrt(x[:2]), jnp.sqrt(x[2:])]
 
-    body = opened(used(program_of(jax.make_jaxpr(fn)(np.ones(4, np.float32)))[0]))
+    body = search_form(used(program_of(jax.make_jaxpr(fn)(np.ones(4, np.float32)))[0]))
     reading = Reading(body)
     assert any(o.pattern.dropped for p in patterns(default_library().rules) for o in occurrences(reading, p))

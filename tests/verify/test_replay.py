@@ -16,7 +16,7 @@ from unity.base.documents import encoded, parsed, plain, typed
 from unity.base.errors import DerivationError, PlanError
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import program_of
-from unity.substitutions.language.derivation import Derivation, RewriteStep, Seen
+from unity.substitutions.language.derivation import Derivation, RewriteStep, ValueReference
 from unity.substitutions.language.library import load
 from unity.substitutions.language.rearrangement import Rearrangement, reshaped, transposed, unchanged
 from unity.substitutions.rewriting.occurrences import occurrences, patterns
@@ -94,7 +94,7 @@ def test_every_pattern_of_the_library_replays():
         lacking.add(str(pattern))
         for instance in small_instances(pattern.rule, (), (2, 4), 6):
             matched = dataclasses.replace(pattern, rule=instance.rule)
-            body = side((*matched.left, *(matched.rest if matched.dropped else ())), instance.types)
+            body = side((*matched.left, *(matched.other_parts if matched.dropped else ())), instance.types)
             forms = canonical_forms(body)
             for occurrence in occurrences(Reading(body), pattern):
                 after, step = rewritten(body, occurrence), step_of(forms, occurrence)
@@ -136,6 +136,7 @@ def one(name, fn=two_products, backward=True):
 
 MERGE = "split-matmul-concat-split-matmul-concat.is.matmul-matmul"
 LAST = unchanged((16, 16))
+UNKNOWN = ValueReference("f" * 32, LAST)
 
 
 def refused(step, why, after=None, library=LIBRARY, fn=two_products):
@@ -156,7 +157,7 @@ CHANGES = {
     "no variable": (lambda s: replace(s, tensors={}), "binds the variables nothing"),
     "swapped": (lambda s: replace(s, tensors={**s.tensors, "y": s.tensors["z"], "z": s.tensors["y"]}), "output 0 of the side"),
     "value": (lambda s: replace(s, tensors={**s.tensors, "y": s.tensors["z"]}), "output 0 of the side"),
-    "no value": (lambda s: replace(s, tensors={**s.tensors, "y": Seen("f" * 32, LAST)}), "variable y is f*, and the program has"),
+    "no value": (lambda s: replace(s, tensors={**s.tensors, "y": UNKNOWN}), "variable y is f*, and the program has"),
     "view": (lambda s: with_view(s, "x", LAST), "through an invalid rearrangement"),
     "smaller view": (lambda s: with_view(s, "y", Rearrangement((16, 16), (16,), (0,), (16, 16))), "through an invalid rearr"),
     "larger view": (lambda s: with_view(s, "y", Rearrangement((16, 16), (512,), (0,), (16, 32))), "through an invalid rearr"),
@@ -264,7 +265,7 @@ def test_a_step_cannot_replace_a_value_that_is_computed_twice():
     (pattern,) = (p for p in PATTERNS if p.rule.name == "matmul-scale.is.scale-matmul" and p.backward)
     assert len(body.equations) == 4
     assert len(shared(forms).body.equations) == 3
-    assert shared(forms).makers != forms.makers
+    assert shared(forms).equation_counts != forms.equation_counts
     doubled = body_of(lambda a, s: (jnp.exp((a @ a) * s), jnp.tanh(s * (a @ a))), struct((4, 4)), struct(()))
     steps = [step_of(canonical_forms(doubled), o) for o in occurrences(Reading(doubled), pattern)]
     assert steps

@@ -22,7 +22,7 @@ from unity.search.joint.joint import Budget, Improvement, improvements
 from unity.search.joint.nested import Program, program
 from unity.search.joint.pricing import Prices
 from unity.substitutions.language.axioms import default_digest, default_library
-from unity.substitutions.language.derivation import Derivation, Inside, RewriteStep
+from unity.substitutions.language.derivation import Derivation, NestedDerivation, RewriteStep
 from unity.substitutions.language.library import Library, load
 from unity.substitutions.language.text import print_side
 from unity.substitutions.rewriting.forms import distinct
@@ -218,7 +218,7 @@ def _derivation(whole: Program, paths: Mapping[str, RewritePath], ends: Mapping[
             if step is None:
                 raise DerivationError(f"the rule {occurrence.pattern} was applied where no step can say so")
             steps.append(step)
-    inside = {key: Inside(instead[key].key, _derivation(one, paths, ends)) for key, one in changed.items()}
+    inside = {key: NestedDerivation(instead[key].key, _derivation(one, paths, ends)) for key, one in changed.items()}
     return Derivation(tuple(steps), inside)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from unity.pcg.ir.program import Body
-from unity.substitutions.rewriting.forms import settled
+from unity.substitutions.rewriting.forms import distinct_with_texts
 from unity.substitutions.rewriting.occurrences import Occurrence, Pattern, occurrences
 from unity.substitutions.rewriting.reading import Reading
 from unity.substitutions.rewriting.recording import step_of
@@ -62,7 +62,7 @@ def backtrack(body: Body, patterns: Sequence[Pattern], price: Price, alpha: floa
         price: prices a program.
         alpha: the highest price of an expanded program, relative to the lowest price.
     """
-    original, name = settled(body)
+    original, name = distinct_with_texts(body)
     first = RewrittenProgram(original, price(original, math.inf))
     names, contents = {name}, {content_key(original)}
     best, count = first.price, 0
@@ -95,5 +95,5 @@ def steps(body: Body, patterns: Sequence[Pattern], contents: set[str]) -> Iterat
             key = content_key(new) if new is not None else ""
             if new is not None and key not in contents:
                 contents.add(key)
-                after, name = settled(new)
+                after, name = distinct_with_texts(new)
                 yield RewritingStep(body, occurrence, number, after), name

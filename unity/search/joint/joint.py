@@ -18,7 +18,7 @@ from unity.search.joint.backtracking import ALPHA, RewrittenProgram, backtrack
 from unity.search.joint.nested import Program, program
 from unity.search.joint.pricing import Prices
 from unity.search.joint.segments import Segment
-from unity.substitutions.rewriting.forms import closed
+from unity.substitutions.rewriting.forms import planning_form
 from unity.substitutions.rewriting.occurrences import Pattern
 from unity.substitutions.rewriting.rewriting import tidy
 
@@ -156,7 +156,9 @@ class _Turn:
         self, part: Segment, runs: int, prices: Prices, patterns: Sequence[Pattern], alpha: float, own: Collection[int]
     ) -> None:
         self.part, self.runs = part, runs
-        self.reached = backtrack(part.body, patterns, lambda b, above: prices.of(closed(b), part.differentiated, own, above), alpha)
+        self.reached = backtrack(
+            part.body, patterns, lambda b, above: prices.of(planning_form(b), part.differentiated, own, above), alpha
+        )
         self.least = next(self.reached).price
 
     def promises(self, rewriting: RewrittenProgram, enough: float) -> bool:

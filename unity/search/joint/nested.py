@@ -13,7 +13,7 @@ from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.propagation.scan_programs import SCANNED, ambiguous, inside, with_inside
 from unity.search.joint.segments import Segment, flows, joined, segments
-from unity.substitutions.rewriting.forms import closed, opened
+from unity.substitutions.rewriting.forms import planning_form, search_form
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Program:
     def with_segments(self, instead: Mapping[str, Body]) -> Body:
         """Return the whole program, closed, with the segments of some keys replaced."""
         changed = {key: p.with_segments(instead) for key, p in self.inside.items() if p.has(instead)}
-        return closed(with_inside(joined(self.body, self.segments, instead), changed))
+        return planning_form(with_inside(joined(self.body, self.segments, instead), changed))
 
     def has(self, keys: Collection[str]) -> bool:
         """Return whether a segment with one of these keys is here or in a nested program."""
@@ -50,7 +50,7 @@ class Program:
 
 def program(body: Body, differentiated: Collection[int], times: int = 1) -> Program:
     """Return a program with its nested programs; `differentiated` are the inputs, by number, whose gradients are wanted."""
-    whole = opened(body)
+    whole = search_form(body)
     flowing = flows(whole, differentiated)
     nested: dict[str, Program] = {}
     unsearched = ambiguous(whole)

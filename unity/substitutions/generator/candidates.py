@@ -22,7 +22,7 @@ from unity.verify.proofs.first_order import Proof, Prover
 from unity.verify.proofs.instances import agree, at_attributes, distinguishing_equalities, equal_at, placed, resized, satisfies
 from unity.verify.proofs.small_instances import VALUES
 
-INSTANCES = 8  # at which values are compared
+INSTANCES = 8  # shapes at which the values of both sides are compared
 NAMES = "xyzwuvst"
 FUNCTIONS = ("relu", "tanh", "f")  # a variable must be able to be each of them
 LETTERS = {"dim": "de", "size": "kmn", "groups": "g", "padding": "p", "function": "f"}
@@ -39,7 +39,7 @@ class CandidateRule:
 
 
 def candidate(pair: EqualGraphs, family: Family) -> CandidateRule | None:
-    """Return two equal graphs as a rule, its variables named by appearance. None if both sides lack variables of the other."""
+    """Return two equal graphs as a rule, variables named by appearance. None if each side has a variable that the other lacks."""
     left, right = set(variables(pair.new)), set(variables(pair.known))
     if not (left <= right or right <= left) or _is_about_constants(pair):
         return None
@@ -73,7 +73,7 @@ def written_candidate(pair: WrittenPair) -> CandidateRule:
 
 
 def _is_about_constants(pair: EqualGraphs) -> bool:
-    """Return whether a constant is shaped by another operator: such a rule only says that two shapes are equal."""
+    """Return whether a constant has the shape of an operator's result: such a rule only says that two shapes are equal."""
     constants = {"ones", "identity", "identity_kernel", "mean_kernel"}
     inside = (x for t in applications((*pair.new, *pair.known)) if t.operator in constants for x in t.operands)
     return any(isinstance(x, Apply) for x in inside)
@@ -97,7 +97,7 @@ def confirmed(pair: CandidateRule, rng: np.random.Generator) -> Rule | None:
     for types in resized(pair.types, pair.free, (4, 8)):
         same_types = agree(pair.rule, types, pair.axes)
         if same_types is not None:
-            # twice, because indices are drawn from few
+            # twice, because indices are drawn from few numbers
             equal = same_types and all(equal_at(pair.rule, types, pair.axes, rng) for _ in range(2))
             (positive if equal else negative).append(types)
         if len(positive) + len(negative) >= INSTANCES:
@@ -126,7 +126,7 @@ def generalizations(rule: Rule) -> Iterator[Rule]:
     for term in applications(rule.sides):
         operator = VOCABULARY[term.operator]
         for position, (kind, value) in enumerate(zip(operator.attributes, term.attributes, strict=True)):
-            if kind != "axis" and not operator.variable(position, value):
+            if kind != "axis" and not operator.is_variable(position, value):
                 places[kind, value] = None
     for size in range(len(places), -1, -1):
         for chosen in itertools.combinations(places, size):
@@ -134,7 +134,7 @@ def generalizations(rule: Rule) -> Iterator[Rule]:
 
 
 def _guarded(rule: Rule, chosen: tuple[tuple[str, Attribute], ...]) -> Iterator[Rule]:
-    """Yield one replacement: for all dimensions, for all but the last, and for all but the last two."""
+    """Yield the rule with variables for the chosen numbers and words: for any dimension, any but the last, any but the last two."""
     letters = {kind: iter(names) for kind, names in LETTERS.items()}
     names = {place: next(letters[place[0]], "") for place in chosen}
     if not all(names.values()):
@@ -184,8 +184,9 @@ def _holds_for_all_attributes(pair: CandidateRule, rule: Rule, rng: np.random.Ge
     for values in itertools.product(*(FUNCTIONS if kind == "function" else VALUES[kind] for kind in free.values())):
         chosen = dict(zip(free, values, strict=True))
         instance = at_attributes(rule, chosen)
-        for shapes in (_shapes(pair), _lifted(pair)) if instance else ():
-            assert instance is not None
+        if instance is None:
+            continue
+        for shapes in (_shapes(pair), _lifted(pair)):
             try:
                 types = placed(instance.conditions, shapes, pair.axes)
             except IllTypedError:

@@ -76,7 +76,7 @@ def discover(
 
 
 def _accepted(pair: CandidateRule, prover: Prover, rng: np.random.Generator, counts: Counts, unproved: list[Rule]) -> Rule | None:
-    """Return a candidate's most general proved form. None, and counted, if it has none."""
+    """Return a candidate's most general proved form. If there is none, count why, and return None."""
     rule = confirmed(pair, rng)
     if rule is None:
         counts.chance += 1
@@ -90,14 +90,14 @@ def _accepted(pair: CandidateRule, prover: Prover, rng: np.random.Generator, cou
 
 
 def _is_premise(rule: Rule) -> bool:
-    """Return whether rules that follow from this one are left out. It is not so for a graph that does the work of two."""
+    """Return whether rules that follow from this one are left out. They are not if in it one graph does the work of two."""
     return len(rule.left) == 1 or all(isinstance(t, Variable) for t in rule.right)
 
 
 def _follows(rule: Rule, premises: Prover, rules: Iterable[Rule]) -> bool:
-    """Return whether a rule follows from others: by rewriting, or, where one graph does the work of two, as an instance.
+    """Return whether a rule follows from others by rewriting, or, if it has several outputs, whether it is an instance of one.
 
-    (Such a rule always follows from rules for its outputs one by one, but a search needs it as one step.)
+    (A rule with several outputs always follows from rules for each of them, but a search needs it as one step.)
     """
     if len(rule.left) > 1:
         return any(instance_of(rule, r) for r in rules)

@@ -1,8 +1,8 @@
 """Enumeration of all well-typed graphs up to a size, modulo equality (TASO section 3, with classes instead of pairs).
 
-Graphs grow by one operator at a time, from one representative of each class of equal graphs: a graph over another member follows
-from that member's rule by congruence. So the rules connect every two equal graphs, though only a small part of all graphs is ever
-built. A class is a type and a fingerprint: two random linear forms of the whole value, over a prime field.
+Graphs grow by one operator at a time, from one representative of each class of equal graphs; the same operator on another member
+of the class follows from that member's rule, by congruence. So the rules connect all equal graphs, although only a small part of
+the graphs is ever built. A class is a type and a fingerprint: two random linear forms of the whole value, over a prime field.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _is_on_joined(term: Term) -> bool:
 
 
 class Enumeration:
-    """The enumeration of a family. `levels` yields, for each number of operators, the graphs that equal earlier ones."""
+    """The enumeration of a family. `levels` yields, for each number of operators, the graphs that are equal to earlier ones."""
 
     def __init__(self, family: Family, seed: int = 0) -> None:
         self.family, self.domain = family, Modular()
@@ -78,7 +78,7 @@ class Enumeration:
         self.weights: dict[int, Array] = {}
         self.commuting: set[int] = set()
         self.order_of = np.empty(0, np.int64)  # of every representative, its index into VariableOrders
-        self.halves: dict[tuple[int, int], dict[int, int]] = {}  # at the current level: the classes of an operator's two results
+        self.result_classes: dict[tuple[int, int], dict[int, int]] = {}  # by (instance, operand): the class of each result
         self.built = 0
         self._add_leaves()
 
@@ -109,7 +109,7 @@ class Enumeration:
     def levels(self) -> Iterator[list[EqualGraphs]]:
         """Yield, for one operator, two, and so on, the graphs that equal earlier ones.
 
-        The last level has operators of two results alone, on the largest graphs: one graph that does the work of two.
+        The last level has only operators with two results, on the largest graphs: there one graph does the work of two.
         """
         several = {k for k, (name, _) in enumerate(self.family.instances) if VOCABULARY[name].results > 1}
         last = self.family.operators + bool(several)
@@ -122,7 +122,7 @@ class Enumeration:
                     built.setdefault(type_, []).append(graphs)
             if size == 1:
                 self._find_commuting(built)
-            self.halves = {}
+            self.result_classes = {}
             equal: list[EqualGraphs] = []
             for type_, parts in built.items():
                 equal += self._classify(type_, CandidateGraphs.concatenate(parts, len(self.family.axes)), size)
@@ -134,7 +134,7 @@ class Enumeration:
         Only around one operator on concatenated tensors: around several, several steps do the same.
         """
         equal = []
-        for (instance, operand), numbers in self.halves.items():
+        for (instance, operand), numbers in self.result_classes.items():
             new = [self.graphs.apply(instance, operand, -1, result) for result in (0, 1)]
             if len(numbers) < 2:
                 continue
@@ -145,7 +145,7 @@ class Enumeration:
         return equal
 
     def _applications(self, number: int, instance: Instance, size: int, keep: bool) -> Iterator[tuple[TensorType, CandidateGraphs]]:
-        """Yield all applications of an instance that have `size` operators. `keep`: with their values, to build on."""
+        """Yield all applications of an instance that have `size` operators. `keep`: with the values that larger graphs need."""
         groups = list(self.groups.items())
         for (left_type, left_size), left in groups:
             if VOCABULARY[instance[0]].operands == 1:
@@ -208,7 +208,7 @@ class Enumeration:
             )
 
     def _is_sensible(self, name: str, left: GraphGroup, right: GraphGroup | None, i: Array, j: Array) -> Array:
-        """Return the applications to build: splits of concatenated tensors, and kernels as weights of convolutions alone."""
+        """Return which applications to build: only concatenated tensors are split, kernels are only weights of convolutions."""
         if name == "split" and not self.family.halves:
             return left.joined[i]
         if name in ("maxpool", "avgpool"):
@@ -220,7 +220,7 @@ class Enumeration:
         return left.kernel[i] == right.kernel[j]
 
     def _find_commuting(self, built: dict[TensorType, list[CandidateGraphs]]) -> None:
-        """Find commutative operators, from the first level: from the second one on, one order of operands is enough."""
+        """Find the commutative operators at the first level, so that later levels try only one order of their operands."""
         for number, (name, _) in enumerate(self.family.instances):
             rows = [(r, p) for parts in built.values() for part in parts for r, p in zip(part.rows, part.prints, strict=True)]
             prints = {(int(r[1]), int(r[2])): p for r, p in rows if r[0] == number}
@@ -228,12 +228,12 @@ class Enumeration:
             if VOCABULARY[name].operands == 2 and both and all(prints[a, b] == prints[b, a] for a, b in both):
                 self.commuting.add(number)
 
-    def _note_halves(self, graphs: CandidateGraphs, numbers: Array) -> None:
-        """Record the classes of the results of operators of two results."""
+    def _record_result_classes(self, graphs: CandidateGraphs, numbers: Array) -> None:
+        """Record the classes of the results of operators with two results."""
         several = [k for k, (name, _) in enumerate(self.family.instances) if VOCABULARY[name].results > 1]
         for k in np.flatnonzero(np.isin(graphs.rows[:, 0], several) & self.orders.canonical(graphs.orders) & (numbers >= 0)):
             instance, operand, _, result = map(int, graphs.rows[k])
-            self.halves.setdefault((instance, operand), {})[result] = int(numbers[k])
+            self.result_classes.setdefault((instance, operand), {})[result] = int(numbers[k])
 
     def _classify(self, type_: TensorType, graphs: CandidateGraphs, size: int) -> list[EqualGraphs]:
         """Make the first graph of every new class its representative, and return the others with theirs."""
@@ -256,7 +256,7 @@ class Enumeration:
         merged = np.concatenate([prints, unique[fresh]]), np.concatenate([numbers, number_of[fresh]])
         order = np.argsort(merged[0])
         self.known[type_] = (merged[0][order], merged[1][order])
-        self._note_halves(graphs, number_of[inverse])
+        self._record_result_classes(graphs, number_of[inverse])
         canonical = self.orders.canonical(graphs.orders) | self.orders.canonical(self.order_of[number_of[inverse]])
         others = (graphs.prints != 0) & canonical
         others[representatives] = False

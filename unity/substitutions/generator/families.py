@@ -26,7 +26,7 @@ KERNELS = {k: tensor((4, 4, *k)) for k in ((1, 1), (1, 3), (3, 1), (3, 3))}
 PRODUCT = each("matmul")
 SUM, TIMES, MINUS = each("add"), each("mul"), each("sub")
 ACTIVATION = each("map", ("clip", "f"))
-TURN = each("transpose")
+SWAP = each("transpose")
 
 
 def joins(dims: Iterable[int]) -> list[Instance]:
@@ -70,12 +70,12 @@ STACKED_TABLES = (
 )
 ALGEBRA = (
     family(
-        "halves", [FamilyLeaf(MATRIX, 3, BOTH)], ACTIVATION, SUM, TIMES, TURN, PRODUCT, joins((-1, -2)), operators=2, halves=True
+        "halves", [FamilyLeaf(MATRIX, 3, BOTH)], ACTIVATION, SUM, TIMES, SWAP, PRODUCT, joins((-1, -2)), operators=2, halves=True
     ),
-    family("matrices", [FamilyLeaf(MATRIX, 4, BOTH)], PRODUCT, SUM, TIMES, ACTIVATION, TURN, joins((-1, -2))),
-    family("products", [FamilyLeaf(MATRIX, 4, BOTH)], PRODUCT, SUM, TURN, operators=4),
-    family("differences", [FamilyLeaf(MATRIX, 3, BOTH)], MINUS, SUM, TIMES, PRODUCT, TURN, joins((-1,)), operators=2),
-    family("scalars", [FamilyLeaf(MATRIX, 2, BOTH), FamilyLeaf(SCALAR, 2)], each("scale"), SUM, TIMES, PRODUCT, TURN, joins((-1,))),
+    family("matrices", [FamilyLeaf(MATRIX, 4, BOTH)], PRODUCT, SUM, TIMES, ACTIVATION, SWAP, joins((-1, -2))),
+    family("products", [FamilyLeaf(MATRIX, 4, BOTH)], PRODUCT, SUM, SWAP, operators=4),
+    family("differences", [FamilyLeaf(MATRIX, 3, BOTH)], MINUS, SUM, TIMES, PRODUCT, SWAP, joins((-1,)), operators=2),
+    family("scalars", [FamilyLeaf(MATRIX, 2, BOTH), FamilyLeaf(SCALAR, 2)], each("scale"), SUM, TIMES, PRODUCT, SWAP, joins((-1,))),
     family(
         "biases",
         [FamilyLeaf(MATRIX, 2, BOTH), FamilyLeaf(VECTOR, 2, (0,))],
@@ -85,14 +85,14 @@ ALGEBRA = (
         each("scale"),
         joins((-1, -2)),
     ),
-    family("batches", [FamilyLeaf(CUBE, 4, (0, 1, 2))], PRODUCT, SUM, ACTIVATION, TURN, joins((-1, -2, -3))),
+    family("batches", [FamilyLeaf(CUBE, 4, (0, 1, 2))], PRODUCT, SUM, ACTIVATION, SWAP, joins((-1, -2, -3))),
     family(
         "sums",
         [FamilyLeaf(MATRIX, 2, BOTH), FamilyLeaf(SCALAR, 1)],
         each("sum", (-1, -2)),
         SUM,
         each("scale"),
-        TURN,
+        SWAP,
         joins((-1, -2)),
     ),
     family("norms", [FamilyLeaf(CUBE, 2, (0, 1, 2))], each("softmax"), each("layer_norm"), ACTIVATION, joins((-2, -3))),
@@ -135,7 +135,7 @@ ALGEBRA = (
 STATES = (UNUSED, partitioned(0), partitioned(1), PARTIAL, REPLICATED)
 LINEAR_STATES = (UNUSED, PARTIAL, REPLICATED)
 PARALLEL = (
-    family("moves", placed_leaves(MATRIX, STATES, 1), moves((-1, -2)), each("map", ("f",)), TURN, axes=(A,)),
+    family("moves", placed_leaves(MATRIX, STATES, 1), moves((-1, -2)), each("map", ("f",)), SWAP, axes=(A,)),
     family(
         "moves along two axes",
         [FamilyLeaf(tensor((8, 8), (s, t)), 1, BOTH) for s in STATES for t in STATES],
@@ -145,7 +145,7 @@ PARALLEL = (
     family(
         "elementwise, parallel", placed_leaves(MATRIX, STATES, 2), moves((-1, -2)), SUM, TIMES, ACTIVATION, axes=(A,), variables=2
     ),
-    family("matrices, parallel", placed_leaves(MATRIX, STATES, 2), moves((-1, -2)), PRODUCT, TURN, axes=(A,), variables=2),
+    family("matrices, parallel", placed_leaves(MATRIX, STATES, 2), moves((-1, -2)), PRODUCT, SWAP, axes=(A,), variables=2),
     family("joins, parallel", placed_leaves(MATRIX, STATES, 2), moves((-1, -2)), joins((-1, -2)), axes=(A,), variables=2),
     family("batches, parallel", placed_leaves(CUBE, STATES, 2, (0, 1, 2)), moves((-1, -2, -3)), PRODUCT, axes=(A,), variables=2),
     family("sums, parallel", placed_leaves(MATRIX, STATES, 1), moves((-1, -2)), each("sum", (-1, -2)), axes=(A,), variables=1),

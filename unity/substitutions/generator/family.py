@@ -15,9 +15,9 @@ class FamilyLeaf:
 
     Attributes:
         type: of the variables.
-        count: the most variables in a graph.
+        count: the most variables of this type in a graph.
         free: the dimensions that take other sizes when a rule is confirmed.
-        kernel: whether they, and all that is computed of them alone, are weights of convolutions.
+        kernel: whether they, and graphs of nothing but them, are weights of convolutions.
     """
 
     type: TensorType
@@ -65,5 +65,5 @@ class Family:
     written: tuple[WrittenPair, ...] = ()
 
     def limited(self, operators: int) -> Family:
-        """Return the family with at most `operators` operators in a graph, or one more if it has more than the usual three."""
+        """Return the family with at most `operators` operators in a graph, and as many more as it has above the usual three."""
         return replace(self, operators=min(self.operators, operators + max(0, self.operators - 3)))

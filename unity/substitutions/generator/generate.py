@@ -10,7 +10,7 @@ from pathlib import Path
 from unity.base.installation import VERSION
 from unity.substitutions.generator.discover import DiscoveredRule, minimal
 from unity.substitutions.generator.family import Family
-from unity.substitutions.generator.work import FamilyTask, Outcome, VerifiedRule, Workers, prove, run
+from unity.substitutions.generator.workers import FamilyTask, Outcome, VerifiedRule, Workers, prove, run
 from unity.substitutions.language.library import Library, LibraryEntry
 from unity.substitutions.language.rule import Rule
 from unity.substitutions.language.term import Apply, Term, applications
@@ -33,13 +33,13 @@ def generate(
 ) -> tuple[Library, list[Outcome]]:
     """Generate the library of some families, and return it with the outcome of each.
 
-    The library's `made` names the pairs that are equal but not proved, and the families that failed.
+    `Library.made` names the pairs that are equal but not proved, and the families that failed.
 
     Args:
         families: the first two are enumerated first, since the others build on their rules.
-        axioms: from which rules are proved.
-        folder: for the outcomes of families, from which an interrupted run is resumed.
-        processes: that work in parallel.
+        axioms: the rules from which all others are proved.
+        folder: where the outcome of each family is saved, so that an interrupted run can be resumed.
+        processes: how many work in parallel.
         report: is called with the current task and the completed fraction.
     """
     start = time.perf_counter()

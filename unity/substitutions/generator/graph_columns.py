@@ -1,4 +1,4 @@
-"""The graphs of one enumeration as columns of numbers: a graph applies an operator to at most two others, so no terms are built."""
+"""The graphs of an enumeration as columns of numbers: each applies an operator to at most two others. No terms are built."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class VariableOrders:
         return self.index[sequence]
 
     def join(self, first: Array, second: Array) -> Array:
-        """Return the sequence of a graph whose operands have these sequences. -1 where that is too many variables."""
+        """Return the sequences of graphs whose operands have these sequences; -1 where those are too many variables."""
         pairs, inverse = np.unique(np.stack([first, second]), axis=1, return_inverse=True)
         joined = np.array([self._join(int(a), int(b)) for a, b in pairs.T], np.int64)
         return joined[inverse.reshape(-1)]
@@ -58,7 +58,7 @@ class VariableOrders:
         return self.joined[a, b]
 
     def canonical(self, numbers: Array) -> Array:
-        """Return whether the variables of each type appear in order, which is so for one of all renamings of a graph."""
+        """Return whether the variables of each type appear in order, as they do in exactly one renaming of a graph."""
         starts = np.cumsum([0, *(leaf.count for leaf in self.family.leaves)])
         canonical = np.zeros(len(self.sequences), bool)
         for k, sequence in enumerate(self.sequences):

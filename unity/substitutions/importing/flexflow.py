@@ -1,6 +1,7 @@
 """Translation of FlexFlow's released rules into this rule language.
 
-A tensor has three dimensions, replica, sample and channel, and each has a degree. The rules are read by the pieces of each device:
+A tensor has three dimensions, replica, sample and channel, each with a degree. The rules are read as statements about the pieces
+that each device holds:
 
 - A dimension of degree k is distributed cyclically: device j has the indices that are j modulo k. (Cyclically rather than in
   blocks, because then each device can concatenate its own pieces of two partitioned tensors, as the rules assume.) Partition and
@@ -31,7 +32,7 @@ import numpy as np
 from unity.substitutions.importing.flexflow_axes import InexpressibleRule, with_axes
 from unity.substitutions.importing.flexflow_json import FlexFlowOperator, FlexFlowRule, read_rules
 from unity.substitutions.importing.sizes import SizeProblem
-from unity.substitutions.importing.verdict import Case, Court, Imported, Refusal, Verdict
+from unity.substitutions.importing.verdict import Case, Imported, Judge, Refusal, Verdict
 from unity.substitutions.language.rule import Rule
 from unity.substitutions.language.term import Apply, Term, Variable
 from unity.substitutions.language.text import print_term
@@ -70,9 +71,9 @@ class TensorParts:
 
 def import_flexflow(path: str | Path) -> list[Imported]:
     """Return every rule of a released file, in its order, with the verdict. Raises RuleError for a file that cannot be read."""
-    rules, court = read_rules(Path(path).read_text(encoding="utf-8", errors="replace")), Court()
-    imported = court.judge([_case(released) for released in rules])
-    return [_with_axes(released, rule, court) for released, rule in zip(rules, imported, strict=True)]
+    rules, judge = read_rules(Path(path).read_text(encoding="utf-8", errors="replace")), Judge()
+    imported = judge.decide([_case(released) for released in rules])
+    return [_with_axes(released, rule, judge) for released, rule in zip(rules, imported, strict=True)]
 
 
 def _case(released: FlexFlowRule) -> Case | Imported:
@@ -83,7 +84,7 @@ def _case(released: FlexFlowRule) -> Case | Imported:
     return Case(rule, _problem(rule))
 
 
-def _with_axes(released: FlexFlowRule, imported: Imported, court: Court) -> Imported:
+def _with_axes(released: FlexFlowRule, imported: Imported, judge: Judge) -> Imported:
     """Replace a proved equation of parts by a rule with axes, if there is one and it holds too."""
     if imported.verdict.status != "proved":
         return imported
@@ -91,7 +92,7 @@ def _with_axes(released: FlexFlowRule, imported: Imported, court: Court) -> Impo
         rule = with_axes(released)
     except InexpressibleRule:
         return imported
-    return replace(imported, rule=rule) if court.confirms(rule, _problem(rule)) else imported
+    return replace(imported, rule=rule) if judge.confirms(rule, _problem(rule)) else imported
 
 
 def _problem(rule: Rule) -> SizeProblem:

@@ -43,7 +43,7 @@ class PlacedSlices:
 
 
 class _Axes:
-    """Axes by name, in classes of those that are one."""
+    """Axes by name, in classes of identified axes (union-find)."""
 
     def __init__(self) -> None:
         self.same: dict[str, str] = {}
@@ -59,7 +59,7 @@ class _Axes:
         return name
 
     def join(self, one: Sequence[tuple[str, str]], two: Sequence[tuple[str, str]], alike: bool = True) -> None:
-        """Make the axes of two dimensions the same ones, in order. `alike`: their kinds must be the same too."""
+        """Identify the axes of two dimensions, in order. With `alike`, their kinds must be the same, too."""
         if len(one) != len(two) or (alike and [kind for _, kind in one] != [kind for _, kind in two]):
             raise InexpressibleRule("dimensions that are distributed differently are brought together")
         for (a, _), (b, _) in zip(one, two, strict=True):

@@ -1,8 +1,8 @@
 """Small shapes at which an imported rule is checked.
 
 A released rule has no sizes. They are solved for: every dimension of a variable is an unknown, operators equate unknowns, and those
-that stay free are enumerated. This is arithmetic on a few numbers, thousands of times. The type checker confirms the result, so
-that a mistake here can lose an instance, but never prove a rule.
+that stay free are enumerated. The equations are few and simple, and are solved thousands of times, so no solver is called. The type
+checker confirms the result: a mistake here can lose an instance, but never prove a rule.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Size:
         return Size(self.number + other.number, tuple(sorted(self.unknowns + other.unknowns)), (self, other))
 
     def at(self, values: Mapping[int, Size]) -> Size:
-        """Replace unknowns by their values, as far as they have some."""
+        """Replace the unknowns that have values by these."""
         if not any(u in values for u in self.unknowns):
             return self
         size = Size(self.number)
@@ -93,7 +93,7 @@ def sizings(problem: SizeProblem, sizes: Sequence[int] = (1, 2, 3), various: boo
 def fits(problem: SizeProblem, sizes: Sequence[int] = (1, 2, 3)) -> bool:
     """Return whether both sides are well-typed at some small sizes."""
     try:
-        return any(True for _ in itertools.islice(sizings(problem, sizes), 1))
+        return next(sizings(problem, sizes), None) is not None
     except Unfit:
         return False
 
@@ -140,7 +140,7 @@ def _same(x: Size, y: Size, why: str) -> None:
 def _walk(problem: SizeProblem, shapes: Mapping[str, Shape], equate: Equate, groups: dict[str, int] | None) -> None:
     """Compute the shape of every subterm, and equate sizes.
 
-    `groups` collects the groups of convolutions. Without it sizes are unknowns, and constraints that need numbers are left out.
+    `groups` collects the groups of convolutions. If it is None, sizes are unknowns, and constraints that need numbers are left out.
     """
     computed: dict[Term, Shape] = {}
     for term in subterms(problem.outputs):
@@ -151,7 +151,7 @@ def _walk(problem: SizeProblem, shapes: Mapping[str, Shape], equate: Equate, gro
         if any(not s.unknowns and s.number < 1 for s in computed[term]):
             raise Unfit("an empty tensor")
     for term, dim, size in problem.fixed:
-        if term in computed:  # not so if no output needs it
+        if term in computed:  # some output needs it
             equate(computed[term][dim], Size(size), "a kernel's size")
 
 
@@ -174,11 +174,11 @@ def _result(term: Apply, xs: list[Shape], equate: Equate, groups: dict[str, int]
         raise Unfit(f"{name} of a tensor of rank {min(map(len, xs))}")
     match name:
         case "add" | "sub" | "mul":
-            _all(xs[0], xs[1], equate, name)
+            _equate_all(xs[0], xs[1], equate, name)
             return tuple(a if a.parts else b for a, b in zip(xs[0], xs[1], strict=True))
         case "matmul":
             _ranks(name, xs, len(xs[0]))
-            _all(xs[0][:-2], xs[1][:-2], equate, name)
+            _equate_all(xs[0][:-2], xs[1][:-2], equate, name)
             equate(xs[0][-1], xs[1][-2], "matmul's inner dimensions")
             return (*xs[0][:-1], xs[1][-1])
         case "transpose":
@@ -213,7 +213,7 @@ def _ranks(name: str, xs: Sequence[Shape], rank: int) -> None:
         raise Unfit(f"{name} of tensors of ranks {' and '.join(str(len(x)) for x in xs)}")
 
 
-def _all(xs: Shape, ys: Shape, equate: Equate, why: str) -> None:
+def _equate_all(xs: Shape, ys: Shape, equate: Equate, why: str) -> None:
     if len(xs) != len(ys):
         raise Unfit(f"{why} of tensors of ranks {len(xs)} and {len(ys)}")
     for x, y in zip(xs, ys, strict=True):
@@ -223,7 +223,7 @@ def _all(xs: Shape, ys: Shape, equate: Equate, why: str) -> None:
 def _concat(d: int, xs: list[Shape], equate: Equate) -> Shape:
     _ranks("concat", xs, len(xs[0]))
     d %= len(xs[0])
-    _all((*xs[0][:d], *xs[0][d + 1 :]), (*xs[1][:d], *xs[1][d + 1 :]), equate, "concat's other dimensions")
+    _equate_all((*xs[0][:d], *xs[0][d + 1 :]), (*xs[1][:d], *xs[1][d + 1 :]), equate, "concat's other dimensions")
     return (*xs[0][:d], xs[0][d] + xs[1][d], *xs[0][d + 1 :])
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from unity.substitutions.importing.sizes import SizeProblem, fits
 from unity.substitutions.importing.taso_protobuf import TasoOperator, TasoRule, read_rules
-from unity.substitutions.importing.verdict import Case, Court, Imported, Refusal, Verdict
+from unity.substitutions.importing.verdict import Case, Imported, Judge, Refusal, Verdict
 from unity.substitutions.language.rule import Rule
 from unity.substitutions.language.term import Apply, Term, Variable
 
@@ -56,7 +56,7 @@ class Graph:
 def import_taso(path: str | Path) -> list[Imported]:
     """Return every rule of a released file, in its order, with the verdict. Raises RuleError for a file that cannot be read."""
     released = read_rules(Path(path).read_bytes())
-    return Court().judge([_case(f"taso-{number}", rule) for number, rule in enumerate(released)])
+    return Judge().decide([_case(f"taso-{number}", rule) for number, rule in enumerate(released)])
 
 
 def _case(name: str, released: TasoRule) -> Case | Imported:

@@ -32,7 +32,7 @@ from unity.verify.semantics.meaning import evaluate, random_pieces
 
 INSTANCES = 3  # shapes at which a proved rule is executed
 SEARCH = 60  # shapes that are searched for a counterexample
-DRAWS = 40  # tensors of whole numbers that are tried at each
+DRAWS = 40  # assignments of whole numbers that are tried at each
 RESIDUES = Modular()
 
 
@@ -92,13 +92,13 @@ class Case:
     problem: SizeProblem
 
 
-class Court:
-    """Judges rules with one prover. Random numbers are drawn anew for each rule, so that verdicts do not depend on their order."""
+class Judge:
+    """A judge of rules, with one prover. Random numbers start anew for each rule, so verdicts do not depend on their order."""
 
     def __init__(self) -> None:
         self.prover = Prover(axioms())
 
-    def judge(self, rules: Sequence[Case | Imported]) -> list[Imported]:
+    def decide(self, rules: Sequence[Case | Imported]) -> list[Imported]:
         """Return the verdicts on all rules. All proofs come first, so that nothing else disturbs their measured times."""
         proofs = [self._prove(rule) if isinstance(rule, Case) else rule for rule in rules]
         return [x if isinstance(x, Imported) else self._with_repair(x[0], _execute(*x)) for x in proofs]
@@ -118,7 +118,7 @@ class Court:
         return Case(rule, case.problem), proof
 
     def _with_repair(self, case: Case, rule: Imported) -> Imported:
-        """Note the equality of sizes under which a refuted rule holds, if one that its counterexample violates is enough."""
+        """Name an equality of sizes under which a refuted rule holds, if a single one that its counterexample violates suffices."""
         example = rule.verdict.counterexample
         if example is None:
             return rule
@@ -137,11 +137,11 @@ class Court:
 
     def confirms(self, rule: Rule, problem: SizeProblem) -> bool:
         """Return whether a rule with axes is proved, with equal types and equal values on all devices."""
-        sizes = (4, 8, 16)  # so that an axis or two of two devices each divide every dimension
+        sizes = (4, 8, 16)  # which one or two axes of two devices divide
         if not fits(problem, sizes):
             return False
         sizing = next(sizings(problem, sizes))
-        axes = tuple(Axis(name, 2, 0) for name in rule.named("axis"))
+        axes = tuple(Axis(name, 2, 0) for name in rule.of_kind("axis"))
         variables = {name: tensor(shape, (UNUSED,) * len(axes)) for name, shape in sizing.shapes.items()}
         return (
             self.prover.prove(rule).status == "proved"
@@ -151,7 +151,7 @@ class Court:
 
 
 def _execute(case: Case, proof: Proof) -> Imported:
-    """Return the verdict on a rule after executing it at small shapes: at few if it is proved, at many if it is not."""
+    """Return the verdict on a rule after executing it at small shapes: a few if it is proved, many if it is not."""
     rule, problem = case.rule, case.problem
     try:
         for sizing in itertools.islice(sizings(problem), INSTANCES if proof.status == "proved" else SEARCH):

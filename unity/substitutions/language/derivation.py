@@ -13,8 +13,8 @@ from unity.substitutions.language.rearrangement import Rearrangement
 from unity.substitutions.language.term import Attribute
 
 
-class Seen(Record):
-    """A value of a program, named by its canonical form, viewed through a rearrangement."""
+class ValueReference(Record):
+    """A reference to a value of a program: the hash of a canonical node, and the rearrangement through which it is viewed."""
 
     value: str
     view: Rearrangement
@@ -37,8 +37,8 @@ class RewriteStep(Record):
     rule: str
     hash: str
     backward: bool
-    tensors: Mapping[str, Seen]
-    roots: tuple[Seen, ...]
+    tensors: Mapping[str, ValueReference]
+    roots: tuple[ValueReference, ...]
     attributes: Mapping[str, Attribute] = {}
     manners: Mapping[str, str] = {}
     cuts: Mapping[str, tuple[tuple[int, int], ...]] = {}
@@ -47,11 +47,13 @@ class RewriteStep(Record):
 class Derivation(Record):
     """The steps from one program to another.
 
-    The derivations of nested programs (of scans and remats), by the hashes of their content, precede the steps.
+    Attributes:
+        steps: the steps in order, applied after those of nested programs.
+        inside: the derivations of nested programs (of scans and remats), by the hash of a program's content before them.
     """
 
     steps: tuple[RewriteStep, ...] = ()
-    inside: Mapping[str, Inside] = {}
+    inside: Mapping[str, NestedDerivation] = {}
 
     @property
     def every(self) -> tuple[RewriteStep, ...]:
@@ -59,8 +61,8 @@ class Derivation(Record):
         return (*(step for nested in self.inside.values() for step in nested.derivation.every), *self.steps)
 
 
-class Inside(Record):
-    """The derivation of a nested program, and the hash of the program's content after it."""
+class NestedDerivation(Record):
+    """The derivation of a nested program, and the hash of the program's content after it (`to`)."""
 
     to: str
     derivation: Derivation

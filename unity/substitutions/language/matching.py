@@ -38,7 +38,7 @@ def bind(pattern: Apply, attributes: Sequence[Attribute], bindings: dict[str, At
     """Return whether a pattern's operator matches these attributes, and add its attribute variables to `bindings`."""
     operator = VOCABULARY[pattern.operator]
     for position, (expected, value) in enumerate(zip(pattern.attributes, attributes, strict=True)):
-        if operator.variable(position, expected):
+        if operator.is_variable(position, expected):
             assert isinstance(expected, str)
             if bindings.setdefault(expected, value) != value:
                 return False

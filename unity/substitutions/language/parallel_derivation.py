@@ -100,19 +100,20 @@ class Parallelization:
     @classmethod
     def from_record(cls, record: ParallelizationRecord) -> Parallelization:
         """Return the parallelization that `to_record` converted. Raises Misfit if one part refers to what another lacks."""
-        pick = _picked
         types = tuple(map(type_of, record.types))
         splits = [Split(s.operator, type_of(s.operands), type_of(s.results), s.rule, s.hash) for s in record.splits]
         with at(".changes"):
-            afters = [pick(types, [c.after for c in passed]) for passed in record.changes]
+            afters = [_picked(types, [c.after for c in passed]) for passed in record.changes]
         pairs = [zip(passed, after, strict=True) for passed, after in zip(record.changes, afters, strict=True)]
         changes = [tuple(Change(c.kind, t, c.again) for c, t in passed) for passed in pairs]
         with at(".rows"):
-            rows = [Row(pick(splits, r.splits), pick(types, r.placed), pick(changes, r.changes), r.again) for r in record.rows]
+            rows = [
+                Row(_picked(splits, r.splits), _picked(types, r.placed), _picked(changes, r.changes), r.again) for r in record.rows
+            ]
         with at(".nodes"):
-            nodes = pick(rows, record.nodes)
+            nodes = _picked(rows, record.nodes)
         with at(".outputs"):
-            return cls(nodes, tuple(pick(changes, of_graph) for of_graph in record.outputs))
+            return cls(nodes, tuple(_picked(changes, of_graph) for of_graph in record.outputs))
 
 
 class SplitRow(Record, array_like=True):
@@ -168,6 +169,7 @@ class _Numbers:
 
 
 def _picked(every: Sequence[T], numbers: Sequence[int]) -> tuple[T, ...]:
+    """Return the values of these numbers. Raises Misfit if there is none of some number."""
     if numbers and max(numbers) >= len(every):
         raise Misfit(f"there is no number {max(numbers)} among {len(every)}")
     return tuple(every[n] for n in numbers)

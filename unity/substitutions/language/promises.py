@@ -22,26 +22,26 @@ from unity.substitutions.language.rule import Rule
 from unity.substitutions.language.term import applications
 
 Mode = lax.GatherScatterMode
-SAID = ("mode", "fill_value")  # the parameters of a look-up about indices out of bounds
+BOUNDS_PARAMETERS = ("mode", "fill_value")  # the parameters of a gather that say what an index out of bounds reads
 
 
-def manner(mode: Mode) -> str:
-    """Return the parameters of look-ups in a mode that tell how they treat indices out of bounds, as text."""
-    return params_key(dict(zip(SAID, (mode, None), strict=True)))
+def bounds_manner(mode: Mode) -> str:
+    """Return the bounds parameters of look-ups in a mode, as text."""
+    return params_key(dict(zip(BOUNDS_PARAMETERS, (mode, None), strict=True)))
 
 
-CLIPPED, PROMISED = manner(Mode.CLIP), manner(Mode.PROMISE_IN_BOUNDS)
+CLIPPED, PROMISED = bounds_manner(Mode.CLIP), bounds_manner(Mode.PROMISE_IN_BOUNDS)
 
 
 @lru_cache(maxsize=4096)
-def counts(rule: Rule) -> bool:
-    """Return whether a rule computes with indices, which is correct only for look-ups that clamp."""
+def computes_with_indices(rule: Rule) -> bool:
+    """Return whether a rule computes with indices. Such a rule is correct only for look-ups that clamp."""
     return any(t.operator in ("within", "behind") for t in applications(rule.sides))
 
 
 @TABLE.clears
 @lru_cache(maxsize=4096)
-def program(rows: Shape, dtype: str, ids: Shape, kind: str, size: int) -> Body:
-    """Return `promised` as a program, for rows and indices of these shapes and types and a table of `size` rows."""
+def promised_rows(rows: Shape, dtype: str, ids: Shape, kind: str, size: int) -> Body:
+    """Return the program of `promised` for rows and indices of these shapes and types, read from a table of `size` rows."""
     structs = jax.ShapeDtypeStruct(rows, dtype), jax.ShapeDtypeStruct(ids, kind)
     return close(jax.make_jaxpr(lambda x, i: promised(x, i, size))(*structs))

@@ -77,9 +77,9 @@ def unchanged(shape: Shape) -> Rearrangement:
 
 @lru_cache(maxsize=65536)
 def after(second: Rearrangement, first: Rearrangement) -> Rearrangement | None:
-    """Return the composition of two rearrangements, or None if it has no such form.
+    """Return the rearrangement that applies `first`, then `second`, or None if no single rearrangement does.
 
-    It has none where the two divide a dimension at positions of which neither is a multiple of the other.
+    None does if the two divide a dimension at positions of which neither is a multiple of the other.
     """
     if 0 in first.sizes:
         return _of_nothing(first.source, second.target)
@@ -224,8 +224,8 @@ def dimensions(view: Rearrangement) -> tuple[tuple[int, ...], ...] | None:
 
 
 @lru_cache(maxsize=65536)
-def kept(view: Rearrangement, dim: int) -> int | None:
-    """Return the target's dimension that equals a dimension of the source, or None if that is merged, divided or of size one."""
+def target_dimension(view: Rearrangement, dim: int) -> int | None:
+    """Return the dimension of the target that is `dim` of the source, or None if `dim` is merged, divided or of size one."""
     atoms = _atoms(view)
     if atoms is None or not atoms.source[dim]:
         return None
@@ -234,8 +234,8 @@ def kept(view: Rearrangement, dim: int) -> int | None:
 
 @lru_cache(maxsize=65536)
 def resized(view: Rearrangement, dim: int, n: int) -> Rearrangement:
-    """Return the rearrangement for a source in which a dimension that the target has, too (`kept`), has size `n`."""
-    atoms, target = _atoms(view), kept(view, dim)
+    """Return the rearrangement with a dimension that source and target share (`target_dimension`) changed to size `n` in both."""
+    atoms, target = _atoms(view), target_dimension(view, dim)
     assert atoms is not None
     assert target is not None
     first, *others = atoms.source[dim]

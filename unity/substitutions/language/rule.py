@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import TypeVar
 
 from unity.base.errors import RuleError
 from unity.pcg.types.parallel_type import State
@@ -14,7 +15,7 @@ from unity.substitutions.language.term import Term, attribute_variables, variabl
 
 @dataclass(frozen=True, order=True)
 class HasState:
-    """The condition that variable `tensor` is in `state` along `axis`. Without one, a variable is unused along every axis."""
+    """The condition that variable `tensor` is in `state` along `axis`. A variable without such a condition is unused there."""
 
     tensor: str
     axis: str
@@ -48,6 +49,7 @@ class Different:
 
 
 Condition = HasState | EqualSizes | Rank | Different
+C = TypeVar("C", HasState, EqualSizes, Rank, Different)
 
 
 @dataclass(frozen=True)
@@ -88,27 +90,27 @@ class Rule:
         """Attribute variables and their kinds: "dim", "size" or "axis"."""
         return attribute_variables(self.sides)
 
-    def named(self, kind: str) -> tuple[str, ...]:
+    def of_kind(self, kind: str) -> tuple[str, ...]:
         """Return the attribute variables of a kind."""
         return tuple(name for name, its_kind in self.attributes.items() if its_kind == kind)
 
     @property
     def parallel(self) -> bool:
         """Whether the rule has axis variables."""
-        return bool(self.named("axis"))
+        return bool(self.of_kind("axis"))
 
     @property
     def instances(self) -> int:
-        """The number of rules without variables for dimensions (of two), strides, kernels and words that this rule covers.
+        """The number of rules without attribute variables that this rule covers, if each of its variables had only a few values.
 
-        Degrees are not counted.
+        Axes are not counted: a rule covers every degree.
         """
         counts = {"dim": 2, "size": 2, "groups": 2, "padding": 2, "function": 3}
         free = [counts[kind] for kind in self.attributes.values() if kind != "axis"]
-        apart = sum(isinstance(c.right, str) for c in self.where(Different))
-        return max(1, prod(free) // 2**apart)
+        different = sum(isinstance(c.right, str) for c in self.conditions_of(Different))
+        return max(1, prod(free) // 2**different)  # of two dimensions with two values each, half of all pairs differ
 
-    def where(self, kind: type) -> Iterable:
+    def conditions_of(self, kind: type[C]) -> Iterator[C]:
         """Return the conditions of a class."""
         return (c for c in self.conditions if isinstance(c, kind))
 

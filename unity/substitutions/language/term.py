@@ -89,7 +89,7 @@ def attribute_variables(terms: Iterable[Term]) -> dict[str, str]:
     for term in applications(terms):
         operator = VOCABULARY[term.operator]
         for position, value in enumerate(term.attributes):
-            if isinstance(value, str) and operator.variable(position, value):
+            if isinstance(value, str) and operator.is_variable(position, value):
                 kinds.setdefault(value, operator.attributes[position])
     return kinds
 

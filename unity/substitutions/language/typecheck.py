@@ -78,7 +78,7 @@ def result_types(
 def _outcome(
     name: str, attributes: tuple[Attribute, ...], operands: tuple[TensorType, ...], axes: tuple[Axis, ...]
 ) -> tuple[TensorType, ...] | str:
-    """Return the types of an operator's results, or the reason why it has none, as both are cached."""
+    """Return the types of an operator's results, or the reason why there are none, which is returned to be cached as well."""
     try:
         types = _typed(VOCABULARY[name], attributes, operands, axes)
     except IllTypedError as problem:
@@ -196,7 +196,7 @@ def _along(
     choice = _by_operands(body, seeds).get(states)
     if choice is None:
         raise IllTypedError(_refusal(operator, body, attributes, states, axes[k]))
-    used = 1
+    used = 1  # devices along all axes with these states, which divide the same factor
     for axis, others in zip(axes, zip(*(t.states for t in operands), strict=True), strict=True):
         used *= axis.size if tuple(others) == states and any(s != UNUSED for s in states) else 1
     if choice.size % used:

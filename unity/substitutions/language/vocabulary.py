@@ -23,7 +23,8 @@ FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
     "sigmoid": lax.logistic,
     "tanh": jnp.tanh,
-    # Rectified at another threshold. A law of relu that fails for it, such as x relu(x) = relu(x)², depends on zero.
+    # A relu with another threshold, which the enumeration uses in place of relu. So it finds no law that depends on the threshold
+    # 0, such as x relu(x) = relu(x)².
     "clip": lambda x: jnp.maximum(x, 3),
 }
 WORDS = {"function": tuple(FUNCTIONS), "padding": ("same", "valid")}
@@ -64,7 +65,7 @@ class Operator:
         """Return the words that an attribute may be; none for a number or an axis."""
         return WORDS.get(self.attributes[position], ())
 
-    def variable(self, position: int, value: int | str) -> bool:
+    def is_variable(self, position: int, value: int | str) -> bool:
         """Return whether an attribute's value is a variable: any name that is not one of the attribute's words."""
         return isinstance(value, str) and value not in self.words(position)
 

@@ -1,8 +1,8 @@
-"""The forms of programs for the search of rewritings and for planning.
+"""Two forms of a program: one in which rewritings are searched for, one that is planned.
 
-For the search, concatenations and splits are binary, from the left, as in the vocabulary; for planning, they have all parts at
-once. Both forms omit needless rearrangements: transposes that cancel are dropped, and equal rearrangements of a value are computed
-once.
+In the search form, concatenations and splits are binary, from the left, as in the vocabulary; in the planning form, they have all
+parts at once. Both forms omit needless rearrangements: transposes that cancel are dropped, and equal rearrangements of a value are
+computed once.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from unity.verify.derivations.canonical_form import canonical_forms
 Inner = Callable[[Equation, Atom], Equation | None]
 
 
-def opened(body: Body) -> Body:
-    """Return a program in the form for the search, in which equal values are computed once, so that a step changes all of them."""
-    return distinct(in_pairs(straight(body)))
+def search_form(body: Body) -> Body:
+    """Return a program in the search form, in which equal values are computed once, so that a step changes all of them."""
+    return distinct(in_pairs(_without_redundant_rearrangements(body)))
 
 
 def distinct(body: Body) -> Body:
     """Return a program in which no two equations compute the same value."""
-    return settled(body)[0]
+    return distinct_with_texts(body)[0]
 
 
-def settled(body: Body) -> tuple[Body, tuple[str, ...]]:
-    """Return a program as `distinct` does, with the canonical forms of its outputs as text.
+def distinct_with_texts(body: Body) -> tuple[Body, tuple[str, ...]]:
+    """Return a program as `distinct` does, and the canonical forms of its outputs as text.
 
     The texts are equal for programs that compute the same, whatever the layout of their tensors.
     """
@@ -40,12 +40,12 @@ def settled(body: Body) -> tuple[Body, tuple[str, ...]]:
     return tidy(shared(forms).body), tuple(x.text for x in forms.outputs)
 
 
-def closed(body: Body) -> Body:
-    """Return a program in the form for planning."""
-    return tidy(whole(straight(body)))
+def planning_form(body: Body) -> Body:
+    """Return a program in the planning form."""
+    return tidy(_with_merged_joins(_without_redundant_rearrangements(body)))
 
 
-def straight(body: Body) -> Body:
+def _without_redundant_rearrangements(body: Body) -> Body:
     """Return a program without chains of reshapes and transposes that are identities or equal to other chains."""
     reading = Reading(body)
     names: dict[int, Atom] = {}
@@ -64,15 +64,15 @@ def straight(body: Body) -> Body:
     return Body(body.inputs, outputs, tuple(equations), body.tensors)
 
 
-def whole(body: Body) -> Body:
+def _with_merged_joins(body: Body) -> Body:
     """Return a program with nested concatenations, and splits of a split's first part, merged into one equation each.
 
     They are merged only if nothing else reads the intermediate value.
     """
     readers = Counter(a for e in body.equations for a in e.operands if isinstance(a, int))
     readers.update(a for a in body.outputs if isinstance(a, int))
-    slots: list[Equation | None] = []
-    slot: dict[int, int] = {}  # by variable, of the equation that produces it
+    slots: list[Equation | None] = []  # the equations so far; None for one that was merged into a later one
+    slot: dict[int, int] = {}  # by variable, the slot of the equation that produces it
 
     def inner(e: Equation, a: Atom) -> Equation | None:
         """Return the producer of an operand, if it is of the same primitive and the operand has no other user."""
@@ -80,20 +80,20 @@ def whole(body: Body) -> Body:
         return producer if producer is not None and producer.name == e.name else None
 
     for e in body.equations:
-        at = len(slots)
-        if e.name == "concatenate":
-            e = _merged_concatenation(e, inner, slots, slot)
-        elif e.name == "split" and (first := inner(e, e.operands[0])) is not None:
-            merged = _merged_split(first, e)
-            if merged is not None:
-                at, e = slot[first.results[0]], merged
-        slots[at:] = [e, *slots[at + 1 :]]
-        slot.update((v, at) for v in e.results)
+        first = inner(e, e.operands[0]) if e.name == "split" else None
+        split = _merged_split(first, e) if first is not None else None
+        if first is not None and split is not None:
+            at = slot[first.results[0]]
+            slots[at] = split
+            slot.update((v, at) for v in split.results)
+            continue
+        slot.update((v, len(slots)) for v in e.results)
+        slots.append(_merged_concatenation(e, inner, slots, slot) if e.name == "concatenate" else e)
     return Body(body.inputs, body.outputs, tuple(e for e in slots if e is not None), body.tensors)
 
 
 def _merged_concatenation(e: Equation, inner: Inner, slots: list[Equation | None], slot: Mapping[int, int]) -> Equation:
-    """Return a concatenation with that of its first operand merged into it, whose slot is cleared."""
+    """Return a concatenation with the one that produces its first operand merged into it, and clear the slot of that one."""
     first, *others = e.operands
     producer = inner(e, first)
     if producer is None or producer.params["dimension"] != e.params["dimension"]:

@@ -63,6 +63,7 @@ class Joined(Packed):
 
     @property
     def stacked(self) -> Shape:
+        """The shape of the array: equal parts in a further dimension, unless zeros pad it."""
         if self.zeros or not self.equal or len(self.leaves) < 2:
             return (*self.joined[: self.dim], self.joined[self.dim] + self.zeros, *self.joined[self.dim + 1 :])
         return (*self.joined[: self.dim], len(self.leaves), self.sizes[0], *self.joined[self.dim + 1 :])
@@ -72,17 +73,19 @@ class Joined(Packed):
         return tuple(view.source for view in self.views)
 
     def join(self, library: Any, arrays: Sequence[Any]) -> Any:
-        parts = [_seen(x, view) for x, view in zip(arrays, self.views, strict=True)]
-        behind = [library.zeros((*self.joined[: self.dim], self.zeros, *self.joined[self.dim + 1 :]), arrays[0].dtype)]
-        return library.concatenate([*parts, *(behind if self.zeros else [])], self.dim).reshape(self.stacked)
+        parts = [_rearranged(x, view) for x, view in zip(arrays, self.views, strict=True)]
+        if self.zeros:
+            shape = (*self.joined[: self.dim], self.zeros, *self.joined[self.dim + 1 :])
+            parts.append(library.zeros(shape, arrays[0].dtype))
+        return library.concatenate(parts, self.dim).reshape(self.stacked)
 
     def parts(self, array: Any) -> list[Any]:
         whole, ends = array if self.zeros else array.reshape(self.joined), np.cumsum(self.sizes).tolist()
         places = [(*[slice(None)] * self.dim, slice(end - n, end)) for n, end in zip(self.sizes, ends, strict=True)]
-        return [_seen(whole[place], view.inverse()) for place, view in zip(places, self.views, strict=True)]
+        return [_rearranged(whole[place], view.inverse()) for place, view in zip(places, self.views, strict=True)]
 
 
-def _seen(x: Any, view: Rearrangement) -> Any:
+def _rearranged(x: Any, view: Rearrangement) -> Any:
     """Return an array of any library, such as NumPy or JAX, rearranged."""
     return x if view.identity else x.reshape(view.sizes).transpose(view.permutation).reshape(view.target)
 
@@ -107,9 +110,11 @@ def with_joined(body: Body, own: Collection[int], devices: int) -> tuple[Body, t
         tensors[array] = tensor_type(joined.stacked, dtype)
         tensors.update((body.inputs[leaf], tensor_type((0,), dtype)) for leaf in joined.others)
         if place.join is not None:
-            e, is_stacked = body.equations[place.join], len(joined.stacked) > len(joined.joined)
-            replacements[place.join] = (_reshaped(e, array, joined),) if is_stacked else ()
-            names.update({} if is_stacked else {e.results[0]: array})
+            e = body.equations[place.join]
+            if len(joined.stacked) > len(joined.joined):
+                replacements[place.join] = (_reshaped(e, array, joined),)
+            else:
+                replacements[place.join], names[e.results[0]] = (), array
         if joined.zeros and place.look_up is not None:
             replacements[place.look_up] = _in_range(body.equations[place.look_up], joined, tensors)
     if not places:
@@ -175,7 +180,7 @@ class _Walk:
 
     Attributes:
         own: the numbers of the inputs that may be joined, by variable.
-        maker: the number of the equation that produces each variable.
+        producer: the number of the equation that produces each variable.
         readers: the numbers of the equations that read each variable.
         ends: the variables that are outputs.
         absorbed: the numbers of the equations between inputs and concatenations, which joined arrays replace.
@@ -184,7 +189,7 @@ class _Walk:
     def __init__(self, body: Body, own: Collection[int]) -> None:
         self.body, self.reading = body, Reading(body)
         self.own = {v: k for k, v in enumerate(body.inputs) if k in own and body.tensors[v].floating}
-        self.maker = {v: k for k, e in enumerate(body.equations) for v in e.results}
+        self.producer = {v: k for k, e in enumerate(body.equations) for v in e.results}
         self.readers: dict[int, list[int]] = {}
         for k, e in enumerate(body.equations):
             for a in e.operands:
@@ -204,22 +209,22 @@ class _Walk:
 
     def tables(self, devices: int) -> list[_Place]:
         """Return single inputs that only a look-up reads, and whose rows must be padded."""
-        matrices = [
-            (k, v, unchanged(self.body.tensors[v].shape)) for v, k in self.own.items() if len(self.body.tensors[v].shape) == 2
-        ]
-        places = [self.padded(Joined((k,), (view,), 0), v, None, devices) for k, v, view in matrices]
+        shapes = {v: self.body.tensors[v].shape for v in self.own}
+        tables = {v: Joined((k,), (unchanged(shapes[v]),), 0) for v, k in self.own.items() if len(shapes[v]) == 2}
+        places = [self.padded(table, v, None, devices) for v, table in tables.items()]
         return [place for place in places if place.joined.zeros]
 
     def padded(self, joined: Joined, variable: int, join: int | None, devices: int) -> _Place:
-        """Return the place of a joined array that is read as a variable, padded if only a look-up of rows reads it."""
+        """Return the place of the joined array that replaces a variable, padded if only a look-up of rows reads it."""
         look_up = self.look_up(variable) if joined.dim == 0 else None
         return _Place(joined if look_up is None else replace(joined, zeros=-joined.joined[0] % devices), join, look_up)
 
     def look_up(self, table: int) -> int | None:
         """Return the number of the only equation that reads a variable, if it is a look-up of its rows."""
-        (k, *others) = self.readers.get(table, [-1])
-        if k < 0 or others or table in self.ends:
+        readers = self.readers.get(table, [])
+        if len(readers) != 1 or table in self.ends:
             return None
+        (k,) = readers
         e = self.body.equations[k]
         application, rows = self.reading.by_result.get(e.results[0]), self.body.tensors[table].shape[0]
         is_look_up = application is not None and application.operator == "embedding"
@@ -244,7 +249,7 @@ class _Walk:
         """
         if not isinstance(atom, int) or self.readers[atom] != [reader] or atom in self.ends:
             return None
-        k = self.maker.get(atom)
+        k = self.producer.get(atom)
         e = None if k is None else self.body.equations[k]
         if k is None or e is None or e.name != "concatenate" or int(e.params["dimension"]) != dim:
             return self.input(atom, reader)
@@ -252,13 +257,13 @@ class _Walk:
         return None if None in inner else [replace(x, equations=(*x.equations, k)) for group in inner for x in group or ()]
 
     def input(self, atom: int, reader: int) -> list[_Part] | None:
-        """Return the input of which a variable is a rearrangement, if each value between has one user only; otherwise None."""
+        """Return the input that a variable is a rearrangement of, if each value between them has one user only; otherwise None."""
         origin, equations = self.reading.origin(atom), list[int]()
         v: Atom = atom
         while isinstance(v, int) and self.readers[v] == [reader] and v not in self.ends:
             if v in self.own:
                 return [_Part(self.own[v], origin.view, tuple(equations))] if origin.atom == v else None
-            reader = self.maker.get(v, -1)
+            reader = self.producer.get(v, -1)
             if reader < 0 or rearrangement_of(self.body.equations[reader], self.body) is None:
                 return None
             equations.append(reader)

@@ -18,8 +18,8 @@ from unity.pcg.ir.gradient_flow import wanted_by
 from unity.pcg.ir.program import Body
 from unity.pcg.types.accumulation import limited
 from unity.substitutions.language.matching import bind
-from unity.substitutions.language.promises import PROMISED, counts
-from unity.substitutions.language.rearrangement import Rearrangement, after, kept, resized
+from unity.substitutions.language.promises import PROMISED, computes_with_indices
+from unity.substitutions.language.rearrangement import Rearrangement, after, resized, target_dimension
 from unity.substitutions.language.rule import Rule
 from unity.substitutions.language.term import (
     Apply,
@@ -41,7 +41,7 @@ from unity.verify.proofs.intermediates import contained
 COMMUTATIVE = frozenset({"add", "mul"})  # the library's rules add.is.add and mul.is.mul
 REARRANGING = frozenset({"transpose", "merge", "unmerge"})
 LINEAR = REARRANGING | {"add", "sub", "bias", "concat", "split", "sum", "embedding"}  # derivatives do not depend on operands
-DEPTH = 3  # of elementwise operators through which a root may be viewed as a product's result is
+DEPTH = 3  # operators between a result and the producer whose view of its own result it may be matched in
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Pattern:
         return tuple(t for t in partly_used if isinstance(t, Apply) and any(a.operator not in LINEAR for a in applications((t,))))
 
     @cached_property
-    def rest(self) -> tuple[Term, ...]:
+    def other_parts(self) -> tuple[Term, ...]:
         """The matched side, with each part of a split exchanged for the other part."""
 
         def other(term: Term) -> Term:
@@ -181,7 +181,7 @@ class _Binding:
 
     Attributes:
         cuts: by variable and dimension, the size of the first part of a variable that is split.
-        counts: whether the rule computes with indices, so that look-ups must clamp.
+        must_clamp: whether the rule computes with indices, so that it holds only for look-ups that clamp.
     """
 
     tensors: dict[str, Viewed] = field(default_factory=dict)
@@ -189,30 +189,33 @@ class _Binding:
     examples: dict[str, Application] = field(default_factory=dict)
     cuts: dict[tuple[str, int], int] = field(default_factory=dict)
     inner: frozenset[int] = frozenset()
-    counts: bool = False
+    must_clamp: bool = False
     promised: frozenset[int] = frozenset()
 
     def copy(self) -> _Binding:
         copies = dict(self.tensors), dict(self.attributes), dict(self.examples), dict(self.cuts)
-        return _Binding(*copies, self.inner, self.counts, self.promised)
+        return _Binding(*copies, self.inner, self.must_clamp, self.promised)
 
 
 def occurrences(reading: Reading, pattern: Pattern) -> Iterator[Occurrence]:
     """Yield every occurrence of a pattern in a program at which both sides have equal types."""
     yielded: set[tuple] = set()
-    for roots, binding in _roots(reading, pattern, (), _Binding(counts=counts(pattern.rule))):
+    for roots, binding in _roots(reading, pattern, (), _Binding(must_clamp=computes_with_indices(pattern.rule))):
         place = frozenset(r.key for r in roots)
         orders = [tuple(binding.tensors[n].key for n in order) for order in (variables(pattern.left), *pattern.mirrors)]
         if any((place, order) in yielded for order in orders):
             continue
         occurrence = _typed(reading.body, pattern, roots, binding)
-        if occurrence is not None and _reads_all(reading, pattern, binding):
+        if occurrence is not None and _gradients_stay_finite(reading, pattern, binding):
             yielded.add((place, orders[0]))
             yield occurrence
 
 
-def _reads_all(reading: Reading, pattern: Pattern, binding: _Binding) -> bool:
-    """Return whether the program differentiates each value of `Pattern.dropped`, or the part of it that the replacement drops."""
+def _gradients_stay_finite(reading: Reading, pattern: Pattern, binding: _Binding) -> bool:
+    """Return whether the replacement makes no gradient NaN that the program has not (see `Pattern.dropped`).
+
+    It does not if the program differentiates the dropped values already: as a whole, or those parts that the replacement drops.
+    """
     if not pattern.dropped:
         return True
     differentiated = wanted_by(reading.body, (True,) * len(reading.body.outputs))
@@ -227,8 +230,8 @@ def _reads_all(reading: Reading, pattern: Pattern, binding: _Binding) -> bool:
         )
         return any(next(_match(reading, term, place, binding.copy()), None) is not None for place in places)
 
-    rest = [term for term in pattern.rest if isinstance(term, Apply)]
-    return all(map(computes, pattern.dropped)) or all(map(computes, rest))
+    other_parts = [term for term in pattern.other_parts if isinstance(term, Apply)]
+    return all(map(computes, pattern.dropped)) or all(map(computes, other_parts))
 
 
 def _roots(
@@ -253,15 +256,20 @@ def _roots(
 
 
 def views_of(reading: Reading, application: Application, index: int, depth: int) -> tuple[Rearrangement, ...]:
-    """Return the rearrangements through which to match a result: its own, and those under which its operands are products."""
+    """Return the rearrangements through which to match a result.
+
+    These are its own, and those under which an operand has one of its producer's, from up to `depth` operators away.
+    """
     natural = application.views[index]
     views = {natural: None}
     for operand in application.operands if depth else ():
-        maker = reading.by_result.get(operand.atom) if isinstance(operand.atom, int) else None
-        for view in views_of(reading, maker, maker.results.index(operand.atom), depth - 1) if maker is not None else ():
-            whole = _above(application, natural, operand, view)
-            if whole is not None and application.under(index, whole) is not None:
-                views[whole] = None
+        producer = reading.by_result.get(operand.atom) if isinstance(operand.atom, int) else None
+        if producer is None:
+            continue
+        for view in views_of(reading, producer, producer.results.index(operand.atom), depth - 1):
+            outer = _above(application, natural, operand, view)
+            if outer is not None and application.under(index, outer) is not None:
+                views[outer] = None
     return tuple(views)
 
 
@@ -272,7 +280,7 @@ def _above(application: Application, natural: Rearrangement, operand: Viewed, vi
         return None
     for d, (n, m) in enumerate(zip(change.source, natural.target, strict=True)):
         if n != m:
-            if kept(change, d) is None:
+            if target_dimension(change, d) is None:
                 return None
             change = resized(change, d, m)
     return after(change, natural)
@@ -304,22 +312,22 @@ def _match(reading: Reading, term: Term, x: Viewed, binding: _Binding) -> Iterat
     if term.operator == "split" and not _cut(term, int(attributes[0]), x.view, operands[0], extended):
         return
     for order in [operands, operands[::-1]] if term.operator in COMMUTATIVE else [operands]:
-        yield from _all(reading, term.operands, order, extended)
+        yield from _match_all(reading, term.operands, order, extended)
 
 
-def _all(reading: Reading, terms: Sequence[Term], values: Sequence[Viewed], binding: _Binding) -> Iterator[_Binding]:
+def _match_all(reading: Reading, terms: Sequence[Term], values: Sequence[Viewed], binding: _Binding) -> Iterator[_Binding]:
     """Yield the extensions of a binding under which values are instances of terms, position by position."""
     if not terms:
         yield binding
         return
     for extended in _match(reading, terms[0], values[0], binding):
-        yield from _all(reading, terms[1:], values[1:], extended)
+        yield from _match_all(reading, terms[1:], values[1:], extended)
 
 
 def _attributes(term: Apply, application: Application, attributes: Sequence[Attribute], binding: _Binding) -> bool:
     """Return whether an application has a term's attributes, and add its attribute variables and example to the binding."""
     operator = VOCABULARY[term.operator]
-    if binding.counts and application.manner == PROMISED:
+    if binding.must_clamp and application.manner == PROMISED:
         binding.promised |= set(application.results)
         application = clamping(application)
     example = binding.examples.setdefault(term.operator, application)

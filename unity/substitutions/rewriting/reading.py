@@ -19,8 +19,16 @@ from jax import lax
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, params_key
 from unity.pcg.operators.pointwise import pointwise
 from unity.pcg.types.parallel_type import Shape
-from unity.substitutions.language.promises import CLIPPED, SAID
-from unity.substitutions.language.rearrangement import Rearrangement, after, kept, reshaped, resized, transposed, unchanged
+from unity.substitutions.language.promises import BOUNDS_PARAMETERS, CLIPPED
+from unity.substitutions.language.rearrangement import (
+    Rearrangement,
+    after,
+    reshaped,
+    resized,
+    target_dimension,
+    transposed,
+    unchanged,
+)
 from unity.substitutions.language.term import Attribute
 
 
@@ -61,7 +69,7 @@ class Application:
     first: int = 0
 
     def under(self, result: int, view: Rearrangement) -> tuple[tuple[Attribute, ...], tuple[Viewed, ...]] | None:
-        """Return the attributes and operands for which a result viewed through `view` is the operator's, or None."""
+        """Return the attributes and operands that the operator has if `result` is viewed through `view`, or None if it has none."""
         natural = self.views[result]
         if view == natural:
             return self.attributes, self.operands
@@ -72,10 +80,10 @@ class Application:
             return _all(self.attributes, (_followed(x, change, natural.target) for x in self.operands))
         if self.operator == "bias":
             last, (x, b) = len(natural.target) - 1, self.operands
-            return _all((), (x.through(change), b)) if kept(change, last) == len(view.target) - 1 else None
+            return _all((), (x.through(change), b)) if target_dimension(change, last) == len(view.target) - 1 else None
         if self.operator in ("concat", "split"):
             d = int(self.attributes[0]) % len(natural.target)
-            place = kept(change, d)
+            place = target_dimension(change, d)
             if place is None:
                 return None
             moved = (x.through(resized(change, d, x.view.target[d])) for x in self.operands)
@@ -96,7 +104,7 @@ def _all(
     return None if None in values else (attributes, tuple(x for x in values if x is not None))
 
 
-# The operators as which single equations are interpreted; others of the vocabulary correspond to several equations.
+# The operators that a single equation can be; the others of the vocabulary consist of several equations.
 READABLE = frozenset({"add", "sub", "mul", "map", "scale", "bias", "matmul", "conv2d", "concat", "split", "sum", "embedding"})
 ELEMENTWISE = frozenset({"add", "sub", "mul", "map", "scale"})
 
@@ -106,11 +114,11 @@ class Reading:
 
     def __init__(self, body: Body) -> None:
         self.body = body
-        self.maker: dict[int, Equation] = {v: e for e in body.equations for v in e.results}
+        self.producer: dict[int, Equation] = {v: e for e in body.equations for v in e.results}
         self._origins: dict[int, Viewed] = {}
 
     def origin(self, atom: Atom) -> Viewed:
-        """Return the variable of which an atom is a rearrangement, viewed through it."""
+        """Return the variable that an atom is a rearrangement of, viewed as the atom."""
         if isinstance(atom, Literal):
             return Viewed(atom, unchanged(atom.tensor.shape))
         if atom not in self._origins:
@@ -119,7 +127,7 @@ class Reading:
 
     def _origin(self, variable: int) -> Viewed:
         itself = Viewed(variable, unchanged(self.body.tensors[variable].shape))
-        e = self.maker.get(variable)
+        e = self.producer.get(variable)
         step = rearrangement_of(e, self.body) if e is not None else None
         if e is None or step is None:
             return itself
@@ -313,8 +321,8 @@ def _reduce_sum(reading: Reading, e: Equation) -> Application | None:
 def _gather(reading: Reading, e: Equation) -> Application | None:
     """Return a look-up of a table's rows.
 
-    JAX has wrapped negative indices before. For an index out of range, the look-up must read the nearest row, or the program must
-    promise that no index is; a mode that fills in another value (NaN) is not an operator of the vocabulary.
+    JAX has already wrapped negative indices. For an index out of range, the look-up must read the nearest row, or the program must
+    promise that there is none; a mode that fills in another value (NaN) is not an operator of the vocabulary.
     """
     numbers, (table, ids) = e.params["dimension_numbers"], e.operands
     t, i, z = (reading.tensor(a) for a in (table, ids, e.results[0]))
@@ -332,7 +340,7 @@ def _gather(reading: Reading, e: Equation) -> Application | None:
     if not rows:
         return None
     indices = reading.origin(ids).through(reshaped(i.shape, i.shape[:-1]))
-    bounds = params_key({k: e.params[k] for k in SAID})
+    bounds = params_key({k: e.params[k] for k in BOUNDS_PARAMETERS})
     if indices is None:
         return None
     return Application("embedding", (), (reading.origin(table), indices), e.results, (unchanged(z.shape),), e, bounds)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Atom, Body
-from unity.substitutions.language.derivation import RewriteStep, Seen
+from unity.substitutions.language.derivation import RewriteStep, ValueReference
 from unity.substitutions.language.promises import CLIPPED
 from unity.substitutions.language.rearrangement import after
 from unity.substitutions.language.rule import content_hash
@@ -21,28 +21,29 @@ from unity.verify.derivations.nodes import CanonicalValue
 def step_of(forms: CanonicalForms, occurrence: Occurrence) -> RewriteStep | None:
     """Return the step that applies a rule at an occurrence, in a program of these canonical forms.
 
-    Returns None if the step would change nothing, because no output of the program depends on the occurrence's; if the value of
-    a root is computed twice, as the step would change both (see `shared`); or if two rearrangements of a value do not compose.
+    Returns None if the step would change nothing, because no output of the program depends on a root; if the value of a root is
+    computed twice, as the step would change both (see `shared`); or if two rearrangements of a value do not compose.
     """
     rule = occurrence.pattern.rule
-    tensors = {name: _seen(forms, x) for name, x in occurrence.tensors.items()}
+    tensors = {name: _reference(forms, x) for name, x in occurrence.tensors.items()}
     roots = [_root(forms, occurrence, k) for k in range(len(occurrence.roots))]
-    tensors_seen = {name: x for name, x in tensors.items() if x is not None}
-    roots_seen = tuple(Seen(x.node.hash, x.view) for x in roots if x is not None)
-    all_in_program = all(x.value in forms.nodes for x in tensors_seen.values())
-    any_alive = any(x.value in forms.nodes for x in roots_seen)
-    once = all(x is not None and forms.makers[x.node] == 1 for x in roots) and len({x.value for x in roots_seen}) == len(roots)
-    if not (all_in_program and any_alive and once) or len(tensors_seen) < len(tensors):
+    references = {name: x for name, x in tensors.items() if x is not None}
+    root_references = tuple(ValueReference(x.node.hash, x.view) for x in roots if x is not None)
+    all_in_program = all(x.value in forms.nodes for x in references.values())
+    any_alive = any(x.value in forms.nodes for x in root_references)
+    different = len({x.value for x in root_references}) == len(roots)
+    once = different and all(x is not None and forms.equation_counts[x.node] == 1 for x in roots)
+    if not (all_in_program and any_alive and once) or len(references) < len(tensors):
         return None
     return RewriteStep(
         rule=rule.name,
         hash=content_hash(print_body(rule)),
         backward=occurrence.pattern.backward,
-        tensors=tensors_seen,
-        roots=roots_seen,
+        tensors=references,
+        roots=root_references,
         attributes=dict(occurrence.attributes),
         manners={name: x.manner for name, x in occurrence.examples.items() if x.manner},
-        cuts={name: cuts for name in tensors_seen if (cuts := _cuts(occurrence, name))},
+        cuts={name: cuts for name in references if (cuts := _cuts(occurrence, name))},
     )
 
 
@@ -58,9 +59,9 @@ def shared(forms: CanonicalForms) -> CanonicalForms:
     return replace(forms, body=used(Body(body.inputs, tuple(map(of, body.outputs)), equations, body.tensors)))
 
 
-def _seen(forms: CanonicalForms, x: Viewed) -> Seen | None:
+def _reference(forms: CanonicalForms, x: Viewed) -> ValueReference | None:
     value = _value(forms, x)
-    return Seen(value.node.hash, value.view) if value is not None else None
+    return ValueReference(value.node.hash, value.view) if value is not None else None
 
 
 def _value(forms: CanonicalForms, x: Viewed) -> CanonicalValue | None:
@@ -70,7 +71,7 @@ def _value(forms: CanonicalForms, x: Viewed) -> CanonicalValue | None:
 
 
 def _root(forms: CanonicalForms, occurrence: Occurrence, k: int) -> CanonicalValue | None:
-    """Return a root's value as a step refers to it; for a promised look-up, that of the clamping look-up that it consists of."""
+    """Return the value by which a step refers to a root: for a promised look-up, the clamping look-up that it consists of."""
     root, term = occurrence.roots[k], occurrence.sides[0][k]
     if root.atom not in occurrence.promised:
         return _value(forms, root)

@@ -29,7 +29,7 @@ def rewritten(body: Body, occurrence: Occurrence) -> Body | None:
     names: dict[int, Atom] = dict(zip(sub.inputs, inputs, strict=True))
     added: list[Equation] = []
     tensors = dict(body.tensors)
-    like = _maker(body, occurrence.roots[0].atom)
+    like = _producer(body, occurrence.roots[0].atom)
     for e in sub.equations:
         results = tuple(range(number, number + len(e.results)))
         number += len(results)
@@ -59,7 +59,7 @@ def _written(body: Body, occurrence: Occurrence) -> tuple[Body, list[Atom]]:
 
 @dataclass(frozen=True)
 class _Replacement:
-    """The replacement of an occurrence. Equality is by the fields that its program depends on: types and `key`."""
+    """The replacement of an occurrence. Two are equal if their programs are: those depend on nothing but types and `key`."""
 
     tensors: tuple[Tensor, ...]
     key: tuple
@@ -88,11 +88,11 @@ def _replacement_key(occurrence: Occurrence) -> tuple:
 
 
 def _like(e: Equation) -> tuple:
-    """Return the parts of an example that the equations written after it depend on."""
+    """Return the parts of an example that the equations written like it depend on."""
     return (e.name, e.signature, e.identity, tuple(a.key if isinstance(a, Literal) else "" for a in e.operands))
 
 
-def _maker(body: Body, atom: Atom) -> Equation:
+def _producer(body: Body, atom: Atom) -> Equation:
     return next(e for e in body.equations if atom in e.results)
 
 
@@ -110,11 +110,11 @@ def renamed(e: Equation, new: Mapping[int, Atom]) -> Equation:
 def _ordered(equations: Iterable[Equation]) -> list[Equation] | None:
     """Return equations in a topological order, as close to the given order as possible, or None if they have a cycle."""
     equations = list(equations)
-    maker = {v: i for i, e in enumerate(equations) for v in e.results}
+    producer = {v: i for i, e in enumerate(equations) for v in e.results}
     graph = nx.DiGraph()
     graph.add_nodes_from(range(len(equations)))
     for i, e in enumerate(equations):
-        graph.add_edges_from((maker[a], i) for a in e.operands if isinstance(a, int) and a in maker)
+        graph.add_edges_from((producer[a], i) for a in e.operands if isinstance(a, int) and a in producer)
     try:
         return [equations[i] for i in nx.lexicographical_topological_sort(graph)]
     except nx.NetworkXUnfeasible:

@@ -20,9 +20,9 @@ from unity.substitutions.language.rearrangement import (
     Rearrangement,
     after,
     dimensions,
-    kept,
     reshaped,
     resized,
+    target_dimension,
     transposed,
     unchanged,
 )
@@ -33,8 +33,8 @@ from unity.substitutions.rewriting.occurrences import Occurrence
 
 
 @dataclass(frozen=True, eq=False)
-class Laid:
-    """A value as an array and the rearrangement that turns the array into the value."""
+class ViewedArray:
+    """A value, represented by an array and the pending rearrangement that turns the array into the value."""
 
     array: jax.Array
     view: Rearrangement
@@ -44,9 +44,9 @@ class Laid:
         return self.view(self.array)
 
 
-def laid(value: jax.Array) -> Laid:
+def unarranged(value: jax.Array) -> ViewedArray:
     """Return a value without a pending rearrangement."""
-    return Laid(value, unchanged(value.shape))
+    return ViewedArray(value, unchanged(value.shape))
 
 
 def write(occurrence: Occurrence, terms: Sequence[Term], arrays: Mapping[str, jax.Array]) -> list[jax.Array]:
@@ -63,7 +63,7 @@ def write(occurrence: Occurrence, terms: Sequence[Term], arrays: Mapping[str, ja
     return [_array_under(writer.promised(x, old) if root.atom in occurrence.promised else x, root.view) for x, old, root in triples]
 
 
-def _array_under(x: Laid, view: Rearrangement) -> jax.Array:
+def _array_under(x: ViewedArray, view: Rearrangement) -> jax.Array:
     """Return the array whose rearrangement by `view` is the value of x."""
     back = after(view.inverse(), x.view)
     return back(x.array) if back is not None else view.inverse()(x.value)
@@ -74,18 +74,17 @@ class _Writer:
 
     def __init__(self, occurrence: Occurrence, arrays: Mapping[str, jax.Array]) -> None:
         self.occurrence, self.arrays = occurrence, arrays
-        self.done: dict[Term, list[Laid]] = {}
+        self.written: dict[Term, list[ViewedArray]] = {}
 
-    def of(self, term: Term) -> Laid:
+    def of(self, term: Term) -> ViewedArray:
         if isinstance(term, Variable):
-            return Laid(self.arrays[term.name], self.occurrence.tensors[term.name].view)
+            return ViewedArray(self.arrays[term.name], self.occurrence.tensors[term.name].view)
         node = term.node
-        if node not in self.done:
-            operands = [self.of(t) for t in node.operands]
-            self.done[node] = self.apply(node, operands)
-        return self.done[node][term.result]
+        if node not in self.written:
+            self.written[node] = self.apply(node, [self.of(t) for t in node.operands])
+        return self.written[node][term.result]
 
-    def apply(self, term: Apply, operands: list[Laid]) -> list[Laid]:
+    def apply(self, term: Apply, operands: list[ViewedArray]) -> list[ViewedArray]:
         operator = VOCABULARY[term.operator]
         write = WRITERS.get(term.operator)
         types = [self.occurrence.types[t] for t in term.operands]
@@ -95,13 +94,13 @@ class _Writer:
         attributes = concrete(operator, term.attributes, types)
         extra = {"at": attributes[-1]} if term.operator == "split" else {}
         results = operator.run(*attributes[: len(operator.attributes)], *(x.value for x in operands), **extra)
-        return [laid(x) for x in (results if isinstance(results, list) else [results])]
+        return [unarranged(x) for x in (results if isinstance(results, list) else [results])]
 
-    def promised(self, x: Laid, look_up: Term) -> Laid:
+    def promised(self, x: ViewedArray, look_up: Term) -> ViewedArray:
         """Return the replacement of a promised look-up, given that of the clamping one."""
         assert isinstance(look_up, Apply)
         table, ids = look_up.operands
-        return laid(promised(x.value, self.of(ids).value, self.occurrence.types[table].shape[0]))
+        return unarranged(promised(x.value, self.of(ids).value, self.occurrence.types[table].shape[0]))
 
     def example(self, name: str) -> Equation | None:
         """Return the program's equation whose further parameters an operator's equations copy, if there is one."""
@@ -109,7 +108,7 @@ class _Writer:
         return application.equation if application is not None else None
 
 
-Writer = Callable[[_Writer, Apply, list[Laid], list[TensorType]], list[Laid] | None]
+Writer = Callable[[_Writer, Apply, list[ViewedArray], list[TensorType]], list[ViewedArray] | None]
 WRITERS: dict[str, Writer] = {}
 
 
@@ -127,64 +126,64 @@ def writes(*operators: str) -> Callable[[Writer], Writer]:
 
 
 @writes("add", "sub", "mul")
-def _elementwise(writer: _Writer, term: Apply, operands: list[Laid], types: list[TensorType]) -> list[Laid] | None:
+def _elementwise(writer: _Writer, term: Apply, operands: list[ViewedArray], types: list[TensorType]) -> list[ViewedArray] | None:
     x, y = operands
     change = after(x.view.inverse(), y.view)
     if change is None:
         return None
     run = {"add": lax.add, "sub": lax.sub, "mul": lax.mul}[term.operator]
-    return [Laid(run(x.array, change(y.array)), x.view)]
+    return [ViewedArray(run(x.array, change(y.array)), x.view)]
 
 
 @writes("scale")
-def _scale(writer: _Writer, term: Apply, operands: list[Laid], types: list[TensorType]) -> list[Laid] | None:
+def _scale(writer: _Writer, term: Apply, operands: list[ViewedArray], types: list[TensorType]) -> list[ViewedArray] | None:
     x, factor = operands
-    return [Laid(x.array * factor.value, x.view)]
+    return [ViewedArray(x.array * factor.value, x.view)]
 
 
 @writes("map")
-def _map(writer: _Writer, term: Apply, operands: list[Laid], types: list[TensorType]) -> list[Laid] | None:
-    """Apply the function by the primitive of the equation that was interpreted as it."""
+def _map(writer: _Writer, term: Apply, operands: list[ViewedArray], types: list[TensorType]) -> list[ViewedArray] | None:
+    """Apply a function by the primitive, and with the parameters, of the program's equation that was read as it."""
     (x,) = operands
     example = writer.example(str(term.attributes[0]))
     if example is None:
         return None
     if example.name == DERIVED:
-        return [Laid(jax.nn.relu(x.array), x.view)]
+        return [ViewedArray(jax.nn.relu(x.array), x.view)]
     operands_of_example = [np.asarray(a.value).reshape(()) if isinstance(a, Literal) else x.array for a in example.operands]
-    return [Laid(example.primitive.bind(*operands_of_example, **example.params), x.view)]
+    return [ViewedArray(example.primitive.bind(*operands_of_example, **example.params), x.view)]
 
 
 @writes("bias")
-def _bias(writer: _Writer, term: Apply, operands: list[Laid], types: list[TensorType]) -> list[Laid] | None:
+def _bias(writer: _Writer, term: Apply, operands: list[ViewedArray], types: list[TensorType]) -> list[ViewedArray] | None:
     x, b = operands
-    place = kept(x.view.inverse(), len(types[0].shape) - 1)
+    place = target_dimension(x.view.inverse(), len(types[0].shape) - 1)
     if place is None:
         return None
     shape = [1] * x.array.ndim
     shape[place] = types[1].shape[0]
-    return [Laid(x.array + b.value.reshape(shape), x.view)]
+    return [ViewedArray(x.array + b.value.reshape(shape), x.view)]
 
 
 @writes("matmul")
-def _matmul(writer: _Writer, term: Apply, operands: list[Laid], types: list[TensorType]) -> list[Laid] | None:
+def _matmul(writer: _Writer, term: Apply, operands: list[ViewedArray], types: list[TensorType]) -> list[ViewedArray] | None:
     x, y = operands
     example = writer.example("matmul")
     if _numbers(x, y) is None:
-        x, y = laid(x.value), laid(y.value)
+        x, y = unarranged(x.value), unarranged(y.value)
     numbers = _numbers(x, y)
     assert numbers is not None
     params = example.params if example is not None else {}
     precision = {k: params[k] for k in ("precision", "preferred_element_type") if k in params}
     z = lax.dot_general(x.array, y.array, numbers, **precision)
     *batch, n, _ = types[0].shape
-    return [Laid(z, reshaped(z.shape, (*batch, n, types[1].shape[-1])))]
+    return [ViewedArray(z, reshaped(z.shape, (*batch, n, types[1].shape[-1])))]
 
 
 Numbers = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
 
 
-def _numbers(x: Laid, y: Laid) -> Numbers | None:
+def _numbers(x: ViewedArray, y: ViewedArray) -> Numbers | None:
     """Return the dimension numbers by which the arrays of two matrices are multiplied, or None if they must be rearranged first."""
     left, right = dimensions(x.view), dimensions(y.view)
     if left is None or right is None:
@@ -202,32 +201,32 @@ def _numbers(x: Laid, y: Laid) -> Numbers | None:
 
 
 @writes("concat")
-def _concat(writer: _Writer, term: Apply, operands: list[Laid], types: list[TensorType]) -> list[Laid] | None:
+def _concat(writer: _Writer, term: Apply, operands: list[ViewedArray], types: list[TensorType]) -> list[ViewedArray] | None:
     x, y = operands
-    place = kept(x.view.inverse(), int(term.attributes[0]) % len(types[0].shape))
+    place = target_dimension(x.view.inverse(), int(term.attributes[0]) % len(types[0].shape))
     if place is None or len(x.array.shape) != len(y.array.shape):
         return None
     if resized(x.view, place, y.array.shape[place]) != y.view:
         return None
     z = lax.concatenate([x.array, y.array], place)
-    return [Laid(z, resized(x.view, place, z.shape[place]))]
+    return [ViewedArray(z, resized(x.view, place, z.shape[place]))]
 
 
 @writes("split")
-def _split(writer: _Writer, term: Apply, operands: list[Laid], types: list[TensorType]) -> list[Laid] | None:
+def _split(writer: _Writer, term: Apply, operands: list[ViewedArray], types: list[TensorType]) -> list[ViewedArray] | None:
     (x,) = operands
     d = int(term.attributes[0]) % len(types[0].shape)
-    place = kept(x.view.inverse(), d)
+    place = target_dimension(x.view.inverse(), d)
     if place is None:
         return None
     n = x.array.shape[place]
     at = int(concrete(VOCABULARY["split"], term.attributes, types)[1]) or n // 2
     parts = [lax.slice_in_dim(x.array, 0, at, axis=place), lax.slice_in_dim(x.array, at, n, axis=place)]
-    return [Laid(p, resized(x.view, place, p.shape[place])) for p in parts]
+    return [ViewedArray(p, resized(x.view, place, p.shape[place])) for p in parts]
 
 
 @writes("embedding")
-def _embedding(writer: _Writer, term: Apply, operands: list[Laid], types: list[TensorType]) -> list[Laid] | None:
+def _embedding(writer: _Writer, term: Apply, operands: list[ViewedArray], types: list[TensorType]) -> list[ViewedArray] | None:
     """Look up rows with the program's own mode for indices out of range."""
     table, ids = (x.value for x in operands)
     example = writer.example("embedding")
@@ -235,11 +234,11 @@ def _embedding(writer: _Writer, term: Apply, operands: list[Laid], types: list[T
         return None
     numbers = lax.GatherDimensionNumbers(offset_dims=(ids.ndim,), collapsed_slice_dims=(0,), start_index_map=(0,))
     p = example.params
-    return [laid(lax.gather(table, ids[..., None], numbers, (1, table.shape[1]), mode=p["mode"], fill_value=p["fill_value"]))]
+    return [unarranged(lax.gather(table, ids[..., None], numbers, (1, table.shape[1]), mode=p["mode"], fill_value=p["fill_value"]))]
 
 
 @writes("conv2d")
-def _conv2d(writer: _Writer, term: Apply, operands: list[Laid], types: list[TensorType]) -> list[Laid] | None:
+def _conv2d(writer: _Writer, term: Apply, operands: list[ViewedArray], types: list[TensorType]) -> list[ViewedArray] | None:
     """Convolve images with dimensions in the program's own order."""
     example = writer.example("conv2d")
     if example is None:
@@ -252,10 +251,10 @@ def _conv2d(writer: _Writer, term: Apply, operands: list[Laid], types: list[Tens
         feature_group_count=int(groups) or types[0].shape[1], precision=p["precision"],
         preferred_element_type=p["preferred_element_type"],
     )  # fmt: skip
-    return [Laid(z, transposed(z.shape, tuple(numbers.out_spec)))]
+    return [ViewedArray(z, transposed(z.shape, tuple(numbers.out_spec)))]
 
 
-def _in_order(x: Laid, spec: Sequence[int]) -> jax.Array:
+def _in_order(x: ViewedArray, spec: Sequence[int]) -> jax.Array:
     """Return the array whose transpose by `spec` is the value of x."""
     back = transposed(x.view.target, tuple(sorted(range(len(spec)), key=lambda k: spec[k])))
     both = after(back, x.view)

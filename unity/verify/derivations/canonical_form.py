@@ -23,8 +23,7 @@ from jax import lax
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, params_key, tensor_type
 from unity.pcg.operators.pointwise import pointwise
 from unity.pcg.types.parallel_type import Shape
-from unity.substitutions.language.promises import CLIPPED, PROMISED, SAID
-from unity.substitutions.language.promises import program as promised_rows
+from unity.substitutions.language.promises import BOUNDS_PARAMETERS, CLIPPED, PROMISED, promised_rows
 from unity.substitutions.language.rearrangement import reshaped, transposed
 from unity.verify.derivations.constructors import expanded
 from unity.verify.derivations.layouts import boxed
@@ -46,7 +45,7 @@ class CanonicalForms:
         return {node.hash: node for node in reachable(self.outputs)}
 
     @cached_property
-    def makers(self) -> Mapping[CanonicalNode, int]:
+    def equation_counts(self) -> Mapping[CanonicalNode, int]:
         """The number of equations that compute each node; to rearrange an operand is not to compute its node."""
         counts: Counter[CanonicalNode] = Counter()
         for e in self.body.equations:
@@ -291,7 +290,7 @@ def _gather(reading: _Reading) -> Sequence[CanonicalValue] | None:
     if not plain:
         return None
     where = reading.store.rearranged(reshaped(ids.shape, ids.shape[:-1]), ids)
-    return [rows_of(reading.store, table, where, reading.manner_of(*SAID))]
+    return [rows_of(reading.store, table, where, reading.manner_of(*BOUNDS_PARAMETERS))]
 
 
 @_reads("conv_general_dilated")

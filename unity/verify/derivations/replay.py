@@ -16,7 +16,7 @@ from unity.base.errors import DerivationError, RuleError
 from unity.pcg.capture.binary_joins import in_pairs
 from unity.pcg.ir.program import Body
 from unity.pcg.propagation.scan_programs import programs, with_inside
-from unity.substitutions.language.derivation import Derivation, RewriteStep, Seen
+from unity.substitutions.language.derivation import Derivation, RewriteStep, ValueReference
 from unity.substitutions.language.library import Library
 from unity.substitutions.language.rule import Rule
 from unity.substitutions.language.term import Apply, Attribute, Term, Variable, applications, subterms
@@ -110,10 +110,10 @@ def _apply_step(
     return substituted(store, outputs, replacements)
 
 
-def _named(root: Seen, x: CanonicalValue) -> CanonicalValue | None:
+def _named(root: ValueReference, x: CanonicalValue) -> CanonicalValue | None:
     """Return a value in the form that a step names, with the operands of a commutative node in either order, or None."""
     forms = (x, exchanged(x))
-    return next((form for form in forms if form is not None and Seen(form.node.hash, form.view) == root), None)
+    return next((form for form in forms if form is not None and ValueReference(form.node.hash, form.view) == root), None)
 
 
 def _shown(term: Term) -> str:
@@ -183,7 +183,7 @@ def _types(rule: Rule, variables: Mapping[str, TensorType]) -> Mapping[Term, Ten
     return types
 
 
-def _value(nodes: Mapping[str, CanonicalNode], seen: Seen, what: str) -> CanonicalValue:
+def _value(nodes: Mapping[str, CanonicalNode], seen: ValueReference, what: str) -> CanonicalValue:
     """Return the value that a step names."""
     if seen.value not in nodes:
         raise _InvalidStep(f"{what} is {seen.value}, and the program has no such value then")

@@ -62,7 +62,7 @@ class BoundedCheck:
 
 def executed(rule: Rule, sizes: Sequence[int] | None = None, limit: int = 24, degree: int = 2) -> BoundedCheck:
     """Execute a rule at small instances: all of them, or `limit`, spread over attributes, ranks and sizes."""
-    axes = tuple(Axis(name, degree, 0) for name in rule.named("axis"))
+    axes = tuple(Axis(name, degree, 0) for name in rule.of_kind("axis"))
     return executed_at(small_instances(rule, axes, sizes or small_sizes(rule, degree), limit), axes)
 
 

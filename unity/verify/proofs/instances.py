@@ -81,7 +81,7 @@ def placed(
 
 def at_attributes(rule: Rule, values: Mapping[str, Attribute]) -> Rule | None:
     """Return the rule with values for its attribute variables. None where dimensions coincide that must differ."""
-    for c in rule.where(Different):
+    for c in rule.conditions_of(Different):
         if values.get(c.left, c.left) == (values.get(c.right, c.right) if isinstance(c.right, str) else c.right):
             return None
     sides = substitute(rule.sides, {}, values)
@@ -100,9 +100,9 @@ def _with_dim(condition: Condition, values: Mapping[str, Attribute]) -> Conditio
 
 def satisfies(rule: Rule, variables: Types) -> bool:
     """Return whether the variables' ranks and sizes satisfy the rule's conditions."""
-    if any(len(variables[c.tensor].shape) != c.rank for c in rule.where(Rank)):
+    if any(len(variables[c.tensor].shape) != c.rank for c in rule.conditions_of(Rank)):
         return False
-    return all(variables[c.tensor].shape[c.dim] == variables[c.other].shape[c.other_dim] for c in rule.where(EqualSizes))
+    return all(variables[c.tensor].shape[c.dim] == variables[c.other].shape[c.other_dim] for c in rule.conditions_of(EqualSizes))
 
 
 def distinguishing_equalities(positive: Sequence[Types], negative: Sequence[Types]) -> list[EqualSizes]:

@@ -54,7 +54,7 @@ def verified(rule: Rule, prover: Prover, execute: bool = False) -> Result:
 
 def _problem_by_jax(rule: Rule) -> str:
     """Run a rule by JAX at the largest of some instances, and return what is wrong, or an empty text."""
-    axes = tuple(Axis(name, 2, 0) for name in rule.named("axis"))
+    axes = tuple(Axis(name, 2, 0) for name in rule.of_kind("axis"))
     largest = small_instances(rule, axes, small_sizes(rule, 2), 8)[-1]
     deviation = run(largest.rule, largest.types, axes)
     if deviation.equal:

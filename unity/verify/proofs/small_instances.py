@@ -148,8 +148,8 @@ def _ranks(rule: Rule) -> list[tuple[int, ...]]:
     """Return the usual ranks of variables, and for rules that fit none of them all ranks up to the highest that it names."""
     usual = (4, 0) if _of_images(rule) else (2, 1, 3, 0)
     named = [-d for d in _numbers(rule, "dim")]
-    named += [-c.state.dim for c in rule.where(HasState) if c.state.kind == "P" and isinstance(c.state.dim, int)]
-    highest = max([*usual, *named, *(c.rank for c in rule.where(Rank))])
+    named += [-c.state.dim for c in rule.conditions_of(HasState) if c.state.kind == "P" and isinstance(c.state.dim, int)]
+    highest = max([*usual, *named, *(c.rank for c in rule.conditions_of(Rank))])
     return [usual, tuple(range(highest + 1))]
 
 

@@ -64,7 +64,7 @@ def says(rule: Rule, body: Body, states: Sequence[State], axis: Axis) -> bool:
 @TABLE.clears
 @lru_cache(maxsize=1 << 14)
 def _says(rule: Rule, operator: VocabularyOperator, states: tuple[State, ...], axis: Axis) -> bool:
-    axes = rule.named("axis")
+    axes = rule.of_kind("axis")
     if len(axes) != 1:
         return False
     mesh = (Axis(axes[0], axis.size, axis.level, axis.reduce_in),)
@@ -81,7 +81,7 @@ def _instances(rule: Rule, operator: VocabularyOperator) -> Iterator[tuple[Rule,
         bound = dict(_bind(split, operator.attributes))
         if tuple(bound.get(str(a), a) for a in split.attributes) != operator.attributes:
             continue
-        free = [name for name in rule.named("dim") if name not in bound]
+        free = [name for name in rule.of_kind("dim") if name not in bound]
         for dims in product(range(-rank, 0), repeat=len(free)):
             instance = at_attributes(rule, bound | dict(zip(free, dims, strict=True)))
             if instance is not None:
@@ -91,7 +91,7 @@ def _instances(rule: Rule, operator: VocabularyOperator) -> Iterator[tuple[Rule,
 def _bind(split: Apply, attributes: Sequence[Attribute]) -> Iterator[tuple[str, Attribute]]:
     """Yield the values of the variables among the attributes of a rule's operator."""
     for position, (variable, value) in enumerate(zip(split.attributes, attributes, strict=True)):
-        if VOCABULARY[split.operator].variable(position, variable):
+        if VOCABULARY[split.operator].is_variable(position, variable):
             yield str(variable), value
 
 
@@ -147,7 +147,7 @@ def _variable_before(term: Term, state: State, rank: int) -> tuple[str, State] |
 def _is_placed(rule: Rule, variables: Mapping[str, TensorType]) -> bool:
     """Return whether variables are in the states of the rule's conditions, and unused without a condition."""
     required: dict[str, State] = {}
-    for c in rule.where(HasState):
+    for c in rule.conditions_of(HasState):
         rank = len(variables[c.tensor].shape)
         required[c.tensor] = c.state._replace(dim=int(c.state.dim) % rank) if c.state.kind == "P" else c.state
     return all(t.states == (required.get(name, UNUSED),) for name, t in variables.items())

@@ -1,4 +1,4 @@
-"""Parallel work of a generation, in processes. The result of each family is saved, so that an interrupted run can be resumed.
+"""A pool of processes that discover and prove rules. The result of each family is saved, so an interrupted run can be resumed.
 
 If a process dies, for instance because Z3 is out of memory, its task alone fails: it is reported, and the run continues.
 """
@@ -123,7 +123,7 @@ class Workers:
         self.pool.shutdown(cancel_futures=True)
 
     def map(self, function: Callable[[T], R], tasks: Sequence[T], failed: Callable[[T, str], R]) -> Iterator[R]:
-        """Yield results in order. For a task that raised, or whose process died, `failed` returns the result from the reason."""
+        """Yield the results in order. For a task that raised or whose process died, the result is `failed(task, reason)`."""
         pool = self.pool
         futures = [pool.submit(function, task) for task in tasks]
         for task, future in zip(tasks, futures, strict=True):
