@@ -17,7 +17,7 @@ from operator_cases import CASES  # noqa: E402
 
 from unity.pcg.ir.program import Body, close  # noqa: E402
 from unity.pcg.propagation.choices import choices  # noqa: E402
-from unity.verify.proofs.claims import Claim, claims, record_path, source_of  # noqa: E402
+from unity.verify.proofs.claims import Claim, claims, record_path, source_hash  # noqa: E402
 from unity.verify.proofs.operators import GradientProof, OperatorProof, fits, inner_digits  # noqa: E402
 
 DEGREES = 2, 3
@@ -51,7 +51,7 @@ def main() -> None:
             for primitive, kinds in proved_claims(name):
                 found.setdefault(primitive, set()).add(kinds)
     rows = [
-        f" {json.dumps(name)}: {json.dumps({'entry': source_of(name), 'proved': sorted(kinds)}, ensure_ascii=False)}"
+        f" {json.dumps(name)}: {json.dumps({'entry': source_hash(name), 'proved': sorted(kinds)}, ensure_ascii=False)}"
         for name, kinds in sorted(found.items())
     ]
     record_path().write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")

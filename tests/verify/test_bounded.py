@@ -14,7 +14,7 @@ from unity.verify.proofs.first_order import Prover
 from unity.verify.proofs.instances import satisfies
 from unity.verify.proofs.library import verified
 from unity.verify.proofs.small_instances import small_instances, small_sizes
-from unity.verify.proofs.window_sizes import side
+from unity.verify.proofs.window_sizes import least_side
 
 FALSE = {
     "another window": "r maxpool(k, m, p, partition(d, a, x)) = partition(d, a, maxpool(1, m, p, x))",
@@ -122,6 +122,6 @@ def test_the_least_size_for_a_number_of_windows(size, stride, dilation, base):
 
 def test_images_have_room_for_windows():
     rule = parse_rule("r conv2d(1, 1, valid, maxpool(3, 2, valid, x), w) = conv2d(1, 1, valid, maxpool(3, 2, valid, x), w)")
-    assert side(rule.sides, 3) == (9, 2)  # two windows of 3 in 4, and 4 elements at stride 2 from 9
-    assert side(rule.sides, 5) == (13, 2)
+    assert least_side(rule.sides, 3) == (9, 2)  # two windows of 3 in 4, and 4 elements at stride 2 from 9
+    assert least_side(rule.sides, 5) == (13, 2)
     assert max(i.types["x"].shape[-1] for i in small_instances(rule, (), (1, 2), 24)) >= 9

@@ -25,7 +25,7 @@ from unity.verify.derivations.parallel import check_parallelization
 from unity.verify.proofs import claims as record
 from unity.verify.proofs.claims import claims, proved
 from unity.verify.proofs.operators import fits
-from unity.verify.proofs.splits import says, vocabulary_operator
+from unity.verify.proofs.splits import justifies, vocabulary_operator
 
 SLOW = Device("slow", {"float32": 1e9, "float64": 1e9}, 10**9, 1e12, 1.0, 1e-6)
 FOUR = Machine.grid(2, 2, SLOW, intra=(1e9, 1e-5), inter=(2e8, 1e-5))
@@ -164,7 +164,7 @@ def test_rules_justify_every_split_of_a_product():
     """Along samples, output channels, batches and contracted dimensions, and for partial sums of an operand."""
     body = body_of(lambda x, y: jnp.einsum("bij,bjk->bik", x, y), f(4, 6, 8), f(4, 8, 10))
     rules = [e.rule for e in default_library().entries if e.rule.parallel]
-    found = {c.states for c in choices(body) if any(says(r, body, c.states, AXIS) for r in rules)}
+    found = {c.states for c in choices(body) if any(justifies(r, body, c.states, AXIS) for r in rules)}
     p = partitioned
     assert (p(1), REPLICATED, p(1)) in found
     assert (REPLICATED, p(2), p(2)) in found
@@ -179,7 +179,7 @@ def test_rules_justify_only_choices_of_the_table():
     body = body_of(jnp.matmul, f(4, 6), f(6, 8))
     legal = {c.states for c in choices(body)}
     rules = [e.rule for e in default_library().entries if e.rule.parallel]
-    said = {(a, b, c) for a in every for b in every for c in every if any(says(r, body, (a, b, c), AXIS) for r in rules)}
+    said = {(a, b, c) for a in every for b in every for c in every if any(justifies(r, body, (a, b, c), AXIS) for r in rules)}
     assert {s for s in said if any(x.kind in "PS" for x in s)} <= legal
     assert len(said) >= 4
 
@@ -205,7 +205,7 @@ def test_the_record_agrees_with_the_proofs(name):
 
 
 def test_the_record_is_about_the_current_table():
-    stale = [name for name, (entry, _) in record._record().items() if entry != record.source_of(name)]
+    stale = [name for name, (entry, _) in record._record().items() if entry != record.source_hash(name)]
     assert not stale, "their entries have changed: python tests/support/operator_record.py proves them again"
 
 
@@ -220,5 +220,5 @@ def test_unproved_claims_are_reported_by_operator(monkeypatch):
 
 def test_an_entry_that_was_edited_is_not_on_record(monkeypatch):
     assert proved(("add", "P → P"))
-    monkeypatch.setattr(record, "source_of", lambda name: "0" * 16)
+    monkeypatch.setattr(record, "source_hash", lambda name: "0" * 16)
     assert not proved(("add", "P → P"))

@@ -28,7 +28,7 @@ from unity.substitutions.language.axioms import axioms, library_path
 from unity.substitutions.language.drawing import draw
 from unity.substitutions.language.library import Library, LibraryEntry, load
 from unity.substitutions.language.text import parse_rules, print_rule
-from unity.verify.proofs.library import Result, verify
+from unity.verify.proofs.library import RuleVerdict, verify
 
 HELP = "generate, verify, show and import substitution rules"
 OPERATOR_FORM = "expected MODULE:FUNCTION, a function that gives (operator, *arguments)"
@@ -150,7 +150,7 @@ def run_verify(options: argparse.Namespace) -> int:
     return 1 if unproved else 0
 
 
-def _library(proved: Sequence[Result], path: Path) -> Library:
+def _library(proved: Sequence[RuleVerdict], path: Path) -> Library:
     """Return proved rules as a library, which the option `rules=` of `unity.optimize` takes."""
     entries = (LibraryEntry(r.rule, r.proof.axioms, r.proof.work, r.check.instances, {"family": path.stem}) for r in proved)
     return Library(tuple(entries), {"from": path.name})

@@ -10,7 +10,7 @@ from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import State
 from unity.substitutions.language.library import Library, LibraryEntry
 from unity.substitutions.language.parallel_derivation import Change, Changes, Parallelization, Row, Split
-from unity.verify.proofs.splits import says
+from unity.verify.proofs.splits import justifies
 
 # The name and hash of the rule that justifies an operator's states along an axis; empty texts if there is none.
 RuleCache = dict[tuple[str, str, tuple[State, ...], Axis], tuple[str, str]]
@@ -64,6 +64,6 @@ def _split(node: Node, k: int, axis: Axis, entries: Sequence[LibraryEntry], cach
     if key not in cache:
         entry = None
         if any(s.kind in "PS" for s in operands + results):
-            entry = next((e for e in entries if says(e.rule, node.body, operands + results, axis)), None)
+            entry = next((e for e in entries if justifies(e.rule, node.body, operands + results, axis)), None)
         cache[key] = ("", "") if entry is None else (entry.rule.name, entry.hash)
     return Split(node.kind, operands, results, *cache[key])

@@ -46,7 +46,7 @@ class CanonicalForms:
 
     @cached_property
     def equation_counts(self) -> Mapping[CanonicalNode, int]:
-        """The number of equations that compute each node; to rearrange an operand is not to compute its node."""
+        """The number of equations that compute each node. An equation that only rearranges its operand computes none."""
         counts: Counter[CanonicalNode] = Counter()
         for e in self.body.equations:
             operands = {self.of(a).node for a in e.operands}
@@ -117,8 +117,8 @@ class _Reading:
     def params(self) -> Mapping[str, Any]:
         return self.equation.params
 
-    def without(self, *names: str) -> str:
-        """Return the parameters as text, without some."""
+    def params_without(self, *names: str) -> str:
+        """Return the parameters except these as text."""
         return params_key({k: v for k, v in self.params.items() if k not in names})
 
     def manner_of(self, *names: str) -> str:
@@ -182,7 +182,7 @@ def _pointwise(reading: _Reading) -> Sequence[CanonicalValue] | None:
 def _binary(reading: _Reading) -> Sequence[CanonicalValue]:
     name = "add" if reading.equation.name == "add_any" else reading.equation.name
     pair = (expanded(reading.store, x, reading.results[0].shape) for x in reading.operands)
-    return [reading.make(name, (name, reading.without()), *pair)]
+    return [reading.make(name, (name, reading.params_without()), *pair)]
 
 
 @_reads("reshape", "squeeze", "expand_dims")
@@ -219,7 +219,7 @@ def _dot(reading: _Reading) -> Sequence[CanonicalValue]:
     free_y = [d for d in range(len(y)) if d not in (*cy, *by)]
     b, m, k, n = (prod(shape[d] for d in dims) for shape, dims in ((x, bx), (x, free_x), (x, cx), (y, free_y)))
     left, right = reading.viewed(0, (*bx, *free_x, *cx), (b, m, k)), reading.viewed(1, (*by, *cy, *free_y), (b, k, n))
-    manner = reading.manner if reading.manner is not None else reading.without("dimension_numbers")
+    manner = reading.manner if reading.manner is not None else reading.params_without("dimension_numbers")
     product = reading.make("dot", (manner,), left, right)
     return [reading.store.rearranged(reshaped(product.shape, reading.results[0].shape), product)]
 
@@ -269,13 +269,15 @@ def _slice(reading: _Reading) -> Sequence[CanonicalValue]:
 def _reduce_sum(reading: _Reading) -> Sequence[CanonicalValue]:
     (x,), axes = reading.operands, [int(a) for a in reading.params["axes"]]
     n = prod(x.shape[a] for a in axes)
-    total = reading.make("sum", (reading.without("axes"),), reading.viewed(0, _last(len(x.shape), *axes), (prod(x.shape) // n, n)))
+    total = reading.make(
+        "sum", (reading.params_without("axes"),), reading.viewed(0, _last(len(x.shape), *axes), (prod(x.shape) // n, n))
+    )
     return [reading.store.rearranged(reshaped(total.shape, reading.results[0].shape), total)]
 
 
 @_reads("gather")
 def _gather(reading: _Reading) -> Sequence[CanonicalValue] | None:
-    """Read a look-up of rows of a table, in any mode but one that fills."""
+    """Read a look-up of rows of a table, in any mode except the one that fills in a value."""
     numbers, p, (table, ids) = reading.params["dimension_numbers"], reading.params, reading.operands
     plain = (
         len(table.shape) == 2
@@ -298,7 +300,7 @@ def _convolution(reading: _Reading) -> Sequence[CanonicalValue]:
     """Read a convolution of images [n, c, …] with kernels [o, c, …], in any order of dimensions."""
     numbers, shape = reading.params["dimension_numbers"], reading.results[0].shape
     manner = reading.manner_of("precision", "preferred_element_type")
-    others = reading.without("dimension_numbers", "precision", "preferred_element_type")
+    others = reading.params_without("dimension_numbers", "precision", "preferred_element_type")
     x, w = (reading.viewed(k, spec, _permuted(reading.operands[k].shape, spec)) for k, spec in enumerate(numbers[:2]))
     z = reading.make("conv", ("conv", _permuted(shape, numbers.out_spec), others, manner), x, w)
     return [reading.unviewed(z, numbers.out_spec, shape)]

@@ -13,7 +13,7 @@ from unity.pcg.ir.program import tensor_type
 from unity.pcg.types.parallel_type import Shape
 from unity.substitutions.language.rearrangement import Rearrangement, after, reshaped, unchanged
 from unity.verify.derivations.layouts import beside, boxed, lifted, ordering, unmoved
-from unity.verify.derivations.nodes import CanonicalValue, NodeStore, Params, constructs, settled, text_of
+from unity.verify.derivations.nodes import CanonicalValue, NodeStore, Params, canonically_viewed, constructs, text_of
 
 COMMUTATIVE = frozenset({"add", "mul"})
 
@@ -72,7 +72,7 @@ def _binary(store: NodeStore, params: Params, operands: tuple[CanonicalValue, ..
     node, the operand is preferred from which the other has the simpler relative view, and then the first one. Params: the operator,
     and its parameters as text.
     """
-    x, y = map(settled, operands)
+    x, y = map(canonically_viewed, operands)
     kind = params[0]
     ways = [(x, y), (y, x)]
     ways.sort(key=lambda way: (_repeated(way[0]), way[0].node.hash if kind in COMMUTATIVE else ""))
@@ -82,7 +82,7 @@ def _binary(store: NodeStore, params: Params, operands: tuple[CanonicalValue, ..
     for a, b in ways:
         relative = after(a.view.inverse(), b.view)
         if relative is not None:
-            candidates.append((text_of(relative), a, settled(CanonicalValue(b.node, relative))))
+            candidates.append((text_of(relative), a, canonically_viewed(CanonicalValue(b.node, relative))))
     if not candidates:
         pair = ways[0] if kind in COMMUTATIVE else (x, y)
         return store.unarranged(kind, params, pair, tensor_type(x.shape, dtype))

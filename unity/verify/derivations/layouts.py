@@ -1,4 +1,4 @@
-"""Rearrangements split into parts and composed of them: the parts of a tensor that make up each dimension of a view."""
+"""Construction of rearrangements, and their decomposition: the parts of the source that make up each dimension of the target."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import prod
 from unity.pcg.types.parallel_type import Shape
 from unity.substitutions.language.rearrangement import Rearrangement, after, reshaped, transposed, unchanged
 
-Part = tuple[int, tuple[int, ...]]  # its size and its place; the source has its parts in the order of their places
+Part = tuple[int, tuple[int, ...]]  # its size and its place; in the source, parts are ordered by their places
 
 
 @lru_cache(maxsize=65536)
@@ -35,7 +35,7 @@ def well_formed(view: Rearrangement) -> bool:
 
 @lru_cache(maxsize=65536)
 def lifted(n: int, view: Rearrangement) -> Rearrangement:
-    """Return a rearrangement with one more leading dimension, of size n, which stays."""
+    """Return a rearrangement with one more leading dimension, of size n, which it leaves in place."""
     permutation = (0, *(p + 1 for p in view.permutation))
     return boxed((n, *view.source), (n, *view.sizes), permutation, (n, *view.target))
 

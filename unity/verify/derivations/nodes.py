@@ -52,7 +52,7 @@ class CanonicalValue:
 
     @property
     def text(self) -> str:
-        """A text that is equal for equal values alone."""
+        """A text that only equal values share."""
         return f"{self.node.hash} {text_of(self.view)}"
 
 
@@ -102,19 +102,19 @@ class NodeStore:
         """
         both = after(view, x.view)
         if both is not None:
-            return settled(CanonicalValue(x.node, both))
+            return canonically_viewed(CanonicalValue(x.node, both))
         transposition = transposed(view.sizes, view.permutation)
         for step in (reshaped(view.source, view.sizes), transposition, reshaped(transposition.target, view.target)):
             both = after(step, x.view)
             if both is None:
                 x = self.unarranged("laid", (), (x,), tensor_type(x.shape, x.node.tensor.dtype))
                 both = step
-            x = settled(CanonicalValue(x.node, both))
+            x = canonically_viewed(CanonicalValue(x.node, both))
         return x
 
 
-def settled(x: CanonicalValue) -> CanonicalValue:
-    """Return an equal value with a canonical view: equal repetitions can have the order in which the view has them."""
+def canonically_viewed(x: CanonicalValue) -> CanonicalValue:
+    """Return an equal value with a canonical view. The repetitions of a broadcast are equal, so they can be in any order."""
     if x.node.kind != "broadcast":
         return x
     n, *inner = x.node.shape

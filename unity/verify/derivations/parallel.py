@@ -26,7 +26,7 @@ from unity.substitutions.language.parallel_derivation import Changes, Paralleliz
 from unity.substitutions.language.term import Apply, Term, Variable
 from unity.substitutions.language.vocabulary import VOCABULARY
 from unity.verify.proofs.claims import claims, proved
-from unity.verify.proofs.splits import says
+from unity.verify.proofs.splits import justifies
 
 COMPOSED = {  # parallelization operators that are equal to two others, one after the other
     "combine_partition": ("partition", "combine"),
@@ -253,7 +253,7 @@ class _RuleChecks:
             raise _wrong(node, f"the library has no rule {split.rule}. Use the library that the plan was made with") from None
         if entry.hash != split.hash:
             raise _wrong(node, f"the library's rule {split.rule} has hash {entry.hash}, and the plan was made with {split.hash}")
-        if not says(entry.rule, body, split.operands + split.results, axis):
+        if not justifies(entry.rule, body, split.operands + split.results, axis):
             raise _wrong(node, f'the rule {split.rule} does not allow this split along axis "{axis.name}"')
         self.checked[key] = ""
 

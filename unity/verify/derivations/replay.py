@@ -28,7 +28,7 @@ from unity.verify.derivations.layouts import well_formed
 from unity.verify.derivations.nodes import CanonicalNode, CanonicalValue, NodeStore, reachable, substituted
 from unity.verify.proofs.instances import at_attributes, satisfies
 
-MANNERED = frozenset({"matmul", "conv2d", "embedding"})  # operators whose equations have a manner, which the vocabulary lacks
+MANNERED = frozenset({"matmul", "conv2d", "embedding"})  # operators whose equations have parameters beyond the vocabulary
 
 
 def check(before: Body, after: Body, derivation: Derivation, library: Library) -> None:
@@ -143,7 +143,7 @@ def _rule(step: RewriteStep, library: Library) -> Rule:
 
 
 def _is_possible(kind: str, value: Attribute) -> bool:
-    """Return whether an attribute can have a value. Dimensions count from the end alone, so that each has one name."""
+    """Return whether an attribute can have a value. Dimensions count from the end only, so that each has one name."""
     if kind == "function":
         return isinstance(value, str)
     if kind in WORDS:

@@ -85,7 +85,7 @@ def executed_at(instances: Iterable[Instance], axes: tuple[Axis, ...]) -> Bounde
 
 
 def _counterexample(instance: Instance, axes: tuple[Axis, ...], domain: Symbolic, number: int) -> RuleCounterexample | None:
-    """Return values for which the sides of an instance differ. Floating values are symbols; indices are drawn a few times."""
+    """Return values for which the sides of an instance differ, or None. Floats are symbols; indices are drawn a few times."""
     concrete = any(not t.dtype.startswith("float") for t in instance.types.values())
     draws = (_compare_sides(instance, axes, domain, below, number) for below in (DRAWS if concrete else DRAWS[:1]))
     differing = [c for c in draws if c is not None]

@@ -1,9 +1,9 @@
-"""Claims of the operator table about operators that are split, and the record of those that are proved.
+"""Claims of the operator table about split operators, and the record of the claims that are proved.
 
 An operator is a program of primitives. Along an axis, each primitive matches a factor of the table, described by the kinds of
 states of its operands and results. Such a claim is proved on symbols, on all devices, for values and gradients
 (`unity.verify.proofs.operators`), for every application in `tests/support/operator_cases.py`. `rules/operators.json` records the
-proved claims, with a hash of the table's entry. A program is right if the claims about its primitives are.
+proved claims, with a hash of the table's entry. A split program is correct if the claims about its primitives are.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def claims(body: Body, operands: tuple[State, ...], results: tuple[State, ...]) 
 
 
 def _claims(e: Equation, match: Match) -> Iterator[Claim]:
+    """Yield the claims on which one equation relies; none where all its operands and results are replicated."""
     if e.name in CALLS:
         yield from claims(nested_body(e), match.operands, match.results)
     elif any(s.kind != "R" for s in match.operands + match.results):
@@ -49,7 +50,7 @@ def _kinds(states: Sequence[State]) -> str:
     return " ".join(kind for kind, _ in groupby(s.kind if s.outer == 1 else "P'" for s in states)) or "nothing"
 
 
-def source_of(primitive: str) -> str:
+def source_hash(primitive: str) -> str:
     """Return a hash of the source of a primitive's entry in the operator table, or of the choices of a nested program."""
     entry = TABLE.get(primitive)
     functions = (NESTED.get(primitive),) if entry is None else (entry.spec, entry.local)
@@ -76,4 +77,4 @@ def proved(claim: Claim) -> bool:
     """Return whether a claim is on record as proved, for the entry as it is now."""
     primitive, kinds = claim
     entry_hash, proved_kinds = _record().get(primitive, ("", frozenset[str]()))
-    return kinds in proved_kinds and entry_hash == source_of(primitive)
+    return kinds in proved_kinds and entry_hash == source_hash(primitive)

@@ -22,7 +22,7 @@ from unity.substitutions.language.term import Apply, Term, Variable, subterms
 from unity.substitutions.language.typecheck import TensorType, typecheck
 from unity.verify.proofs.instances import Types
 from unity.verify.semantics.domains import Array, Plain
-from unity.verify.semantics.local_programs import dual_type, used
+from unity.verify.semantics.local_programs import dual_type, varying_names
 from unity.verify.semantics.meaning import local_function
 from unity.verify.semantics.pieces import join, spread
 
@@ -143,7 +143,7 @@ def _run_on_devices(
 
 def _replicated(x: Any, states: Sequence[Any], axes: tuple[Axis, ...]) -> Any:
     """Return a piece that JAX knows to be the same along axes where it is unused: there, the maximum over devices is the piece."""
-    same = tuple(a.name for a in axes if a.name not in used(tuple(states), axes))
+    same = tuple(a.name for a in axes if a.name not in varying_names(tuple(states), axes))
     if not same:
         return x
     return jax.lax.pmax(x, same)

@@ -2,8 +2,8 @@
 
 A tensor is an element of one sort, an operator an uninterpreted function of its attributes and operands. Parallelization
 operators do not change the value, so they are left out: the type checker is responsible for what each device holds, and a proof
-counts only where both sides are well-typed. How Z3 is driven decides everything: one solver, axioms asserted once with the
-patterns that instantiate them, no other instantiation, and each goal between push and pop.
+counts only where both sides are well-typed. Proofs take milliseconds because of how Z3 is used: one solver, axioms asserted once
+with the patterns that instantiate them, no other instantiation, and each goal between push and pop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from unity.substitutions.language.vocabulary import VOCABULARY, WORDS
 
 # Axioms whose sides may differ in their seams: their values are equal, but a `split` of these need not be.
 LOSE_SEAMS = frozenset({"matmul-by-identity", "conv-by-identity"})
-STEPS = 100_000  # Z3's own count of work: the same on every machine with the same Z3
+STEPS = 100_000  # of Z3 for each goal, in its own count of work
 MILLISECONDS, MEGABYTES = 5_000, 1_500
 
 
@@ -48,7 +48,7 @@ class Logic:
     """The sort of tensors, and a function for every result of every operator. Words among attributes are numbered."""
 
     def __init__(self, values: bool) -> None:
-        self.values = values  # whether parallelization operators are left out, or are operators like others
+        self.values = values  # whether parallelization operators are left out, rather than operators like others
         self.context = z3.Context()
         self.tensor = z3.DeclareSort("Tensor", self.context)
         self.integers = z3.IntSort(self.context)
@@ -99,11 +99,11 @@ class Logic:
         return tensors | numbers
 
     def attributes(self, terms: Sequence[Term]) -> list[str]:
-        """Return the attribute variables of the logic, which has no axes where parallelization operators are left out."""
+        """Return the attribute variables of terms; without axes, if parallelization operators are left out."""
         return [name for name, kind in attribute_variables(terms).items() if not (self.values and kind == "axis")]
 
     def bare(self, term: Term) -> Term:
-        """Strip the parallelization operators around a term, where they are left out."""
+        """Strip the parallelization operators around a term, if they are left out."""
         while self.values and isinstance(term, Apply) and VOCABULARY[term.operator].parallel:
             term = term.operands[0]
         return term

@@ -1,7 +1,7 @@
-"""Intermediate values of rules: whether all values of one side are values of the other.
+"""Intermediate values of rules: whether every value that the new side computes is also computed by the old one.
 
-Then no number of the one side overflows or vanishes unless one of the other does, in any dtype. The same holds for cotangents if no
-value has more readers than before, since the cotangents of several readers are added up.
+If so, no number of the new side overflows or vanishes, in any dtype, unless one of the old side does. The same holds for cotangents
+if no value has more readers than before, since the cotangents of several readers are added up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unity.verify.semantics.meaning import evaluate
 from unity.verify.semantics.primitives.core import StackedValue
 from unity.verify.semantics.symbolic import PolynomialsTooLarge, Symbolic
 
-INSTANCES = 4
+INSTANCES = 4  # shapes at which a rule is executed
 
 
 @TABLE.clears

@@ -14,7 +14,7 @@ from unity.verify.proofs.small_instances import small_instances, small_sizes
 
 
 @dataclass(frozen=True)
-class Result:
+class RuleVerdict:
     """The verdict on a rule, "proved", "refuted", "ill-typed" or "open", and the reason."""
 
     rule: Rule
@@ -26,7 +26,7 @@ class Result:
 
 def verify(
     rules: Iterable[Rule], axioms: Sequence[Rule], execute: bool = False, report: Callable[[str], None] = lambda text: None
-) -> list[Result]:
+) -> list[RuleVerdict]:
     """Verify every rule from the axioms alone.
 
     A rule is proved only if every layer agrees: the first-order proof, the execution on symbols, and with `execute` that by JAX.
@@ -38,22 +38,22 @@ def verify(
     return results
 
 
-def verified(rule: Rule, prover: Prover, execute: bool = False) -> Result:
+def verified(rule: Rule, prover: Prover, execute: bool = False) -> RuleVerdict:
     """Verify one rule."""
     check = executed(rule)
     if check.status != "proved":
-        return Result(rule, check.status, check.why or str(check.counterexample), Proof("open"), check)
+        return RuleVerdict(rule, check.status, check.why or str(check.counterexample), Proof("open"), check)
     proof = prover.prove(rule)
     if proof.status != "proved":
         why = f"equal at {check.instances} small instances, but it does not follow from the axioms"
-        return Result(rule, "open", why, proof, check)
+        return RuleVerdict(rule, "open", why, proof, check)
     if execute and (problem := _problem_by_jax(rule)):
-        return Result(rule, "refuted", problem, proof, check)
-    return Result(rule, "proved", f"from {', '.join(proof.axioms)}", proof, check)
+        return RuleVerdict(rule, "refuted", problem, proof, check)
+    return RuleVerdict(rule, "proved", f"from {', '.join(proof.axioms)}", proof, check)
 
 
 def _problem_by_jax(rule: Rule) -> str:
-    """Run a rule by JAX at the largest of some instances, and return what is wrong, or an empty text."""
+    """Run a rule by JAX at the largest of some instances. Return by how much the sides differ, or an empty text."""
     axes = tuple(Axis(name, 2, 0) for name in rule.of_kind("axis"))
     largest = small_instances(rule, axes, small_sizes(rule, 2), 8)[-1]
     deviation = run(largest.rule, largest.types, axes)

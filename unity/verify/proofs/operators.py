@@ -27,7 +27,7 @@ from unity.pcg.types.parallel_type import Shape, Type, misfit, partitioned
 from unity.verify.semantics.interpret import NotInterpreted, interpret_values
 from unity.verify.semantics.local_programs import (
     dual_type,
-    floating_ends,
+    floating_positions,
     local_function,
     pullback,
     traced,
@@ -40,7 +40,7 @@ from unity.verify.semantics.primitives.core import StackedValue, is_element
 from unity.verify.semantics.symbolic import PolynomialsTooLarge, Symbolic
 
 UNTRACEABLE = (TypeError, ValueError, AssertionError, NotImplementedError)  # raised by JAX for a function that it cannot trace
-LARGEST = 20_000  # elements of a tensor; beyond that, smaller sizes prove as much
+LARGEST = 20_000  # elements of a tensor; for more of them, smaller sizes prove as much
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,13 @@ class ChoiceVerdict:
 def check_operator(
     fn: Callable[..., Any], *args: Any, degrees: Sequence[int] = (2,), gradients: bool = True
 ) -> list[ChoiceVerdict]:
-    """Prove every way to split an operator, any JAX function, at the sizes of its arguments.
+    """Check every way to split an operator, any JAX function, at the sizes of its arguments.
 
     Args:
         fn: the operator.
         args: arrays or `jax.ShapeDtypeStruct`s. Integer arrays keep their values.
         degrees: of the axis along which it is split.
-        gradients: whether to prove its derivative too.
+        gradients: whether to check its derivative too.
     """
     leaves, tree = jax.tree.flatten(args)
     traced_fn = jax.make_jaxpr(lambda *flat: jax.tree.leaves(fn(*jax.tree.unflatten(tree, flat))))
@@ -278,7 +278,7 @@ class GradientProof(OperatorProof):
 
     @property
     def tensors(self) -> list[Tensor]:
-        _, results = floating_ends(self.body)
+        _, results = floating_positions(self.body)
         return [*super().tensors, *(self.body.tensor(self.body.outputs[k]) for k in results)]
 
     def whole_function(self) -> Callable[..., list]:
@@ -288,5 +288,5 @@ class GradientProof(OperatorProof):
         return pullback(self.body, super().local_function(operands, results, axes))
 
     def boundary_types(self, operands: tuple[Type, ...], results: tuple[Type, ...]) -> tuple[tuple[Type, ...], tuple[Type, ...]]:
-        gradients, cotangents = floating_ends(self.body)
+        gradients, cotangents = floating_positions(self.body)
         return (*operands, *(dual_type(results[k]) for k in cotangents)), tuple(dual_type(operands[k]) for k in gradients)

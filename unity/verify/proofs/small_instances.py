@@ -17,7 +17,7 @@ from unity.substitutions.language.term import Attribute, Term, Variable, applica
 from unity.substitutions.language.typecheck import TensorType, result_types
 from unity.substitutions.language.vocabulary import VOCABULARY
 from unity.verify.proofs.instances import Types, at_attributes, placed, satisfies
-from unity.verify.proofs.window_sizes import kernel_sides, roomy, side
+from unity.verify.proofs.window_sizes import has_room, kernel_sides, least_side
 
 VALUES: Mapping[str, tuple[Attribute, ...]] = {
     "dim": (-1, -2, -3, -4),
@@ -26,7 +26,7 @@ VALUES: Mapping[str, tuple[Attribute, ...]] = {
     "padding": ("same", "valid"),
     "function": ("f",),
 }
-KERNEL = 3  # the side of kernels whose size a rule leaves open, in images with room for them
+KERNEL = 3  # the side of kernels whose size a rule leaves open, if images have room for them
 IMAGES = {"conv2d", "enlarge", "maxpool", "avgpool", "identity_kernel", "mean_kernel"}
 
 
@@ -116,7 +116,7 @@ def _instances(
             types = result_types(term.operator, term.attributes, operands, axes)
         except IllTypedError:
             return ()
-        return () if room and not roomy(term.operator, term.attributes, operands) else (types[term.result],)
+        return () if room and not has_room(term.operator, term.attributes, operands) else (types[term.result],)
 
     def extend(k: int) -> Iterator[Instance]:
         if k == len(order):
@@ -145,7 +145,7 @@ def _possible(rule: Rule, axes: tuple[Axis, ...], shapes: Sequence[Shape]) -> di
 
 
 def _ranks(rule: Rule) -> list[tuple[int, ...]]:
-    """Return the usual ranks of variables, and for rules that fit none of them all ranks up to the highest that it names."""
+    """Return the usual ranks of variables, and, for a rule that has no instance of these, all ranks up to the highest it names."""
     usual = (4, 0) if _of_images(rule) else (2, 1, 3, 0)
     named = [-d for d in _numbers(rule, "dim")]
     named += [-c.state.dim for c in rule.conditions_of(HasState) if c.state.kind == "P" and isinstance(c.state.dim, int)]
@@ -193,7 +193,7 @@ def _with_room(rule: Rule, ranks: Sequence[int], sizes: Sequence[int]) -> list[S
     where no window slides.
     """
     kernels = {1, KERNEL, *kernel_sides(rule.sides)}
-    least, stride = side(rule.sides, max(kernels))
+    least, stride = least_side(rule.sides, max(kernels))
     if 4 not in ranks or least <= 2:
         return []
     step = sizes[0] * stride if rule.parallel else 1

@@ -54,21 +54,21 @@ class VocabularyOperator:
         return tuple(translated)
 
 
-def says(rule: Rule, body: Body, states: Sequence[State], axis: Axis) -> bool:
+def justifies(rule: Rule, body: Body, states: Sequence[State], axis: Axis) -> bool:
     """Return whether a rule allows an operator these states, of its operands and then of its results, along an axis."""
     operator = vocabulary_operator(body)
     translated = None if operator is None else operator.translate(states)
-    return operator is not None and translated is not None and _says(rule, operator, translated, axis)
+    return operator is not None and translated is not None and _justifies(rule, operator, translated, axis)
 
 
 @TABLE.clears
 @lru_cache(maxsize=1 << 14)
-def _says(rule: Rule, operator: VocabularyOperator, states: tuple[State, ...], axis: Axis) -> bool:
+def _justifies(rule: Rule, operator: VocabularyOperator, states: tuple[State, ...], axis: Axis) -> bool:
     axes = rule.of_kind("axis")
     if len(axes) != 1:
         return False
     mesh = (Axis(axes[0], axis.size, axis.level, axis.reduce_in),)
-    return any(_justifies(instance, right, operator, states, mesh) for instance, right in _instances(rule, operator))
+    return any(_instance_justifies(instance, right, operator, states, mesh) for instance, right in _instances(rule, operator))
 
 
 def _instances(rule: Rule, operator: VocabularyOperator) -> Iterator[tuple[Rule, bool]]:
@@ -96,15 +96,15 @@ def _bind(split: Apply, attributes: Sequence[Attribute]) -> Iterator[tuple[str, 
 
 
 def _only_operator(side: Sequence[Term], name: str) -> Apply | None:
-    """Return the only operator of a side beside parallelization operators, if it has this name."""
+    """Return the operator of this name, if it is the only one of a side apart from parallelization operators; else None."""
     computing = [a for a in applications(side) if not VOCABULARY[a.operator].parallel]
     return computing[0] if len(side) == 1 and len(computing) == 1 and computing[0].operator == name else None
 
 
-def _justifies(
+def _instance_justifies(
     rule: Rule, right: bool, operator: VocabularyOperator, states: tuple[State, ...], mesh: tuple[Axis, ...]
 ) -> bool:  # fmt: skip
-    """Return whether one side's operator has these states, and the other side's is whole."""
+    """Return whether an instance is well-typed with the operator of one side in these states and that of the other side whole."""
     split = _only_operator(rule.right if right else rule.left, operator.operator)
     other = _only_operator(rule.left if right else rule.right, operator.operator)
     assert split is not None

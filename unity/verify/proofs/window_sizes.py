@@ -15,7 +15,7 @@ from unity.substitutions.language.term import Apply, Attribute, Term, Variable, 
 from unity.substitutions.language.typecheck import REFUSALS, TensorType, body_of, concrete, tensor
 from unity.substitutions.language.vocabulary import VOCABULARY
 
-SIDE = 16  # of the image for which windows are computed; how they move does not depend on it
+SIDE = 16  # of the image for which windows are computed; spans and strides do not depend on it
 
 
 @TABLE.clears
@@ -33,7 +33,7 @@ def windows(name: str, attributes: tuple[Attribute, ...], operands: tuple[Tensor
     return tuple(w for spec in specs if spec is not None for w in spec.windows if (w.span, w.stride) != (1, 1))
 
 
-def roomy(name: str, attributes: tuple[Attribute, ...], operands: tuple[TensorType, ...]) -> bool:
+def has_room(name: str, attributes: tuple[Attribute, ...], operands: tuple[TensorType, ...]) -> bool:
     """Return whether two neighbouring positions of every window lie inside of its operand, so that not all are at the border."""
     return all(w.n >= w.least(2) for w in windows(name, attributes, operands))
 
@@ -55,10 +55,10 @@ def kernel_sides(terms: Sequence[Term]) -> set[int]:
     return {v for v, kind in places if kind == "size" and isinstance(v, int)}
 
 
-def side(terms: Sequence[Term], kernel: int) -> tuple[int, int]:
-    """Return the least side of variables at which two windows of every operator lie inside of its operand, and the longest stride.
+def least_side(terms: Sequence[Term], kernel: int) -> tuple[int, int]:
+    """Return the least image side at which two windows of every operator lie inside of its operand, and the longest stride.
 
-    Sides are computed from the results back: n elements of a result need as many of the operand as n windows span.
+    Sides are computed from results back to operands: n elements of a result need as many of the operand as n windows span.
     """
     needed: dict[Term, int] = {}
     stride = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import jax
@@ -30,7 +31,7 @@ def dual_type(type_: Type) -> Type:
     return tuple(map(dual, type_))
 
 
-def floating_ends(body: Body) -> tuple[list[int], list[int]]:
+def floating_positions(body: Body) -> tuple[list[int], list[int]]:
     """Return the positions of the operands and of the results that have gradients."""
     operands = [k for k, v in enumerate(body.inputs) if body.tensors[v].floating]
     return operands, [k for k, a in enumerate(body.outputs) if body.tensor(a).floating]
@@ -38,7 +39,7 @@ def floating_ends(body: Body) -> tuple[list[int], list[int]]:
 
 def pullback(body: Body, run: Function) -> Function:
     """Return the function (operands, cotangents of floating results) → gradients of floating operands."""
-    operands, results = floating_ends(body)
+    operands, results = floating_positions(body)
 
     def gradients(*arguments: Any) -> list:
         primals, cotangents = arguments[: len(body.inputs)], arguments[len(body.inputs) :]
@@ -71,13 +72,13 @@ def whole_function(body: Body) -> Function:
     return run
 
 
-def used(type_: Type, axes: tuple[Axis, ...]) -> tuple[str, ...]:
-    """Return the axes along which devices may hold different pieces."""
+def varying_names(type_: Type, axes: tuple[Axis, ...]) -> tuple[str, ...]:
+    """Return the names of the axes along which devices may hold different pieces."""
     return tuple(a.name for a, s in zip(axes, type_, strict=True) if s != UNUSED)
 
 
 def local_function(body: Body, operands: Types, results: Types, axes: tuple[Axis, ...]) -> Function:
-    """Return a body as a function of pieces, as `unity.exec` runs it."""
+    """Return a body as a function of one device's pieces, with the interpreter by which plans run."""
 
     def run(*pieces: Any) -> list:
         outputs = run_body(body, pieces, operands, results, axes)
@@ -105,23 +106,21 @@ def traced_locally(
 
     def local(*pieces: Any) -> tuple:
         outputs = run(*(x[0] for x in pieces))
-        return tuple(vary(x, used(t, axes))[None] for x, t in zip(outputs, results, strict=True))
+        return tuple(vary(x, varying_names(t, axes))[None] for x, t in zip(outputs, results, strict=True))
 
     sizes = {a.name: a.size for a in axes}
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(axes))
-    in_specs, out_specs = (tuple(PartitionSpec(used(t, axes)) for t in ts) for ts in (operands, results))
+    in_specs, out_specs = (tuple(PartitionSpec(varying_names(t, axes)) for t in ts) for ts in (operands, results))
     stacked = []
     for tensor, t in zip(tensors, operands, strict=True):
-        devices = 1
-        for name in used(t, axes):
-            devices *= sizes[name]
+        devices = prod(sizes[name] for name in varying_names(t, axes))
         stacked.append(jax.ShapeDtypeStruct((devices, *local_shape(tensor.shape, t, axes)), held(tensor.dtype, t, axes)))
     with precision_of(body.tensors.values()):
         return _shard_map_body(jax.make_jaxpr(jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs))(*stacked))
 
 
 def _shard_map_body(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """Return the program inside the only `shard_map`, with the values that it closes over as constants."""
+    """Return the program inside the only `shard_map`. Constants of the program around it become its own."""
     (eqn,) = (e for e in program.jaxpr.eqns if e.primitive.name == "shard_map")
     consts = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
     inner = eqn.params["jaxpr"]

@@ -1,7 +1,7 @@
 """The value of a term on all devices, over any domain of elements.
 
-The meaning of an operator is its local program: the one that `unity.exec` runs on a device's pieces, traced on their local shapes
-and interpreted on all devices. So a rule that holds here holds for the program that runs.
+The meaning of an operator is its local program: the one that a plan runs on a device's pieces (`unity.pcg.local`), traced on their
+local shapes and interpreted on all devices. So a rule that holds here holds for the program that runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from unity.substitutions.language.typecheck import TensorType, body_of, concrete
 from unity.substitutions.language.vocabulary import VOCABULARY
 from unity.verify.semantics.domains import Array, ElementDomain
 from unity.verify.semantics.interpret import interpret
-from unity.verify.semantics.local_programs import used
+from unity.verify.semantics.local_programs import varying_names
 from unity.verify.semantics.pieces import spread
 
 
@@ -46,7 +46,7 @@ def local_function(
 
     def run(*xs: jax.Array) -> list[jax.Array]:
         outputs = run_body(body, xs, before, after, axes)
-        return [vary(x, used(t, axes)) for x, t in zip(outputs, after, strict=True)]
+        return [vary(x, varying_names(t, axes)) for x, t in zip(outputs, after, strict=True)]
 
     return run
 
@@ -67,7 +67,7 @@ def _traced(run: Callable[..., list[jax.Array]], operands: Sequence[TensorType],
         return jax.make_jaxpr(lambda *xs: tuple(run(*xs)))(*pieces)
     names = tuple(a.name for a in axes)
     mesh = AbstractMesh(tuple(a.size for a in axes), names, axis_types=(AxisType.Auto,) * len(axes))
-    varying = [used(t.states, axes) for t in operands]
+    varying = [varying_names(t.states, axes) for t in operands]
 
     def local(*xs: jax.Array) -> tuple[jax.Array, ...]:
         outputs = run(*(vary(x, v) for x, v in zip(xs, varying, strict=True)))
@@ -115,7 +115,7 @@ def evaluate(
 def random_pieces(
     type_: TensorType, axes: tuple[Axis, ...], domain: ElementDomain, rng: np.random.Generator, batch: int = 0
 ) -> Array:
-    """Draw the pieces of a random tensor: whole numbers of the whole range of the domain, or indices from 0 to 15."""
+    """Draw the pieces of a random tensor: whole numbers of up to 30 bits as elements of the domain, or indices from 0 to 15."""
     lead = (batch,) if batch else ()
     shape, sizes = (*lead, *type_.shape), tuple(a.size for a in axes)
     if not jnp.issubdtype(jnp.dtype(type_.dtype), jnp.floating):

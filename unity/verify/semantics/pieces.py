@@ -53,8 +53,8 @@ def spread(
         type_: of the tensors.
         axes: of the mesh.
         domain: of the elements.
-        addends: `[*devices, *whole]`, for a type with partial sums: what all devices but the first contribute to each. The first
-            holds the rest of the sum.
+        addends: `[*devices, *whole]`, for a type with partial sums: the addends of all devices but the first, which holds the
+            rest of the sum.
     """
     sizes = [a.size for a in axes]
     pieces = np.broadcast_to(whole, (*sizes, *whole.shape))
@@ -63,7 +63,7 @@ def spread(
             assert addends is not None
             free = addends.take(range(1, sizes[k]), axis=k)
             for other in range(len(axes)):
-                # later axes are split afterwards; along earlier ones that are no partial sums, devices hold the same
+                # along axes after k, and along axes before k without a partial sum, the addends are the same
                 if other > k or (other < k and type_[other].kind != "S"):
                     free = np.broadcast_to(free.take([0], axis=other), free.shape)
             first = domain.sub(pieces.take([0], axis=k), np.expand_dims(domain.total(free, k), k))
@@ -72,7 +72,7 @@ def spread(
 
 
 def cut(wholes: Array, rank: int, type_: Type, axes: Sequence[Axis]) -> Array:
-    """Return the slices that a type leaves to each device, from whole tensors `[*devices, *batch, *whole]` on all of them."""
+    """Return the slice that each device holds of a type, from whole tensors `[*devices, *batch, *whole]` on all devices."""
     shape, lead = wholes.shape[wholes.ndim - rank :], wholes.shape[: wholes.ndim - rank]
     stack = np.empty((*lead, *local_shape(shape, type_, axes)), wholes.dtype)
     for device in np.ndindex(*lead[: len(axes)]):

@@ -1,4 +1,4 @@
-"""Nested programs: calls, branches, and loops whose predicates are concrete."""
+"""Calls, branches, and loops whose predicates are concrete: primitives that run nested programs."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def call_program(run: InterpreterRun, call: PrimitiveCall, values: Sequence[Stac
 def _gaussian_program(shape: Shape, dtype: Any) -> str | None:
     """Return the text of the program by which newer JAX computes exp(-x²) in the derivatives of error functions.
 
-    It splits x in two parts that are rounded apart, by masking bits, which have no meaning in a ring: so it is recognized by its
-    text. None in older JAX, which has no such program.
+    That program masks bits to split x into two parts, which has no meaning in a ring, so it is recognized by its text. Older JAX
+    has no such program; the result is then None.
     """
     if not is_inexact(dtype):
         return None
@@ -75,7 +75,7 @@ def platform_index(run: InterpreterRun, call: PrimitiveCall, values: Sequence[St
 
 
 def where(run: InterpreterRun, condition: Array, yes: StackedValue, no: StackedValue) -> StackedValue:
-    """Select by a concrete condition `[*lead]`. That of a loop under `vmap` has the first local dimensions too."""
+    """Select by a concrete condition `[*lead]`. The condition of a loop under `vmap` also has the first local dimensions."""
     _, (a, b) = run.together([yes, no])
     condition = condition.reshape(condition.shape + (1,) * (a.ndim - condition.ndim))
     return StackedValue(np.where(condition, a, b), yes.known and no.known)
@@ -83,7 +83,7 @@ def where(run: InterpreterRun, condition: Array, yes: StackedValue, no: StackedV
 
 @meaning("cond")
 def branch(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]) -> list[StackedValue]:
-    """An index and operands. Where devices disagree on the index, each has the results of the branch that it takes."""
+    """The results of the branch whose index is the first operand. Each device takes the branch of its own index."""
     index, *operands = values
     branches = call.params["branches"]
     if not index.known:
@@ -106,7 +106,7 @@ def _select_case(run: InterpreterRun, index: StackedValue, cases: list[Array]) -
 
 @meaning("while")
 def while_loop(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]) -> list[StackedValue]:
-    """Steps as long as the predicate holds; where it holds no longer, the carry stays."""
+    """The carry after the last step. Where the predicate no longer holds, the carry stays as it is."""
     params = call.params
     a, b = params["cond_nconsts"], params["body_nconsts"]
     cond_constants, body_constants, carry = list(values[:a]), list(values[a : a + b]), list(values[a + b :])
@@ -125,7 +125,7 @@ def while_loop(run: InterpreterRun, call: PrimitiveCall, values: Sequence[Stacke
 
 @meaning("scan")
 def scan(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]) -> list[StackedValue]:
-    """Constants, the carry, and operands of which each step takes a slice."""
+    """The last carry, and the stacked results of all steps. A step takes constants, the carry, a slice of each other operand."""
     params = call.params
     (c, k), length = constants_and_carry(params), params["length"]
     constants, carry, stacked = list(values[:c]), list(values[c : c + k]), values[c + k :]

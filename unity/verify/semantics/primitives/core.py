@@ -21,7 +21,7 @@ from unity.pcg.operators.table import TABLE
 from unity.pcg.types.axis import Axis
 from unity.verify.semantics.domains import Array, ElementDomain, NotInterpreted, Plain
 
-# Parameters that do not change the function: the last holds shapes, of a function that has a name of its own.
+# Parameters that do not change the function that a primitive computes. (`_prim` holds shapes; its function has its own name.)
 NOT_IN_NAMES = ("accuracy", "out_sharding", "sharding", "_prim")
 PLAIN = Plain()
 
@@ -169,7 +169,7 @@ def apply(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValu
     """Interpret one primitive.
 
     A primitive of the operator table must be registered here: as an unknown function of all its operands, every way to split
-    it would be refuted. Of the table nothing but this set of names is read.
+    it would be refuted. Only the names of primitives are read from the table.
     """
     interpret = MEANINGS.get(call.name)
     if interpret is None:

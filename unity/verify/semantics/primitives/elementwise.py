@@ -1,6 +1,6 @@
 """Elementwise primitives: arithmetic of the ring, order, selection, conversions and bits; all others are functions by name.
 
-PRNG keys are elements too: what a key gives is an unknown function of the key. With JAX's default generator the bits of an
+PRNG keys are elements too: the bits that a key draws are unknown functions of the key. With JAX's default generator the bits of an
 element are a hash of the key and of the element's number.
 """
 
@@ -84,7 +84,7 @@ def with_equal_ranks(run: InterpreterRun, values: Sequence[StackedValue]) -> lis
 
 @meaning(*RING)
 def ring(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]) -> list[StackedValue]:
-    """Sums, products, maxima."""
+    """Operations of the ring and its order: sums, products, maxima."""
     domain, arrays = run.together(with_equal_ranks(run, values))
     with np.errstate(over="ignore"):
         result = RING[call.name](domain, *arrays)
@@ -139,7 +139,7 @@ def logic(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValu
 
 @meaning("select_n")
 def select(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]) -> list[StackedValue]:
-    """`select_n(which, *cases)`."""
+    """For each element, the case that the first operand names."""
     which, *cases = with_equal_ranks(run, values)
     if which.known:
         known = all(c.known for c in cases)

@@ -29,7 +29,7 @@ from unity.verify.semantics.primitives.core import (
 )
 
 Mode = lax.GatherScatterMode
-LARGEST = 4_096  # places that indices may name; beyond that, smaller sizes prove as much
+LARGEST = 4_096  # places that indices may name; for more of them, smaller sizes prove as much
 
 
 # Flat positions
@@ -135,7 +135,7 @@ def _weighted_boxes(
 
 @meaning("dynamic_slice")
 def dynamic_slice(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]) -> list[StackedValue]:
-    """An operand, and one index for each dimension."""
+    """The box of `slice_sizes` that begins at the given indices, one for each dimension; it is moved inside the operand."""
     x, *starts = values
     terms = []
     for flat, weight in _weighted_boxes(run, call, run.shape(x.array), call.params["slice_sizes"], starts):
@@ -147,7 +147,7 @@ def dynamic_slice(run: InterpreterRun, call: PrimitiveCall, values: Sequence[Sta
 
 @meaning("dynamic_update_slice")
 def dynamic_update_slice(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]) -> list[StackedValue]:
-    """An operand, an update, and one index for each dimension."""
+    """The operand with an update written into the box that begins at the given indices, one for each dimension."""
     x, update, *starts = values
     known = all(v.known for v in values)
     array, new = run.together([x, update])[1] if all(s.known for s in starts) else (run.lift(x), run.lift(update))

@@ -1,4 +1,4 @@
-"""Products of rows in groups, each group with its own matrix: for every group a dense product of its rows alone."""
+"""Products of rows in groups, each group with its own matrix, computed as one dense product for each group."""
 
 from __future__ import annotations
 

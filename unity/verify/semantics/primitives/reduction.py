@@ -32,7 +32,7 @@ OPERATIONS: Mapping[str, Callable[[ElementDomain], Operation]] = {
 
 
 def flatten_to_end(run: InterpreterRun, x: Array, axes: Sequence[int]) -> Array:
-    """Return an array with the given local dimensions made one, at the end."""
+    """Return an array with some local dimensions flattened into one, the last."""
     others = [i for i in range(run.lead, x.ndim) if i - run.lead not in axes]
     x = x.transpose(*range(run.lead), *others, *(run.lead + i for i in axes))
     return x.reshape((*x.shape[: x.ndim - len(axes)], -1))
@@ -70,7 +70,7 @@ def reduction(run: InterpreterRun, call: PrimitiveCall, values: Sequence[Stacked
 
 @meaning("reduce")
 def general_reduction(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]) -> list[StackedValue]:
-    """Operands, then their initial values; `jaxpr` combines two of each."""
+    """The operands (the first half of `values`) folded by `jaxpr`, from their initial values (the second half)."""
     n = len(values) // 2
     dims = call.params["dimensions"]
     rows = [StackedValue(flatten_to_end(run, v.array, dims), v.known) for v in values[:n]]

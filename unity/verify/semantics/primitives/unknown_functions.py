@@ -1,4 +1,4 @@
-"""Primitives of which only the dependence is known: each element of the result is an unknown function of a row of operands.
+"""Primitives as unknown functions: of each element of the result it is known only which elements of operands it depends on.
 
 A sort, a decomposition or random bits depend on everything that lies in some blocked dimensions, and on nothing else. That is all
 that a proof about the shared, leading dimensions needs.
@@ -40,7 +40,7 @@ def rowwise(run: InterpreterRun, name: str, operands: Sequence[Array], shapes: S
 
 
 def flatten_last(x: Array, count: int) -> Array:
-    """Return an array with its last `count` dimensions made one."""
+    """Return an array with its last `count` dimensions flattened into one."""
     return x.reshape((*x.shape[: x.ndim - count], -1))
 
 

@@ -48,7 +48,7 @@ def window_reduction(run: InterpreterRun, call: PrimitiveCall, values: Sequence[
 def general_window_reduction(
     run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]
 ) -> list[StackedValue]:  # fmt: skip
-    """Operands, then their initial values, which also surround them; `jaxpr` combines two of each."""
+    """Each window folded by `jaxpr`, from initial values (the second half of `values`), which also surround the operands."""
     n = len(values) // 2
     rows = []
     for value, start in zip(values[:n], values[n:], strict=True):
