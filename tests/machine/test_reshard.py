@@ -8,7 +8,7 @@ import pytest
 
 from unity.machine.collectives import collective
 from unity.machine.machine import Machine
-from unity.machine.resharding_tables import Types, _Book, changes
+from unity.machine.resharding_tables import Types, _PriceBook, changes
 from unity.pcg.parallel.resharding import absolute, steps
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, copies, misfit, partitioned
 
@@ -85,9 +85,9 @@ def test_what_is_remembered_is_what_was_priced(monkeypatch, most):
     machine = Machine.grid(2, 3, "v100")
     types = [t for t in itertools.product(STATES, repeat=2) if misfit(SHAPE, t, machine.axes) is None]
     sets = [Types.of(types[k::5]) for k in range(5)]
-    book, alone = _Book(machine, 1.0), {}
+    book, alone = _PriceBook(machine, 1.0), {}
     for before, after in itertools.product(sets, sets):
-        alone[before.key, after.key] = _Book(machine, 1.0).changes(before, after)
+        alone[before.key, after.key] = _PriceBook(machine, 1.0).changes(before, after)
     for before, after in [*itertools.product(sets, sets)] * 2:
         (found, index), (wanted, numbers) = book.changes(before, after), alone[before.key, after.key]
         assert np.array_equal(found[index].forward, wanted[numbers].forward)

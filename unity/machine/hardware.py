@@ -11,9 +11,9 @@ import numpy as np
 
 from unity.base.errors import UnityError
 
-# What a device without units for a dtype computes it in, and at what part of that dtype's rate. Followed until a rate
-# is found; a dtype that is not listed runs at the float32 rate. Eight-bit floats are widened to bfloat16 where there
-# are no units for them, bfloat16 and float16 to float32; a device without a float64 figure is given the usual half.
+# For a dtype without units: the dtype in which a device computes instead, and the fraction of that dtype's rate. Followed
+# until a dtype has a rate; a dtype that is not listed runs at the float32 rate. Eight-bit floats are widened to bfloat16,
+# bfloat16 and float16 to float32; float64 is assumed to run at half the rate of float32, as it usually does.
 _COMPUTED_IN: Mapping[str, tuple[str, float]] = {
     "float8_e4m3fn": ("bfloat16", 1.0),
     "float8_e5m2": ("bfloat16", 1.0),
@@ -76,8 +76,7 @@ class Device:
     """
 
     name: str
-    # A mapping has no hash. Leaving it out of the device's keeps equal devices equal, and machines usable as cache
-    # keys.
+    # A mapping has no hash, so the device's hash leaves it out: machines are keys of caches.
     flops: Mapping[str, float] = field(hash=False)
     memory: int
     bandwidth: float
@@ -100,7 +99,7 @@ class Device:
         object.__setattr__(self, "flops", dict(self.flops))  # a copy, so that the caller's dict cannot change a machine
 
     def flops_of(self, dtype: object) -> float:
-        """Peak FLOP/s for operands of `dtype`: a name ("bfloat16"), a NumPy or JAX dtype, or a scalar type.
+        """Return the peak FLOP/s for operands of `dtype`: a name ("bfloat16"), a NumPy or JAX dtype, or a scalar type.
 
         A dtype without a figure runs at the rate of the dtype that it is computed in: eight-bit floats as bfloat16,
         bfloat16 and float16 as float32, float64 at half of float32, complex128 as float64, anything else as float32.
@@ -115,23 +114,23 @@ class Device:
 def _dtype_name(dtype: object) -> str:
     if isinstance(dtype, str):
         return dtype
-    # JAX's extended dtypes (random keys) are no NumPy dtypes, but carry a name all the same.
+    # JAX's extended dtypes (random keys) are not NumPy dtypes, but have a name as well.
     name = getattr(dtype, "name", None)
     return name if isinstance(name, str) else np.dtype(dtype).name  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A collective among groups of some size on one level, as measured while all groups of that size communicate at once.
+    """The measured line of a collective in groups of one size on one level, while all groups of that size communicate at once.
 
     Args:
         kind: the collective, by XLA's name.
         size: devices in a group.
         alpha: seconds with few bytes.
-        beta: seconds of each byte more; of the full side on one device.
-        error: by how much the line `alpha + beta * nbytes` is off the points, relatively: the root of the mean square.
-        points: (bytes, seconds) as they were measured, for reports.
-        turned: along another dimension than the first, as `collectives` says.
+        beta: seconds for each byte of the full side on one device.
+        error: the root mean square of the relative deviations of the points from the line `alpha + beta * nbytes`.
+        points: the measured (bytes, seconds), for reports.
+        turned: whether the tensor is gathered or scattered along another dimension than its first (see `machine.collectives`).
 
     Raises:
         MachineError: a figure is missing, not positive, or not finite.
@@ -142,7 +141,7 @@ class Curve:
     alpha: float
     beta: float
     error: float = 0.0
-    points: tuple[tuple[int, float], ...] = field(default=(), hash=False)  # machines are looked up by hash all the time
+    points: tuple[tuple[int, float], ...] = field(default=(), hash=False)  # hashes of machines are computed often
     turned: bool = False
 
     def __post_init__(self) -> None:
@@ -168,11 +167,11 @@ class Level:
         size: how many units it joins.
         bandwidth: bytes/s per *device*, in one direction, when all devices use the level at once. Several devices that
             share a network card each count their share: one 12.5 GB/s card in a node of 8 devices is 1.5625e9. A group
-            that has m members in a node owns m shares of that node's cards (`collectives` says how they are used).
+            that has m members in a node has m shares of that node's cards (see `machine.collectives`).
         latency: seconds per message.
-        relative: for collectives that were measured one by one, (XLA's name, times as many seconds for few bytes, times as
-            many for each further byte) as the formulas of `collectives` say.
-        curves: collectives that were measured in groups of some size on this level alone. They go before `relative`.
+        relative: for each kind of collective that was measured on the whole level: its XLA name, and the factors by which alpha
+            and beta exceed the formulas of `machine.collectives`.
+        curves: the collectives that were measured in groups on this level alone. They take precedence over `relative`.
 
     Raises:
         MachineError: a figure is missing, negative, or not finite.
@@ -195,7 +194,7 @@ class Level:
             check_positive(f"level {self.name!r}: relative {kind}", beta, "times")
 
     def measured(self, kind: str) -> tuple[float, float]:
-        """Return the factors by which a collective's predicted alpha and beta are multiplied, (1, 1) if it was not measured."""
+        """Return the factors by which a collective's alpha and beta exceed the formulas, (1, 1) if it was not measured."""
         return next(((alpha, beta) for name, alpha, beta in self.relative if name == kind), (1.0, 1.0))
 
     def curve(self, kind: str, size: int, turned: bool = False) -> Curve | None:

@@ -39,7 +39,7 @@ class Machine:
         levels: outermost first; the last one joins devices.
         profile: measured times of operators on such devices; without one, the roofline predicts them.
         reduce_in: the narrow type whose partial sums are added in that type (`unity.optimize`).
-        mesh: the names and sizes of mesh axes of the user's, outermost first, in place of prime ones (`with_mesh`).
+        mesh: the names and sizes of the user's mesh axes, outermost first, in place of prime ones (`with_mesh`).
 
     Raises:
         MachineError: the machine has no level, or two levels of one name; or the mesh does not fit the levels.
@@ -93,7 +93,7 @@ class Machine:
         return dict(self.mesh) or {axis.name: axis.size for axis in self.axes} or {"d0": 1}
 
     def with_mesh(self, shape: Mapping[str, int]) -> Machine:
-        """Return this machine with mesh axes of the user's, which plans use whole, in place of prime ones.
+        """Return this machine with the user's mesh axes, which plans do not divide, in place of prime ones.
 
         Devices are counted as in a mesh, the last axis fastest: those of a node follow each other. An axis may be a level, several,
         or a part of one.
@@ -125,8 +125,8 @@ class Machine:
         """Return this machine with measured times of operators.
 
         Raises:
-            MachineError: the profile is of another kind of device, or of virtual devices in another number, which share a host's
-                cores otherwise.
+            MachineError: the profile is of another kind of device, or of another number of virtual devices, which share a
+                host's cores.
         """
         if profile is None:
             return replace(self, profile=None)
@@ -217,8 +217,7 @@ class Machine:
         Raises:
             MachineError: see `unity.exec.measure.local_machine.describe`.
         """
-        # Imported here because it reads this module, and because planning for another machine needs neither JAX's
-        # devices nor what measures them.
+        # Imported here because it imports this module, and because planning for another machine needs no devices.
         from unity.exec.measure.local_machine import describe
 
         return describe(devices)

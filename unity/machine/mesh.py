@@ -1,4 +1,4 @@
-"""Mesh axes of the user's on the levels of a machine.
+"""The user's mesh axes on the levels of a machine.
 
 The devices of a mesh, counted with its last axis fastest, are those of the machine, counted with its innermost level fastest. So on
 4 nodes of 8 devices, an axis of 4 in front of one of 8 is the nodes; an axis of 8 in front of one of 4 is the nodes times 2 devices
@@ -24,7 +24,7 @@ def extents_of(sizes: Sequence[int], levels: Sequence[int]) -> list[Extent] | No
         levels: the sizes of the levels, outermost first, with the same product.
 
     Returns:
-        None if an axis' groups of devices would be unlike: some within a unit of a level, some across units.
+        None if along an axis some groups of devices would be within a unit of a level, and others across units.
     """
     extents: list[Extent] = []
     level, free = len(levels) - 1, levels[-1]

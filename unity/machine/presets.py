@@ -1,8 +1,7 @@
 """Known devices, links and clusters, as data. Every figure carries its source.
 
 Rates are the vendors' peaks for dense operands (without structured sparsity). Memory is what the board carries; what is
-left for a program is less (`Machine.with_memory`). A user who has measured better figures writes a machine of his own,
-as JSON.
+left for a program is less (`Machine.with_memory`). Users with better figures describe their machine in a JSON file.
 """
 
 from __future__ import annotations
@@ -117,8 +116,8 @@ LINKS: Mapping[str, Link] = {
 
 @dataclass(frozen=True)
 class Links:
-    """How nodes of a kind of device are usually built: the link inside, the network card, and one card for each device
-    or one that the whole node shares."""
+    """The usual links of nodes with one kind of device: inside a node, between nodes, and whether each device has a network
+    card of its own or the node has one for all."""
 
     intra: str
     inter: str

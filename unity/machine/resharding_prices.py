@@ -1,8 +1,8 @@
-"""The price of changing one type into another, for many pairs of types at once.
+"""Prices of changes from one type to another, for many pairs of types at once.
 
-All pairs go together through the steps that `pcg.parallel.resharding.steps` lists for one. Each pair is a column, and a step adds
-the alpha and beta of its collective to the columns that take part in it. Types are rows of codes, one for each axis: U, R, S, or P
-+ name · OUTERS + the number of its outer, with the names that `resharding_tables` gives the dimensions of a pair.
+All pairs go together through the steps that `pcg.parallel.resharding.steps` lists for one pair. Each pair is a column, and a step
+adds the alpha and beta of its collective to the columns that take part in it. A type is a row of codes, one for each axis: U, R, S,
+or P + name · OUTERS + the number of its inner digit, with the names that `resharding_tables` gives the dimensions of a pair.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ FIRST = 0  # the name of the first dimension
 U, R, S, P = range(4)
 UNPLACED = (U, R, S)
 KIND = {"U": U, "R": R, "S": S, "P": P}
+# The states from which a step leads to a partitioned one, and the order of such steps where slicing is late.
 FROM = {"partition": (U, R), "reduce_partition": (S,), "combine_partition": (P,)}
 LATE = ("reduce_partition", "partition", "combine_partition")
 OUTERS = 1 << 10  # inner digits that a code can tell apart
@@ -31,8 +32,9 @@ NOWHERE = 1 << 30  # a level beyond all levels
 
 
 class Pricing:
-    """A pass over all pairs through `pcg.parallel.resharding.steps`. A pair is a column; `rows` are the pairs that take part in a
-    step.
+    """A pass of all pairs through `pcg.parallel.resharding.steps`.
+
+    A pair is a column of every array; `rows` are the numbers of the pairs that take part in a step.
 
     Args:
         outers: the inner digits, by the numbers that codes contain.
@@ -66,7 +68,7 @@ class Pricing:
         everything = rows
         while len(rows):
             self.slice_all(rows)
-            rows = self.gather_what_is_in_the_way(rows)
+            rows = self.gather_blocking_axes(rows)
         self.finish(everything)
         unused, replicated = ((_are(self.start, a) & _are(self.goal, b)) for a, b in ((U, R), (R, U)))
         moved = (self.start != self.goal) & ~unused & ~replicated
@@ -74,7 +76,7 @@ class Pricing:
         return np.stack([*(x for line in self.cost.values() for x in line), self.merged, size, self.gathered])
 
     def slice_all(self, rows: Array) -> None:
-        """Slice, reduce-scatter and all-to-all, as long as any pair has an axis that is free to move."""
+        """Make slices, reduce-scatters and all-to-alls as long as any pair has an axis that is free to be partitioned."""
         while len(rows := rows[self.free(rows).any(0)]):
             held, goal = self.held.take(rows, 1), self.goal.take(rows, 1) >= 0
             sliced, summed = (self.outermost(_are(held, k) & goal) for k in (U, S))
@@ -84,6 +86,7 @@ class Pricing:
                     self.slice(name, chosen)
 
     def slice(self, name: str, rows: Array) -> None:
+        """Make one kind of step that partitions axes, wherever an axis is free."""
         if not len(rows):
             return
         held = self.held.take(rows, 1)
@@ -106,8 +109,8 @@ class Pricing:
             self.add("backward", "all-to-all", rows, chosen)
             self.become(rows, chosen, P)
 
-    def gather_what_is_in_the_way(self, rows: Array) -> Array:
-        """Gather once for each pair that is stuck. Returns these pairs."""
+    def gather_blocking_axes(self, rows: Array) -> Array:
+        """Gather along one axis of each pair in which a slice is in the way of others. Returns these pairs."""
         held, goal = self.held.take(rows, 1), self.goal.take(rows, 1)
         done = held == goal
         stuck = ~done & (held >= 0) & self.overlap(held, np.where(done, ~U, goal))
@@ -124,6 +127,7 @@ class Pricing:
         return rows
 
     def finish(self, rows: Array) -> None:
+        """Reduce partial sums, and gather or replicate whatever is not to stay partitioned."""
         goal = self.goal.take(rows, 1)
         chosen = _are(self.held.take(rows, 1), S) & ~_are(goal, S)
         self.add("forward", "all-reduce", rows, chosen)
@@ -182,7 +186,7 @@ class Pricing:
         return self.tables[kind]
 
     def turned(self, positions: Array, rows: Array, chosen: Array) -> Array:
-        """Return for each row whether a chosen axis is placed along another dimension than the first: `resharding.turned`."""
+        """Return for each row whether a chosen axis partitions another dimension than the first (`resharding.turned`)."""
         return np.any(chosen & self.turning[positions.take(rows, 1)], axis=0)
 
     def mask(self, chosen: Array) -> Array:
@@ -190,6 +194,7 @@ class Pricing:
         return (chosen.astype(np.int64) << np.array(self.axes, np.int64)[:, None]).sum(0)
 
     def become(self, rows: Array, chosen: Array, kind: int) -> None:
+        """Set the state of the chosen axes, for P to the goal, and update the fraction of the tensor that a device holds."""
         if not len(rows):
             return
         held, size = self.held.take(rows, 1), self.sizes[:, None]
@@ -198,6 +203,7 @@ class Pricing:
         self.held[:, rows] = np.where(chosen, self.goal.take(rows, 1) if kind == P else ~kind, held)
 
     def gather(self, rows: Array, chosen: Array, kind: int) -> None:
+        """Gather along the chosen axes, which become unused or replicated."""
         some = np.flatnonzero(chosen.any(0))
         rows, chosen = rows[some], chosen.take(some, 1)
         turned = self.turned(self.held, rows, chosen)
@@ -209,7 +215,7 @@ class Pricing:
 
 
 def _are(held: Array, kind: int) -> Array:
-    """Return which axes are in a state: a place is a number from 0, and any other state the complement of its kind."""
+    """Return which axes are in a state of a kind. A slice position is a number from 0, another state the complement of its kind."""
     return held >= 0 if kind == P else held == ~kind
 
 

@@ -1,8 +1,8 @@
 """Tables of the prices of changing types: the sequences of `pcg.parallel.resharding`, for all pairs of types at once.
 
-Every step is one collective whose time is alpha + beta · bytes, so a change costs a + b · (bytes of the whole tensor), with
-coefficients that depend on the two types only, and on them only up to the names of dimensions but the first: gathering dimension 1
-to slice dimension 2 costs what the reverse does. Changes that are the same but for that are priced once for a machine.
+Every step is one collective whose time is alpha + beta · bytes, so a change costs a + b · (bytes of the whole tensor). The
+coefficients depend only on the two types, and all dimensions but the first are interchangeable: gathering dimension 1 to slice
+dimension 2 costs the same as the reverse. Changes that differ only in the names of such dimensions are priced once for a machine.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Types:
         return np.prod(np.where(split, [1 / a.size for a in axes], 1.0), axis=1)
 
     def absolute(self, axes: Sequence[Axis], k: int) -> list[State]:
-        """Return each type's state along axis k with its slice position made absolute (`pcg.resharding.absolute`)."""
+        """Return each type's state along axis k with its slice position made absolute (`pcg.parallel.resharding.absolute`)."""
         sizes = np.array([a.size for a in axes[:k]], int)
         before = np.where(self.rows[:, :k] == self.rows[:, k, None], sizes, 1).prod(1)
         states = (self.states[code] for code in self.rows[:, k])
@@ -67,9 +67,9 @@ class Changes:
 
     forward: tuple[Array, Array]
     backward: tuple[Array, Array]
-    merged: Array  # seconds that backward has less where the tensor is an argument, as `search.collectives` says
-    size: Array  # what one device holds afterwards, as a fraction of the tensor; 0 where no new buffer is made
-    gathered: Array  # whether anything is gathered
+    merged: Array  # seconds by which `backward` is shorter if the tensor is an argument (`machine.collectives`: merging)
+    size: Array  # the fraction of the tensor that one device holds afterwards; 0 where no new buffer is made
+    gathered: Array  # whether some step gathers
 
     def __getitem__(self, index: Array) -> Changes:
         f, b = ((alpha[index], beta[index]) for alpha, beta in (self.forward, self.backward))
@@ -77,21 +77,21 @@ class Changes:
 
 
 def changes(machine: Machine, before: Sequence[Type], after: Sequence[Type], growth: float = 1.0) -> Changes:
-    """The coefficients of all changes between two sets of types on a machine's axes, [before, after].
+    """Return the coefficients of all changes between two sets of types on a machine's axes, [before, after].
 
-    `growth`: how many times larger than the tensor its partial sums are (`pcg.accumulation`).
+    `growth` is the factor by which partial sums are larger than the tensor (`pcg.types.accumulation`).
     """
-    found, index = distinct_changes(machine, Types.of(before), Types.of(after), growth)
-    return found[index]
+    distinct, index = distinct_changes(machine, Types.of(before), Types.of(after), growth)
+    return distinct[index]
 
 
 def distinct_changes(machine: Machine, before: Types, after: Types, growth: float = 1.0) -> tuple[Changes, Array]:
-    """Every change between two sets of types once, and which of them leads from one type to another, [before, after]."""
-    return _book(machine, growth).changes(before, after)
+    """Return the distinct changes between two sets of types, and the number of each pair's change, [before, after]."""
+    return _price_book(machine, growth).changes(before, after)
 
 
 def stationary_pairs(before: Types, after: Types, axes: Sequence[Axis], over: Sequence[int]) -> Array:
-    """Whether a change leaves a tensor where it is along all axes `over`, as `pcg.resharding.stationary` says, [before, after]."""
+    """Return which changes are stationary along all axes `over` (`pcg.parallel.resharding.stationary`), [before, after]."""
     good = np.ones((len(before), len(after)), bool)
     for k in over:
         rows, columns = before.absolute(axes, k), after.absolute(axes, k)
@@ -102,100 +102,108 @@ def stationary_pairs(before: Types, after: Types, axes: Sequence[Axis], over: Se
 
 
 @lru_cache(maxsize=8)
-def _book(machine: Machine, growth: float) -> _Book:
-    return _Book(machine, growth)
+def _price_book(machine: Machine, growth: float) -> _PriceBook:
+    return _PriceBook(machine, growth)
 
 
-BLOCK = 1 << 15  # pairs that are priced at once: what is worked on meanwhile is some hundred bytes for each
-RECENT = 128_000_000  # bytes of changes between pairs of sets that are remembered
-FACTORS = np.random.default_rng(0).integers(1, 1 << 63, FIELDS, np.uint64) * np.uint64(2) + np.uint64(1)  # of fingerprints
+BLOCK = 1 << 15  # pairs that are priced at once; each takes some hundred bytes of temporaries
+RECENT = 128_000_000  # bytes of the cache of changes between two sets of types
+# Odd factors of the fingerprints of costs.
+FACTORS = np.random.default_rng(0).integers(1, 1 << 63, FIELDS, np.uint64) * np.uint64(2) + np.uint64(1)
 
 
 @dataclass(frozen=True, eq=False)
-class _Renamed:
-    """A set of types with dimensions renamed: the distinct ones' `codes` [types, axes] and `ids`, and which each has become."""
+class _RenamedTypes:
+    """A set of types after renaming dimensions.
+
+    Attributes:
+        codes: the distinct types, [types, axes] (see `machine.resharding_prices`).
+        ids: for each distinct type, a number that no other type of the price book has.
+        index: for each original type, the number of the distinct type that it has become.
+    """
 
     codes: Array
     ids: Array
     index: Array
 
 
-class _Book:
-    """All changes that were priced on a machine, for dimensions named as they appear: first in the old type, then in the new. The
-    first dimension keeps its name, 0, as what happens along others is turned.
+class _PriceBook:
+    """All changes that have been priced on a machine.
 
-    Codes of types are those of `search.reshard_prices`.
+    Dimensions are named in the order in which they appear, first in the old type, then in the new one. The first dimension always
+    has name 0, because collectives along it cost less than along others (`machine.collectives`: turning).
     """
 
     def __init__(self, machine: Machine, growth: float) -> None:
         self.machine, self.growth = machine, growth
         self.outers: dict[int, int] = {}
         self.ids: dict[bytes, int] = {}
-        self.recent = Recent[tuple, tuple[Changes, Array]](RECENT, lambda found: _nbytes(*found))
-        self.costs = np.zeros((0, FIELDS))  # of priced pairs, every different one once; and room for more
-        self.numbers: dict[bytes, int] = {}  # where each of these is
-        self.runs: list[tuple[Array, Array]] = []  # of priced pairs: keys, ascending, and which of the costs is each one's
+        self.recent = Recent[tuple, tuple[Changes, Array]](RECENT, lambda entry: _nbytes(*entry))
+        self.costs = np.zeros((0, FIELDS))  # the distinct costs of priced pairs, and spare rows
+        self.numbers: dict[bytes, int] = {}  # the row of each distinct cost
+        self.runs: list[tuple[Array, Array]] = []  # priced pairs: ascending keys, and the row of each one's cost
 
     def changes(self, before: Types, after: Types) -> tuple[Changes, Array]:
-        """Tensors of one kind have the same types all over a program: what was looked up last is remembered."""
+        """Return `distinct_changes`, from the cache if possible: all tensors of a kind in a program have the same types."""
         key = (before.key, after.key)
         if key not in self.recent:
-            self.recent[key] = self.found(before, after)
+            self.recent[key] = self.computed(before, after)
         return self.recent[key]
 
-    def found(self, before: Types, after: Types) -> tuple[Changes, Array]:
+    def computed(self, before: Types, after: Types) -> tuple[Changes, Array]:
+        """Compute `distinct_changes`, pricing only pairs that have not been priced before."""
         old, new, naming = self.renamed(before, after)
         rows, columns = old.index[:, None], new.index[naming]
         present = np.zeros((len(old.ids), len(new.ids)), bool)
         present[rows, columns] = True
         pairs = np.stack(np.nonzero(present))
         keys = old.ids[pairs[0]] << 32 | new.ids[pairs[1]]
-        which, known = self.look_up(keys)
+        cost_rows, known = self.look_up(keys)
         if not known.all():
             more = self.priced(old.codes, new.codes, pairs[:, ~known])
-            which[~known] = more
-            self.learn(keys[~known], more)
-        among = np.zeros(len(self.numbers), bool)
-        among[which] = True
-        used = np.flatnonzero(among)
-        own = np.empty(len(among), np.int32)
-        own[used] = np.arange(len(used))
+            cost_rows[~known] = more
+            self.add_run(keys[~known], more)
+        is_used = np.zeros(len(self.numbers), bool)
+        is_used[cost_rows] = True
+        used = np.flatnonzero(is_used)
+        position = np.empty(len(is_used), np.int32)  # of each used row among the used ones
+        position[used] = np.arange(len(used))
         number = np.zeros(present.shape, np.min_scalar_type(len(used)))
-        number[tuple(pairs)] = own[which]
+        number[tuple(pairs)] = position[cost_rows]
         f0, f1, b0, b1, merged, size, gathered = np.ascontiguousarray(self.costs[used].T)
         return Changes((f0, f1), (b0, b1), merged, size, gathered > 0), number[rows, columns]
 
     def look_up(self, keys: Array) -> tuple[Array, Array]:
-        """Return the number of the cost of each known pair, and which pairs are known."""
-        which, known = np.zeros(len(keys), np.int32), np.zeros(len(keys), bool)
-        for own, numbers in self.runs:
-            at = np.minimum(np.searchsorted(own, keys), len(own) - 1)
-            matches = own[at] == keys
-            which[matches] = numbers[at[matches]]
+        """Return the row of each known pair's cost, and which pairs are known."""
+        rows, known = np.zeros(len(keys), np.int32), np.zeros(len(keys), bool)
+        for run, run_rows in self.runs:
+            at = np.minimum(np.searchsorted(run, keys), len(run) - 1)
+            matches = run[at] == keys
+            rows[matches] = run_rows[at[matches]]
             known |= matches
-        return which, known
+        return rows, known
 
     def priced(self, old: Array, new: Array, pairs: Array) -> Array:
-        """Price new pairs of two sets of types. Returns the number of the cost of each."""
+        """Price new pairs of two sets of types. Returns the row of each one's cost."""
         outers = tuple(self.outers)
         blocks = np.array_split(pairs, -(-pairs.shape[1] // BLOCK), axis=1)
         pricings = (Pricing(self.machine, outers, old, new, block, self.growth) for block in blocks)
         return np.concatenate([self.numbered(pricing.run()) for pricing in pricings])
 
     def numbered(self, priced: Array) -> Array:
-        """Number the costs of priced pairs, [FIELDS, pairs], adding those that are new."""
-        different, which = _different(priced)
-        rows, known = _rows(np.ascontiguousarray(different.T)), len(self.numbers)
+        """Return the rows of the costs of priced pairs, [FIELDS, pairs], after adding those that are new."""
+        distinct, which = _distinct_columns(priced)
+        rows, known = _rows(np.ascontiguousarray(distinct.T)), len(self.numbers)
         new = {row: known + k for k, row in enumerate(row for row in rows if row not in self.numbers)}
         numbers = np.array([new[row] if row in new else self.numbers[row] for row in rows], np.int32)
         count = known + len(new)
         if count > len(self.costs):
-            self.costs = np.concatenate([self.costs[:known], np.zeros((count, FIELDS))])  # twice as many, at least
-        self.costs[known:count] = different.T[numbers >= known]
-        self.numbers.update(new)  # last, so that all that have a number have costs, whenever Ctrl-C is pressed
+            self.costs = np.concatenate([self.costs[:known], np.zeros((count, FIELDS))])  # at least twice as many
+        self.costs[known:count] = distinct.T[numbers >= known]
+        self.numbers.update(new)  # last, so that each number has its cost even if Ctrl-C interrupts this
         return numbers[which]
 
-    def learn(self, keys: Array, numbers: Array) -> None:
+    def add_run(self, keys: Array, numbers: Array) -> None:
         """Add a sorted run of keys. Runs of similar length are merged, so that each key moves only logarithmically often."""
         order = np.argsort(keys)
         self.runs.append((keys[order], numbers[order]))
@@ -205,8 +213,11 @@ class _Book:
             order = np.argsort(both, kind="stable")
             self.runs[-2:] = [(both[order], np.concatenate([numbers, more])[order])]
 
-    def renamed(self, before: Types, after: Types) -> tuple[_Renamed, _Renamed, Array]:
-        """Both sets with dimensions named, the new one for every naming that old types give; and which each of them gives."""
+    def renamed(self, before: Types, after: Types) -> tuple[_RenamedTypes, _RenamedTypes, Array]:
+        """Return both sets with dimensions renamed: the new types under every naming that some old type leads to, [namings, types].
+
+        Returns also the number of the naming that each old type leads to.
+        """
         dims = 1 + max(s.dim for s in (*before.states, *after.states, UNUSED_AT_0))
         unnamed = np.full((len(before), dims), -1)
         unnamed[:, 0] = FIRST
@@ -215,7 +226,8 @@ class _Book:
         every = _named(np.repeat(namings[:, None], len(after), axis=1), after)
         return self.coded(before, own), self.coded(after, every), of.reshape(-1)
 
-    def coded(self, types: Types, names: Array) -> _Renamed:
+    def coded(self, types: Types, names: Array) -> _RenamedTypes:
+        """Return types with their dimensions named by `names`, [..., types, dimensions]."""
         kind, dim, outer = (np.array(column)[types.rows] for column in zip(*map(self.described, types.states), strict=True))
         name = np.take_along_axis(names, np.broadcast_to(dim, (*names.shape[:-1], dim.shape[-1])), axis=-1)
         codes = np.where(kind == P, P + name * OUTERS + outer, kind).astype(np.uint16)
@@ -223,22 +235,23 @@ class _Book:
         index = [local.setdefault(row, len(local)) for row in _rows(codes)]
         ids = [self.ids.setdefault(row, len(self.ids)) for row in local]
         distinct = np.frombuffer(b"".join(local), np.uint16).reshape(len(local), codes.shape[-1])
-        return _Renamed(distinct, np.array(ids, np.int64), np.array(index).reshape(names.shape[:-1]))
+        return _RenamedTypes(distinct, np.array(ids, np.int64), np.array(index).reshape(names.shape[:-1]))
 
     def described(self, state: State) -> tuple[int, int, int]:
+        """Return a state as numbers: its kind, its dimension, and the number of its inner digit."""
         number = self.outers.setdefault(state.outer, len(self.outers))
         assert number < OUTERS, "more inner digits than a code can hold"
         return KIND[state.kind], max(state.dim, 0), number
 
 
-def _nbytes(found: Changes, index: Array) -> int:
-    return FIELDS * found.merged.nbytes + index.nbytes
+def _nbytes(distinct: Changes, index: Array) -> int:
+    return FIELDS * distinct.merged.nbytes + index.nbytes
 
 
-def _different(priced: Array) -> tuple[Array, Array]:
-    """The columns that are different, bit by bit, and which of them each is.
+def _distinct_columns(priced: Array) -> tuple[Array, Array]:
+    """Return the distinct columns, compared bit by bit, and for each column the number of its equal among them.
 
-    They are told apart by fingerprints. Should different ones have the same (which was never seen), they are compared themselves.
+    Columns are compared by fingerprints; if two different columns share one (this was never seen), by their content.
     """
     words = np.ascontiguousarray(priced).view(np.uint64)
     prints = np.zeros(words.shape[1], np.uint64)
@@ -254,14 +267,14 @@ UNUSED_AT_0 = State("U", 0)
 
 
 def _rows(codes: Array) -> list[bytes]:
-    """Every row of codes as bytes."""
+    """Return every row of codes as bytes."""
     width = codes.shape[-1] * codes.itemsize
     count = codes.size // codes.shape[-1] if width else int(np.prod(codes.shape[:-1]))
     return codes.reshape(count, -1).view(np.dtype((np.void, width))).ravel().tolist() if width else [b""] * count
 
 
 def _named(names: Array, types: Types) -> Array:
-    """Names dimensions that have none yet (-1), in the order of the axes: [..., types, dimensions]."""
+    """Name the dimensions that have no name yet (-1), in the order of the axes. `names` is [..., types, dimensions]."""
     dims = np.array([s.dim for s in types.states], int)[types.rows]
     following = names.max(-1) + 1
     rows = np.arange(len(types))

@@ -1,1 +1,1 @@
-"""Measured operators: what was measured on which devices, where it is kept, and what it says of shapes that were not."""
+"""Measured times of operators: profiles of devices, and the database that stores them."""

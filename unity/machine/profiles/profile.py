@@ -13,7 +13,7 @@ from typing import Any
 from unity.base.documents import Record, encoded, plain, refuse_unknown, typed
 from unity.machine.hardware import MachineError
 
-SCHEMA = 2  # of a profile's JSON; raised for another way of measuring, too, so that older measurements are not believed
+SCHEMA = 2  # of a profile's JSON; raised for a new way of measuring, too, so that older measurements are not used
 
 Shapes = tuple[tuple[int, ...], ...]
 Content = tuple[str, Shapes, tuple[bool, ...]]
@@ -46,11 +46,11 @@ class Measurement(Record, array_like=True, dict=True):
 
     Args:
         body: the hash of its program, which global shapes, dtypes and parameters are part of.
-        kind: the class of operators that take alike, by `profile_lookup.kind_of`.
+        kind: the class of operators that take similar times (`search.cost.profile_lookup.kind_of`).
         shapes: of its operands and then its results, on one device.
         differentiated: for each operand, whether a gradient flows back to it.
         work: FLOPs of products on one device.
-        dtype: that they are computed in.
+        dtype: the dtype in which products are computed.
         nbytes: of operands and results on one device.
         forward: median seconds, with the residuals written out.
         backward: median seconds from cotangents and residuals to the gradients, 0 if nothing is differentiated.
@@ -126,7 +126,7 @@ class Profile:
         return {k: tuple(v) for k, v in groups.items()}
 
     def of(self, bodies: Collection[str]) -> Profile:
-        """Return the measurements of some programs alone."""
+        """Return the profile with the measurements of some programs only."""
         return Profile(self.where, tuple(m for m in self.measurements if m.body in bodies))
 
     def to_json(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ GET = "SELECT row FROM measurements WHERE place = ? ORDER BY content"
 
 
 class ProfileError(UnityError):
-    """Measurements cannot be made or stored. The message says why, and the way out."""
+    """Measurements cannot be made or stored. The message says why, and what to do."""
 
     docs = "costs"
 
@@ -78,14 +78,14 @@ class Store:
 
     def _safely(self, use: Callable[[sqlite3.Connection], T]) -> T:
         """Use the database, and once more with a new one if it turns out to be damaged."""
-        was = _number(self.path)
+        inode = _inode(self.path)
         try:
             with self._opened() as database:
                 return use(database)
         except sqlite3.OperationalError as error:  # locked for too long, no permission, no room
             raise ProfileError(f"{self.path}: {error}; the file is {_ADVICE}") from error
         except sqlite3.DatabaseError as error:
-            self._set_aside(was, error)
+            self._set_aside(inode, error)
         try:
             with self._opened() as database:
                 return use(database)
@@ -100,9 +100,9 @@ class Store:
             database.execute(TABLE)
             yield database
 
-    def _set_aside(self, was: int | None, error: Exception) -> None:
-        """Move a damaged file away, unless another process has done so since."""
-        if was is None or _number(self.path) != was:
+    def _set_aside(self, damaged: int | None, error: Exception) -> None:
+        """Rename the damaged file, given by its inode, unless another process has done so since."""
+        if damaged is None or _inode(self.path) != damaged:
             return
         aside = self.path.with_name(self.path.name + ".corrupt")
         try:
@@ -119,7 +119,7 @@ class Store:
 _ADVICE = "a cache: it may be deleted, and another place is chosen by XDG_CACHE_HOME"
 
 
-def _number(path: Path) -> int | None:
+def _inode(path: Path) -> int | None:
     """Return the inode number, which tells a file from its replacement of the same name."""
     try:
         return path.stat().st_ino
