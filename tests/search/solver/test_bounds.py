@@ -6,7 +6,7 @@ from factor_graphs import brute_force, problems, segments
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unity.search.solver import directed, minimizer
+from unity.search.solver import minimizer, single_objective
 from unity.search.solver.bounds import Bounds, Energy
 from unity.search.solver.domains import domains
 from unity.search.solver.elimination import BUDGET, Elimination
@@ -73,7 +73,7 @@ def _is_forest(count: int, pairs: set[frozenset[int]]) -> bool:
 def always_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minimizer, "LARGE", -1)
     monkeypatch.setattr(minimizer, "PER_ENTRY", 0)
-    monkeypatch.setattr(directed, "FEW", -1)
+    monkeypatch.setattr(single_objective, "FEW", -1)
 
 
 @pytest.mark.usefixtures("always_bounded")
@@ -150,7 +150,7 @@ def test_inexact_solutions_are_no_worse_than_known_ones(problem: Problem, weight
 @pytest.mark.usefixtures("always_bounded")
 def test_a_small_budget_is_no_worse_than_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
     """All variables of a segment are joined, so that nothing but a guess is exact within the budget."""
-    monkeypatch.setattr(directed, "INEXACT", 1)
+    monkeypatch.setattr(single_objective, "INEXACT", 1)
     problem = segments(6, (12,) * 4, ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)))
     (point,), plain = Minimizer(problem, budget=300).at([1.0]), Elimination(problem, domains(problem), BUDGET)
     (least,), (poor,) = (e.solve(np.array([[1.0, 1.0]])) for e in (plain, Elimination(problem, domains(problem), 1)))

@@ -9,13 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from unity.search.solver import core as reduction
-from unity.search.solver import directed, minimizer
+from unity.search.solver import minimizer, single_objective
 from unity.search.solver.core import Core, core
-from unity.search.solver.directed import DirectedQuery, best_strategy
 from unity.search.solver.domains import all_values, domains
-from unity.search.solver.elimination import BUDGET, Elimination, Solved
+from unity.search.solver.elimination import BUDGET, Elimination, TableCache
 from unity.search.solver.minimizer import Minimizer
 from unity.search.solver.problem import Problem, best_alternatives, direction, points
+from unity.search.solver.single_objective import DirectedQuery, best_strategy
 
 # Sums of fewer than 50 numbers below 100, with weights below 10, in another order.
 ROUNDING = 1e-9
@@ -80,7 +80,7 @@ def test_trees_and_rings_have_an_empty_core() -> None:
 @settings(max_examples=100)
 @given(st.lists(problems(), min_size=2, max_size=4), WEIGHTS, st.sampled_from([BUDGET, 40]))
 def test_shared_tables_change_no_core(some: list[Problem], weight: float, entries: int) -> None:
-    solved, toward = Solved(entries), np.array(direction(weight))
+    solved, toward = TableCache(entries), np.array(direction(weight))
     for problem in [*some, *some]:
         shared, alone = core(problem, domains(problem), toward, solved), core(problem, domains(problem), toward)
         assert (shared is None) == (alone is None)
@@ -94,7 +94,7 @@ def tables(reduced: Core) -> tuple[object, ...]:
 
 
 def test_tables_of_one_problem_are_reused_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, solved, toward = segments(5, (4, 5, 3), ((0, 1), (1, 2), (0, 2), (0, 3))), Solved(), np.array([1.0, 0.5])
+    problem, solved, toward = segments(5, (4, 5, 3), ((0, 1), (1, 2), (0, 2), (0, 3))), TableCache(), np.array([1.0, 0.5])
     first = core(problem, domains(problem), toward, solved)
     monkeypatch.setattr(reduction, "product", None)
     again = core(problem, domains(problem), toward, solved)
@@ -111,7 +111,7 @@ def test_the_best_strategy_is_that_of_brute_force(
     monkeypatch: pytest.MonkeyPatch, problem: Problem, weight: float, other: float | None, budget: int
 ) -> None:
     """It holds with messages of another objective too. With a small budget, strategies that are reported as exact are."""
-    monkeypatch.setattr(directed, "FEW", -1)
+    monkeypatch.setattr(single_objective, "FEW", -1)
     monkeypatch.setattr(reduction, "CHEAP", 4)
     start = None
     if other is not None:
@@ -128,9 +128,9 @@ def test_the_best_strategy_is_that_of_brute_force(
             assert found.objective == pytest.approx(expected, rel=1e-7, abs=1e-7)
 
 
-@pytest.mark.parametrize("few", [-1, directed.FEW])
+@pytest.mark.parametrize("few", [-1, single_objective.FEW])
 def test_a_dense_problem_has_the_minimum_that_elimination_finds(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directed, "FEW", few)
+    monkeypatch.setattr(single_objective, "FEW", few)
     problem = segments(6, (8, 9, 7, 8), (*DENSE, (0, 4), (3, 4), (2, 4)))
     for weight in (0.0, 0.1, 1.0, math.inf):
         some = np.array(direction(weight))
@@ -152,7 +152,7 @@ def test_a_price_by_the_core_is_that_of_brute_force(
     """The price is infinite only if it exceeds the given bound."""
     monkeypatch.setattr(minimizer, "ENTRIES", (0, 1_000_000))
     monkeypatch.setattr(minimizer, "DENSE", 0)
-    made, expected = Minimizer(problem, solved=Solved()), least(problem, weight)
+    made, expected = Minimizer(problem, solved=TableCache()), least(problem, weight)
     assert made.tangled
     assert made.least(weight) == same(expected)
     found = made.least(weight, share * expected if math.isfinite(expected) else 1.0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from unity.base.compiled_loops import load
 from unity.search.solver import elimination, minplus
 from unity.search.solver.domains import domains
-from unity.search.solver.elimination import BUDGET, Solved
+from unity.search.solver.elimination import BUDGET, TableCache
 from unity.search.solver.elimination_order import schedule
 from unity.search.solver.minimizer import Minimizer, minimize
 from unity.search.solver.problem import Cost, Edge, Point, Problem
@@ -44,14 +44,14 @@ def test_the_minimum_is_that_of_brute_force(problem: Problem, some: list[float])
 @given(st.lists(problems(), min_size=2, max_size=4), st.sampled_from([0.0, 0.5, math.inf]), st.sampled_from([BUDGET, 40]))
 def test_shared_tables_are_computed_once_and_change_no_result(some: list[Problem], weight: float, entries: int) -> None:
     """To the last bit; also if most of it is forgotten at once."""
-    solved = Solved(entries)
+    solved = TableCache(entries)
     for problem in [*some, *some]:
         assert Minimizer(problem, solved=solved).least(weight) == Minimizer(problem).least(weight)
     assert sum(table.size for table in solved.tables.values()) <= entries
 
 
 def test_an_equal_problem_is_not_solved_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    solved, problem = Solved(), segments(4, (3, 4), ((0, 1),))
+    solved, problem = TableCache(), segments(4, (3, 4), ((0, 1),))
     least = Minimizer(problem, solved=solved).least(0.5)
     monkeypatch.setattr("unity.search.solver.elimination._eliminate", None)
     assert Minimizer(problem, solved=solved).least(0.5) == least
@@ -231,9 +231,9 @@ def test_a_guess_too_large_to_be_exact_still_bounds_an_exact_search(monkeypatch:
     (whole,) = minimize(problem, [0.5])
     monkeypatch.setattr("unity.search.solver.minimizer.LARGE", 0)
     monkeypatch.setattr("unity.search.solver.minimizer.PER_ENTRY", 0)
-    monkeypatch.setattr("unity.search.solver.directed.FEW", -1)
+    monkeypatch.setattr("unity.search.solver.single_objective.FEW", -1)
     for entries in (0, 4, 200_000):
-        monkeypatch.setattr("unity.search.solver.directed.GUESSED", entries)
+        monkeypatch.setattr("unity.search.solver.single_objective.GUESSED", entries)
         (found,) = minimize(problem, [0.5])
         assert found.exact
         assert objective(found, 0.5)[0] == pytest.approx(objective(whole, 0.5)[0], rel=ROUNDING)

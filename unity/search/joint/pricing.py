@@ -13,7 +13,7 @@ from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.program import Body
 from unity.search.cost.assembly import Listed, assemble
 from unity.search.cost.cost import Training
-from unity.search.solver.elimination import Solved
+from unity.search.solver.elimination import TableCache
 from unity.search.solver.minimizer import Minimizer
 from unity.search.space.masks import Restrict, marked
 from unity.substitutions.rewriting.joined_weights import with_joined
@@ -42,7 +42,7 @@ class Prices:
     bodies: Bodies = field(default_factory=dict)
     listed: Listed = field(default_factory=Listed)
     restrict: Restrict = marked
-    solved: Solved = field(default_factory=Solved)
+    solved: TableCache = field(default_factory=TableCache)
     pack: bool = False
 
     def graph(self, body: Body) -> PCG:

@@ -2,7 +2,7 @@
 
 - `problem`: problems and their solutions; `domains`: arc consistency.
 - `elimination_order` and `elimination`: exact variable elimination, whose inner loop is `minplus`.
-- `core`, `bounds` and `directed`: reduction and lower bounds for problems that elimination alone cannot solve.
+- `core`, `bounds` and `single_objective`: reduction and lower bounds for problems that elimination alone cannot solve.
 - `minimizer`: the minimum of time + weight * memory for any number of weights.
-- `frontier`, `pareto`, `nearby` and `local_search`: the trade-off between time and memory.
+- `frontier`, `pareto`, `nearby` and `local_search`: the trade-off between time and memory; `lagrangian`: a lower bound on it.
 """

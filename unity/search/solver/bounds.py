@@ -1,4 +1,4 @@
-"""Lower bounds on all strategies that use a value of a variable, by which most values are excluded from a search.
+"""Lower bounds on the strategies that use each value of a variable, by which a search excludes most values.
 
 The method is sequential tree-reweighted message passing (Kolmogorov 2006, "Convergent tree-reweighted message passing for energy
 minimization", section 4.2). The graph is covered by chains that are monotonic in the order of the variables; messages move cost
@@ -15,7 +15,7 @@ import numpy as np
 
 from unity.search.solver.problem import Array
 
-# A value is excluded only if its bound exceeds the best known objective by more than this, relatively: more than rounding.
+# A value is excluded only if its bound exceeds the best known objective by more than this, relatively, so not by rounding.
 ABOVE = 1e-9
 Messages = dict[tuple[int, int], Array]  # from a variable to a neighbour: a cost for each of the neighbour's values
 
@@ -38,9 +38,9 @@ class Energy:
 
 
 class Bounds:
-    """A bound on all strategies, and for every value one on those that use it. Bounds rise with the passes made.
+    """Lower bounds on all strategies, and on those that use each value. They rise from pass to pass.
 
-    `start` are the messages of a similar objective, if there is one.
+    `start` is the messages of a similar objective, if there is one.
     """
 
     def __init__(self, energy: Energy, start: Messages | None = None) -> None:
@@ -57,18 +57,18 @@ class Bounds:
         ends = [edge for s, t in energy.pairs for edge in ((s, t), (t, s))]
         self.messages = dict(start) if start else {(s, t): np.zeros(len(energy.unary[t])) for s, t in ends}
         self.least = -np.inf
-        self.met: tuple[float, Sequence[int]] = np.inf, ()  # the best strategy so far, after its cost
+        self.incumbent: tuple[float, Sequence[int]] = np.inf, ()  # the cost and the values of the best strategy so far
         self.excess = [own - own.min() for own in energy.unary]
 
     def improve(self, passes: int) -> float:
-        """Make `passes` passes in both directions. Returns the objective of the best strategy met so far."""
+        """Make `passes` passes in both directions. Returns the objective of the incumbent, the best strategy so far."""
         for _ in range(passes):
             self._backward()
             self.least = max(self.least, self._bound())
             values = self._decoded()
-            self.met = min(self.met, (self.energy.at(values), values), key=lambda met: met[0])
+            self.incumbent = min(self.incumbent, (self.energy.at(values), values), key=lambda known: known[0])
             self.excess = self._forward()
-        return self.met[0]
+        return self.incumbent[0]
 
     def left(self, best: float) -> list[Array]:
         """Return for every variable the values that some strategy no worse than `best` may use."""
@@ -76,8 +76,9 @@ class Bounds:
         return [np.flatnonzero(np.isfinite(own) & (own <= most)) for own in self.excess]
 
     def enough(self, best: float, share: float) -> bool:
-        """Whether strategies no worse than `best` have few values left, at most this share of the tables' entries, or are all
-        equally good.
+        """Return whether bounds are tight enough for strategies no worse than `best`.
+
+        They are if they leave at most this share of the tables' entries, or prove that all such strategies are equally good.
         """
         return self.remaining(best) <= share or best <= self.least + ABOVE * abs(best)
 
@@ -91,10 +92,10 @@ class Bounds:
         return [np.sort(np.argsort(own, kind="stable")[:count]) for own in self.excess]
 
     def _forward(self) -> list[Array]:
-        """Make a pass in the order of the variables. Returns for every value by how much it is worse than the variable's best.
+        """Make a pass in the order of the variables. Returns the excess of every value over its variable's best.
 
-        That is the excess over the bound of any strategy with this value: at its turn, a variable's own cost plus its messages are
-        the minima, for each of its values, of the chains through it.
+        Any strategy with this value exceeds the bound by at least its excess: at its turn, a variable's own cost plus its messages
+        are the minima of the chains through it, for each of its values.
         """
         return [own - own.min() for own in self._pass(range(len(self.energy.unary)), self.after)]
 
@@ -104,6 +105,7 @@ class Bounds:
             pass
 
     def _pass(self, order: Iterable[int], ahead: list[list[int]]) -> Iterable[Array]:
+        """Send a message from each variable to its neighbours `ahead`. Yields its own cost plus the messages that it received."""
         for s in order:
             own = self._gathered(s)
             for t in ahead[s]:
@@ -113,10 +115,12 @@ class Bounds:
             yield own
 
     def _finite(self, t: int, s: int) -> Array:
+        """Return the message from t to s, with 0 for forbidden values."""
         message = self.messages[t, s]
         return np.where(np.isfinite(message), message, 0.0)
 
     def _gathered(self, s: int) -> Array:
+        """Return the own cost of a variable plus all messages to it."""
         total = self.energy.unary[s].copy()
         for t in (*self.before[s], *self.after[s]):
             total += self.messages[t, s]

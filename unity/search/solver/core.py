@@ -5,8 +5,8 @@ A variable with one value, one neighbour, or two neighbours of few values is eli
 more of the others. Nothing is lost: a best strategy of the core, extended by the best of what was eliminated, is a best strategy of
 the whole.
 
-Tables are cached by what they are computed from, so that of a program that was rewritten in one place only that place is computed
-anew.
+Tables are cached by the content that they are computed from, so for a program that was rewritten in one place, only the tables
+around that place are computed anew.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from unity.search.solver.bounds import Energy, Messages
 from unity.search.solver.domains import Domains
-from unity.search.solver.elimination import Solved
+from unity.search.solver.elimination import TableCache
 from unity.search.solver.minplus import product
 from unity.search.solver.problem import Array, Cost, Edge, Problem, score
 
@@ -40,10 +40,8 @@ class KeyedTable(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Decided:
-    """A variable that was eliminated: its own costs, and its tables with neighbours, [neighbour, own], at the values that remained
-    then.
-    """
+class EliminatedVariable:
+    """A variable that was eliminated: its own costs and its tables with neighbours, [neighbour, own], at that time."""
 
     variable: int
     values: Array
@@ -68,11 +66,11 @@ class Core:
     own: tuple[KeyedTable, ...]
     pairs: dict[tuple[int, int], KeyedTable]  # by positions in `variables`, the lower first
     constant: float  # the cost of everything decided
-    decided: tuple[Decided, ...]  # in the order of elimination
+    decided: tuple[EliminatedVariable, ...]  # in the order of elimination
 
     @cached_property
     def energy(self) -> Energy:
-        """The tables. The last variable is artificial, and costs what has been decided."""
+        """The tables. A last, artificial variable has the cost of everything decided."""
         unary = [table.costs for table in self.own]
         return Energy([*unary, np.array([self.constant])], {ends: table.costs for ends, table in self.pairs.items()})
 
@@ -84,7 +82,7 @@ class Core:
         return Problem((*map(len, self.values), 1), tuple(unary), edges)
 
     def whole(self, values: Sequence[int]) -> Array:
-        """Extend a strategy of the core to the whole problem, with the best of everything else."""
+        """Extend a strategy of the core to the whole problem, with the best value of every eliminated variable."""
         strategy = np.zeros(len(self.variables) + len(self.decided), np.int64)
         for v, own, value in zip(self.variables, self.values, values, strict=False):
             strategy[v] = own[value]
@@ -118,20 +116,18 @@ def _cost(table: KeyedTable) -> Cost:
     return Cost(table.key.hex(), table.costs[None], np.zeros((1, *table.costs.shape)))
 
 
-def core(problem: Problem, domains: Domains, direction: Array, solved: Solved | None = None) -> Core | None:
-    """Return the core of a problem on some of its values, in one direction (see `problem.direction`). None if there is no
-    solution.
-    """
+def core(problem: Problem, domains: Domains, direction: Array, solved: TableCache | None = None) -> Core | None:
+    """Return the core of a problem on some of its values, for one objective (see `problem.direction`); None without a solution."""
     if domains.empty:
         return None
-    reduction = _Reduction(_Tables(problem, domains, direction, solved or Solved()))
+    reduction = _Reduction(_Tables(problem, domains, direction, solved or TableCache()))
     return reduction.core if reduction.run() else None
 
 
 class _Tables:
     """A problem's tables in one direction, each computed once."""
 
-    def __init__(self, problem: Problem, domains: Domains, direction: Array, solved: Solved) -> None:
+    def __init__(self, problem: Problem, domains: Domains, direction: Array, solved: TableCache) -> None:
         self.problem, self.domains, self.solved = problem, domains, solved
         self.direction, self.prefix = direction, direction.tobytes()
         named = {name: _hash(values.tobytes()) for name, values in zip(domains.names, domains.values, strict=True)}
@@ -154,7 +150,7 @@ class _Tables:
         return np.ascontiguousarray(best.T) if transposed else best
 
     def _cached(self, key: bytes, make: Callable[[], Array]) -> KeyedTable:
-        """Return the table of a key."""
+        """Return the table of a key, computed by `make` if it is not in the cache."""
         return KeyedTable(self.solved.of(key, make), key)
 
     def sum_of(self, a: KeyedTable | None, b: KeyedTable) -> KeyedTable:
@@ -162,7 +158,7 @@ class _Tables:
         return b if a is None else self._cached(_hash(b"+" + a.key + b.key), lambda: a.costs + b.costs)
 
     def restricted(self, table: KeyedTable, positions: Array, axis: int) -> KeyedTable:
-        """Return some of the positions on an axis."""
+        """Return the part of a table at some positions of an axis."""
         return self._cached(_hash(b"%d" % axis + positions.tobytes() + table.key), lambda: np.take(table.costs, positions, axis))
 
     def eliminated_to_one(self, table: KeyedTable, own: KeyedTable) -> KeyedTable:
@@ -175,7 +171,7 @@ class _Tables:
         return self._cached(key, lambda: product(a.costs[None], own.costs[None], b.costs.T[None])[0])
 
     def worst_difference(self, table: KeyedTable) -> KeyedTable:
-        """Return by how much the first of two values is at least worse than the second, whatever the neighbour's value.
+        """Return, for each pair of values, the least by which the first is worse than the second, over all values of the neighbour.
 
         `table` is [neighbour, own]. A value that is forbidden everywhere is infinitely worse than all others.
         """
@@ -198,7 +194,7 @@ class _Reduction:
         self.around: list[set[int]] = [set() for _ in self.values]
         self.own: list[KeyedTable] = [tables.leaf((v,), cost) for v, cost in enumerate(tables.problem.unary)]
         self.pairs: dict[tuple[int, int], KeyedTable] = {}  # the lower variable first
-        self.decided: list[Decided] = []
+        self.decided: list[EliminatedVariable] = []
         self.constant = 0.0
         self.changed = set(self.alive)  # variables whose tables have changed since they were last visited
         for edge in tables.problem.edges:
@@ -213,12 +209,12 @@ class _Reduction:
                 v = min(self.changed)
                 self.changed.remove(v)
                 visited.add(v)
-                if v in self.alive and not self._settle(v):
+                if v in self.alive and not self._simplify(v):
                     return False
             for v in sorted(visited & self.alive):
-                self._compare(v)
+                self._remove_dominated(v)
             if not self.changed:
-                self._between()
+                self._eliminate_between()
         return True
 
     @property
@@ -245,8 +241,8 @@ class _Reduction:
         costs, key = self.pairs[v, neighbour]
         return KeyedTable(costs.T, key + b"T")
 
-    def _settle(self, v: int) -> bool:
-        """Remove forbidden values, and eliminate a variable with one value or one neighbour. Returns whether any value is left."""
+    def _simplify(self, v: int) -> bool:
+        """Remove forbidden values; eliminate the variable if it has one value or one neighbour. Returns whether a value is left."""
         allowed = np.flatnonzero(np.isfinite(self.own[v].costs))
         if not allowed.size:
             return False
@@ -268,9 +264,8 @@ class _Reduction:
         """Eliminate a variable with one value, or at most two neighbours."""
         around, own = sorted(self.around[v]), self.own[v]
         tables = [self._toward(v, n) for n in around]
-        self.decided.append(
-            Decided(v, self.values[v], own.costs, tuple((n, self.values[n], t.costs) for n, t in zip(around, tables, strict=True)))
-        )
+        neighbours = tuple((n, self.values[n], t.costs) for n, t in zip(around, tables, strict=True))
+        self.decided.append(EliminatedVariable(v, self.values[v], own.costs, neighbours))
         for n in around:
             del self.pairs[min(v, n), max(v, n)]
             self.around[n].discard(v)
@@ -286,8 +281,8 @@ class _Reduction:
         self.alive.discard(v)
         self.changed |= set(around)
 
-    def _compare(self, v: int) -> None:
-        """Remove dominated values; of equal ones the lowest stays."""
+    def _remove_dominated(self, v: int) -> None:
+        """Remove dominated values; of equal values the lowest stays. Does nothing where the comparison would be expensive."""
         count = len(self.values[v])
         if any(count**2 * len(self.values[n]) > CHEAP for n in self.around[v]) or count == 1:
             return
@@ -303,8 +298,8 @@ class _Reduction:
         if not left.all():
             self._restrict(v, np.flatnonzero(left))
 
-    def _between(self) -> None:
-        """Eliminate variables between two others, the cheapest first, no two of them neighbours."""
+    def _eliminate_between(self) -> None:
+        """Eliminate variables with two neighbours, the cheapest first, but no two that are neighbours of each other."""
         work = {v: prod(len(self.values[u]) for u in (v, *self.around[v])) for v in self.alive if len(self.around[v]) == 2}
         for v in sorted(work, key=lambda v: (work[v], v)):
             if work[v] <= CHEAP and v not in self.changed:

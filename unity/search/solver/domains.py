@@ -29,7 +29,7 @@ class Domains:
 
 
 def narrowed(domains: Domains, positions_of: Sequence[Array]) -> Domains:
-    """Restrict domains to some of their values. `kept` gives their positions for every variable."""
+    """Restrict domains to some of their values, given by their positions for every variable."""
     return _named(values[positions] for values, positions in zip(domains.values, positions_of, strict=True))
 
 

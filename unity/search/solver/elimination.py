@@ -22,7 +22,7 @@ BUDGET = 20_000_000
 RESIDENT = 125_000_000
 # Entries of a temporary: less than a megabyte, so that it stays in the cache.
 TEMPORARY = 100_000
-# Terms of a minimum above which it pays to look for a neighbour that separates the others.
+# Terms of a minimum from which on looking for a neighbour that separates the others pays.
 WHOLE = 1_000_000
 Labelled = dict[tuple[int, ...], Array]  # labels of the axes (see `Eliminate`), and a table [weights, *axes]
 
@@ -33,11 +33,10 @@ class Infeasible(UnityError):
     docs = "search"
 
 
-class Solved:
-    """A cache of the tables that eliminations compute, keyed by what they are computed from. Similar programs share most of their
-    tables.
+class TableCache:
+    """A cache of the tables that eliminations compute, keyed by the content that they are computed from.
 
-    It is bounded by the entries of its tables, and evicts the oldest table first.
+    Similar programs share most of their tables. The cache is bounded by the entries of its tables, and evicts the oldest first.
     """
 
     def __init__(self, entries: int = BUDGET) -> None:
@@ -58,7 +57,7 @@ class Solved:
 class Elimination:
     """A problem on some of its values, prepared for any number of objectives. `solved` is a cache shared with other problems."""
 
-    def __init__(self, problem: Problem, domains: Domains, budget: int = BUDGET, solved: Solved | None = None) -> None:
+    def __init__(self, problem: Problem, domains: Domains, budget: int = BUDGET, solved: TableCache | None = None) -> None:
         self.problem = problem
         self.domains = domains
         self.budget = budget
@@ -70,9 +69,7 @@ class Elimination:
         return schedule(self.problem, self.domains, self.budget)
 
     def solve(self, directions: Array) -> list[Point]:
-        """Return the best point in every direction [directions, 2] (see `problem.direction`); an empty list if the problem has no
-        solution.
-        """
+        """Return the best point in every direction, [directions, 2] (see `problem.direction`); no points without a solution."""
         entries = max(1, sum(map(prod, self.schedule.shapes)))
         batch = max(1, RESIDENT // entries)
         solutions: list[Point] = []
@@ -238,8 +235,9 @@ def _split_neighbours(scopes: Iterable[tuple[int, ...]], sizes: dict[int, int]) 
 
 
 def _separator(tables: Labelled, sizes: dict[int, int]) -> int | None:
-    """Return a neighbour without which no table joins the others: the one whose removal gives the larger smaller half. None if no
-    neighbour separates them.
+    """Return the neighbour without which the others fall into two halves that no table joins; None if there is none.
+
+    Of several, it is the one whose smaller half is largest.
     """
     smaller: dict[int, int] = {}
     for label in sorted(sizes.keys() - {0}):
@@ -311,8 +309,9 @@ def _minimum(tables: Labelled, order: tuple[int, ...], sizes: dict[int, int]) ->
 
 
 def _blocks(sizes: Sequence[int], depth: int) -> Iterator[tuple[slice, ...]]:
-    """Yield slices that cut a table into parts that stay in the cache, given `depth` terms per entry. Outer axes are cut into
-    single entries.
+    """Yield slices that cut a table into parts that stay in the cache, given `depth` terms for each entry.
+
+    Outer axes are cut into single entries.
     """
     first = next(k for k in range(len(sizes)) if depth * prod(sizes[k + 1 :]) <= TEMPORARY or k == len(sizes) - 1)
     step = max(1, TEMPORARY // (depth * prod(sizes[first + 1 :])))

@@ -1,8 +1,8 @@
 """The order in which variables are eliminated, and which eliminations are equal, decided without touching a table.
 
 OptCNN's node and edge elimination (section 5.2), and TensorOpt's branch and heuristic elimination and linear dynamic programming
-(section 3.2), are one operation here: to eliminate a variable is to add up the tables that contain it, and to minimize over its
-values. Its degree makes it branch elimination (1: a chain eliminated from its end is linear dynamic programming), node elimination
+(section 3.2), are one operation here: the tables that contain a variable are added up and minimized over its values. The degree of
+the variable makes it branch elimination (1: a chain eliminated from its end is linear dynamic programming), node elimination
 (2), or the general case.
 """
 
@@ -22,7 +22,7 @@ class InputTable:
     """One of the problem's tables, restricted to the remaining values, with its axes by ascending variable."""
 
     key: str
-    kept: tuple[int, ...]  # for each axis, a number that identifies its remaining values
+    domains: tuple[int, ...]  # for each axis, a number that identifies its remaining values
     transposed: bool
     table: int = field(compare=False)  # the index in `problem.tables` of one that is equal to this
 
@@ -52,7 +52,7 @@ class Slice:
 
 Operation = InputTable | Eliminate | Choose | Slice
 
-AROUND = 30  # with more neighbours, those with one value are fixed: an array has at most 64 dimensions
+CROWDED = 30  # neighbours beyond which those with one value are fixed, since an array has at most 64 dimensions
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,8 +140,8 @@ class _EliminationOrder:
         self.alive = set(range(len(self.sizes)))
         self.signatures: dict[int, Eliminate] = {}
         self.factored: dict[int, tuple[TableFactor, ...]] = {}  # a variable's factors, in the order of its signature's inputs
-        self._neighbours: dict[int, tuple[int, ...]] = {}  # cached neighbours
-        self._neighbour_sets: dict[int, frozenset[int]] = {}  # the same as sets
+        self._neighbours: dict[int, tuple[int, ...]] = {}
+        self._neighbour_sets: dict[int, frozenset[int]] = {}
         self._table_entries: dict[int, int] = {}  # the entries of a table on the neighbours
         self._inputs_by_content: dict[tuple[str, int, int, bool, int], int] = {}  # operations of the problem's tables, by content
         self.leaves = [self._leaf(i, scope, cost.key, domains) for i, (scope, cost) in enumerate(problem.tables)]
@@ -182,7 +182,7 @@ class _EliminationOrder:
         return removed
 
     def _forget(self, variable: int) -> None:
-        """Drop what is cached of a variable because its factors have changed."""
+        """Drop everything cached about a variable whose factors have changed."""
         for cache in (self.signatures, self.factored, self._neighbours, self._table_entries, self._neighbour_sets):
             cache.pop(variable, None)
 
@@ -214,25 +214,23 @@ class _EliminationOrder:
         A weight of an unrolled network is such a variable in searches that give it a single placement.
         """
         for v in sorted(self.alive):
-            if self.sizes[v] == 1 and len(self.neighbours(v)) > AROUND:
+            if self.sizes[v] == 1 and len(self.neighbours(v)) > CROWDED:
                 self._fix(v)
 
     def _crowd(self, chosen: Iterable[int]) -> list[int]:
         """Return the one-valued neighbours of variables with many neighbours, since elimination would give each of them an axis."""
-        many = (self.neighbours(v) for v in chosen if len(self.neighbours(v)) > AROUND)
-        return sorted({n for _neighbours in many for n in _neighbours if self.sizes[n] == 1})
+        many = (self.neighbours(v) for v in chosen if len(self.neighbours(v)) > CROWDED)
+        return sorted({n for neighbours in many for n in neighbours if self.sizes[n] == 1})
 
     def _branches(self, variables: Iterable[int]) -> None:
-        """Eliminate variables with at most one neighbour until none is left. Branch elimination costs no more than reading the
-        tables.
-        """
+        """Eliminate variables with at most one neighbour until there are none, which costs no more than reading their tables."""
         queue = deque(variables)
         while queue:
             v = queue.popleft()
-            _neighbours = self.neighbours(v)
-            if v in self.alive and len(_neighbours) <= 1:
+            neighbours = self.neighbours(v)
+            if v in self.alive and len(neighbours) <= 1:
                 self._eliminate(v)
-                queue.extend(_neighbours)
+                queue.extend(neighbours)
 
     def _round(self, nodes: list[int]) -> list[int]:
         """Return variables to eliminate together: no two are neighbours, and none costs more than a neighbour that qualifies.
@@ -248,9 +246,9 @@ class _EliminationOrder:
         blocked: set[int] = set()
         for members in sorted(classes.values(), key=lambda members: (work[members[0]], -len(members), members[0])):
             for v in members:
-                _neighbours = self.neighbours(v)
-                cheapest = all(work[v] <= work.get(n, work[v]) for n in _neighbours)
-                if cheapest and self._entries(v) <= self.budget and not blocked.intersection(_neighbours):
+                neighbours = self.neighbours(v)
+                cheapest = all(work[v] <= work.get(n, work[v]) for n in neighbours)
+                if cheapest and self._entries(v) <= self.budget and not blocked.intersection(neighbours):
                     chosen.append(v)
                     blocked.add(v)
         return chosen
@@ -271,9 +269,9 @@ class _EliminationOrder:
 
     def _fill(self, variable: int) -> int:
         """Return the number of edges that a variable's elimination adds: pairs of neighbours that are not neighbours yet."""
-        _neighbours = self.neighbours(variable)
-        joined = sum(len(self.neighbour_set(a).intersection(_neighbours)) for a in _neighbours)
-        return (len(_neighbours) * (len(_neighbours) - 1) - joined) // 2
+        neighbours = self.neighbours(variable)
+        joined = sum(len(self.neighbour_set(a).intersection(neighbours)) for a in neighbours)
+        return (len(neighbours) * (len(neighbours) - 1) - joined) // 2
 
     def neighbour_set(self, variable: int) -> frozenset[int]:
         """Return the neighbours as a set."""
@@ -299,19 +297,17 @@ class _EliminationOrder:
         return sorted(labelled, key=lambda pair: (pair[1], pair[0].operation))
 
     def _eliminate(self, variable: int) -> None:
-        _neighbours = self.neighbours(variable)
-        number = self._number(self._signature(variable), tuple(self.sizes[v] for v in _neighbours))
+        neighbours = self.neighbours(variable)
+        number = self._number(self._signature(variable), tuple(self.sizes[v] for v in neighbours))
         factors = self.factored[variable]
         self._remove(variable)
-        result = TableFactor(_neighbours, number)
+        result = TableFactor(neighbours, number)
         self._add(result)
         self.steps.append(EliminationStep(variable, factors, (result,)))
 
     def _fix(self, variable: int) -> set[int]:
-        """Fix a variable by heuristic elimination. TensorOpt does so with an attention mask, the variable with the most
-        neighbours.
-        """
-        _neighbours = self.neighbours(variable)
+        """Fix a variable by heuristic elimination, as TensorOpt does with an attention mask. Returns its neighbours."""
+        neighbours = self.neighbours(variable)
         inputs = self._inputs(variable)
         choice = self._number(Choose(tuple((f.operation, labels) for f, labels in inputs)), ())
         self._remove(variable)
@@ -323,4 +319,4 @@ class _EliminationOrder:
             results.append(TableFactor(scope, number))
             self._add(results[-1])
         self.steps.append(EliminationStep(variable, tuple(f for f, _ in inputs), tuple(results), choice, self.sizes[variable] == 1))
-        return set(_neighbours)
+        return set(neighbours)

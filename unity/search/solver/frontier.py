@@ -20,7 +20,7 @@ from unity.search.solver.problem import Point, Problem, direction, nondominated
 
 # Rows that may be joined to find the whole frontier: some seconds.
 EXACT = 3_000_000
-# The same if only a point under a limit is asked for: a tenth of a second. Points between corners are found in any case.
+# Rows that may be joined if only a point under a limit is wanted: a tenth of a second. Later steps find points between corners.
 QUICK = 200_000
 # Objectives in one round of the search for the hull.
 ROUND = 8
@@ -34,8 +34,8 @@ SMALL = 1e-5
 CLOSE = 5e-4
 # A new point must be below the line between its neighbours by more than rounding, relatively.
 BELOW = 1e-9
-# Between two corners: rows that may be joined, and sums that eliminations may compute, a second or two; passes of the bounds; the
-# share of the distance that is searched first, and the factor by which it grows; the relative difference of sums in another order.
+# Between two corners: rows that may be joined and sums that eliminations may compute (a second or two); passes of the bounds; the
+# fraction of the distance that is searched first, and the factor by which it grows; the relative error of sums in another order.
 ROWS, WORK = 1_000_000, 4_000_000
 PASSES, FIRST, FARTHER = 6, 1 / 256, 4.0
 ROUNDING = 1e-11
@@ -127,8 +127,7 @@ def relaxed_time(minimizer: Minimizer, memory: float) -> float:
 
 
 def corners(minimizer: Minimizer, most: int) -> tuple[Point, ...]:
-    """Return up to `most` vertices of the convex hull: the ends, then the point farthest below the line between two neighbours, and
-    so on.
+    """Return up to `most` vertices of the convex hull: its ends, then always the point farthest below the line between neighbours.
 
     This is the dichotomy of bi-objective optimization (Aneja and Nair 1979), with the largest gaps first.
     """
@@ -151,12 +150,12 @@ def corners(minimizer: Minimizer, most: int) -> tuple[Point, ...]:
 def between(minimizer: Minimizer, fast: Point, lean: Point) -> tuple[tuple[Point, ...], bool]:
     """Return the nondominated points between two corners of the hull, fastest first, and whether these are all.
 
-    No weight finds them. On the line that joins the corners, time + weight * memory is least; a larger value means a larger
-    distance from the line. Beyond the corner of two known neighbours, the point with the time of the slower and the memory of the
-    larger one, every strategy is dominated by one of them. So the distance to search is known, and shrinks as points are found. All
-    points within it are found: bounds on the strategies that use a value exclude values (`bounds`), and the least cost of
-    strategies that use an entry of a table excludes entries, and points of them (`nearby`, `pareto`). The search widens step by
-    step as long as something better may exist, and it stays affordable.
+    No weight finds them: time + weight * memory is least on the line that joins the corners, and grows with the distance from it. A
+    nondominated point between two known neighbours is faster than the slower one and smaller than the larger one, which bounds its
+    distance. So the distance to search is known, and shrinks as points are found. All points within it are found: bounds on the
+    strategies that use a value exclude values (`bounds`), and the least cost of strategies that use an entry of a table excludes
+    entries, and points of them (`nearby`, `pareto`). The search widens step by step, as long as something better may exist and the
+    work stays affordable.
     """
     weight = _slope(fast, lean)
     line = max(fast.time + weight * fast.memory, lean.time + weight * lean.memory)
@@ -207,10 +206,9 @@ def _first(minimizer: Minimizer, known: Sequence[Point], fits: Callable[[Point],
 
 
 def _within(minimizer: Minimizer, fast: Point, lean: Point, fits: Callable[[Point], bool], wide: bool) -> Point:
-    """Return the fastest fitting point in a gap of the hull: among nondominated points, and in a wide gap among those reached by
-    single changes.
+    """Return the fastest fitting point in a gap of the hull: a nondominated one, or in a wide gap one reached by local search.
 
-    The latter are dominated, but may have a lower peak.
+    Points of local search may be dominated, but may have a lower peak.
     """
     near, _ = between(minimizer, fast, lean)
     ways: list[Sequence[Callable[[], Point]]] = [[lambda point=point: point for point in reversed(near)]]
@@ -264,7 +262,7 @@ def _slope(fast: Point, lean: Point) -> float:
 
 
 def _is_below(point: Point, fast: Point, lean: Point) -> bool:
-    """Whether a point is strictly between two others, and strictly below the line that joins them."""
+    """Return whether a point is strictly between two others, and strictly below the line that joins them."""
     inside = fast.time < point.time < lean.time and lean.memory < point.memory < fast.memory
     weight = _slope(fast, lean)
     line = fast.time + weight * fast.memory

@@ -66,7 +66,7 @@ class Lagrangian:
         return bounds
 
     def _time_of(self, objective: float) -> float:
-        """Return the bound on time that a bound on the objective gives, less than it by more than rounding."""
+        """Return the lower bound on time that follows from one on the objective, reduced by more than rounding."""
         return objective - ABOVE * abs(objective) - (self.weight * self.limit if self.weight else 0.0)
 
 

@@ -1,7 +1,7 @@
 """Local search from a point of the frontier: one variable, or one alternative, changes at a time.
 
-The objectives of elimination reach only the convex hull of the frontier. Points between two vertices of the hull are searched for
-from them.
+Elimination reaches only the convex hull of the frontier. Local search starts from vertices of the hull to find points
+between them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def improved(problem: Problem, start: Point, memory: float) -> list[Point]:
 
 
 def search_steps(problem: Problem, start: Point, memory: float) -> list[SearchStep]:
-    """Return all steps of this search, those still above the limit included."""
+    """Return all steps of the search of `improved`, including those above the limit."""
     walk = _Walk(problem, start, memory)
     return [SearchStep(problem, walk.time, walk.memory, tuple(walk.values), tuple(walk.chosen)) for _ in walk.steps()]
 

@@ -10,12 +10,12 @@ from functools import cached_property
 import numpy as np
 
 from unity.search.solver.bounds import Messages
-from unity.search.solver.directed import DirectedQuery, best_strategy
 from unity.search.solver.domains import domains
-from unity.search.solver.elimination import BUDGET, Elimination, Solved
+from unity.search.solver.elimination import BUDGET, Elimination, TableCache
 from unity.search.solver.problem import Array, Point, Problem, best_alternatives, direction, points
+from unity.search.solver.single_objective import DirectedQuery, best_strategy
 
-# Ties go to less memory: to count memory by this much more changes no objective beyond the rounding of long sums.
+# Memory counts more by this relative amount, so that ties go to less of it. It changes no objective beyond the rounding of sums.
 NUDGE = 2.0**-36
 # To break ties, the cost that does not count is given this small weight, relative to the other.
 TINY = (1e-8, 1e-11)
@@ -23,9 +23,9 @@ TINY = (1e-8, 1e-11)
 ROUNDING = 1e-12
 # Sums that an elimination must compute before bounds are worth their passes: in all, and for each entry of the tables.
 LARGE, PER_ENTRY = 100_000_000, 40
-# For a single objective, a problem is reduced to its core without comparing the cost of plain elimination if its tables have this
-# many entries (at least, at most) and this many edges for each variable. With fewer, elimination is quick; with more entries, too
-# little of it is cheap.
+# A problem for a single objective is reduced to its core, without comparing the cost of plain elimination, if its tables have this
+# many entries (at least, at most), and it has this many edges for each variable. With fewer, elimination is quick; with more
+# entries, too few eliminations are cheap.
 ENTRIES, DENSE = (60_000, 1_000_000), 1.25
 
 
@@ -35,7 +35,7 @@ class Minimizer:
     It remembers its results: for a further objective, a known point bounds the best one from above.
     """
 
-    def __init__(self, problem: Problem, budget: int = BUDGET, solved: Solved | None = None) -> None:
+    def __init__(self, problem: Problem, budget: int = BUDGET, solved: TableCache | None = None) -> None:
         """Remove impossible values. `solved` is a cache shared with similar problems."""
         self.problem = problem
         self.solved = solved
@@ -59,8 +59,9 @@ class Minimizer:
         return [self.known[weight] for weight in requested]
 
     def _break_ties(self, weight: float) -> None:
-        """Replace a point by an equally good one with less of the other cost. A point that is best in two directions is best in all
-        between.
+        """Replace a point by an equally good one with less of the other cost.
+
+        A point that is best in two directions is best in all directions between them.
         """
         for tiny in TINY:
             (point,) = self._solve([_tie_breaking(weight, self.known[weight], tiny)])
@@ -70,8 +71,9 @@ class Minimizer:
                 break
 
     def least(self, weight: float, above: float = math.inf) -> float:
-        """Return the minimum of time + weight * memory alone: infinite if the problem has no solution, or bounds prove that it
-        exceeds `above`.
+        """Return the minimum of time + weight * memory, without a point.
+
+        It is infinite if the problem has no solution, or if bounds prove that it exceeds `above`.
         """
         objective = direction(weight)
         if self.domains.empty:
@@ -105,9 +107,7 @@ class Minimizer:
         return [point for some in directions for point in self._bounded(np.array(some), above)]
 
     def _bounded(self, objective: Array, above: float) -> list[Point]:
-        """Return the best point in one direction; an empty list if the problem has no solution, or the best one is certainly above
-        `above`.
-        """
+        """Return the best point in one direction; no point if there is no solution, or bounds prove that it exceeds `above`."""
         known = min((_objective(point, objective) for point in self.known.values()), default=math.inf)
         query = DirectedQuery(objective, self.elimination.budget, above, known, self._start(objective))
         strategy, messages = best_strategy(self.problem, self.domains, query, self.solved)
@@ -123,9 +123,7 @@ class Minimizer:
         return solutions
 
     def _start(self, some: Array) -> Messages | None:
-        """Return the messages of the nearest direction, scaled, since bytes and seconds differ in magnitude, and so do rounding
-        errors.
-        """
+        """Return the messages of the nearest direction, scaled to the magnitude of this one: bytes and seconds differ in it."""
         if not self.messages:
             return None
         nearest, point, messages = min(self.messages, key=lambda known: abs(_angle(known[0]) - _angle(some)))
@@ -134,9 +132,7 @@ class Minimizer:
 
 
 def minimize(problem: Problem, weights: Sequence[float] | Array, budget: int = BUDGET) -> list[Point]:
-    """Return for every weight (seconds per byte) the exact minimizer of time + weight * memory; an empty list if the problem has no
-    solution.
-    """
+    """Return for every weight, in seconds per byte, the minimizer of time + weight * memory; no points without a solution."""
     return Minimizer(problem, budget).at(weights)
 
 
@@ -161,6 +157,6 @@ def _less_of_the_other(weight: float, best: Point, other: Point) -> Point:
 
 
 def _tied(weight: float, best: Point, other: Point) -> bool:
-    """Whether the second point is as good as the first in the cost that counts."""
+    """Return whether the second point is as good as the first in the cost that counts."""
     counted = (best.time, other.time) if weight == 0 else (best.memory, other.memory)
     return counted[1] <= counted[0] + ROUNDING * abs(counted[0])

@@ -9,7 +9,7 @@ import numpy as np
 from unity.base.compiled_loops import compiled, pays
 from unity.search.solver.problem import Array
 
-# Numbers of terms up to which searching for equal rows costs more than it saves: with NumPy, and with the compiled loop.
+# The number of terms up to which searching for equal rows costs more than it saves: with NumPy, and with the compiled loop.
 DIRECT, LOOPED = 200_000, 100_000_000
 # Numbers in a temporary: small enough to stay in the second-level cache, and far below any limit on memory.
 BLOCK = 64_000
@@ -56,7 +56,7 @@ def twins(table: Array) -> tuple[Array, Array]:
 
 @lru_cache(maxsize=1024)
 def _shades(count: int) -> Array:
-    """Random factors, the same every time."""
+    """Return random factors, the same every time."""
     return np.random.default_rng(0).random(count)
 
 
@@ -112,9 +112,7 @@ def _tiled(a: Array, columns: Array) -> Array:
 
 @compiled
 def _loop(a: Array, b: Array, c: Array) -> None:
-    """Compute the product and write it to `c`. Whole rows of `b` are processed at once, four of them each time that a row of `c` is
-    read.
-    """
+    """Compute the product and write it to `c`, four rows of `b` for each time that a row of `c` is read."""
     last = len(b) - len(b) % 4
     for i in range(len(a)):
         x, best = a[i], c[i]

@@ -1,7 +1,7 @@
-"""The least that everything else adds to an entry of a table: the eliminations of a problem in reverse.
+"""The least cost of the strategies that use each entry of a table, by eliminations in reverse.
 
-Eliminating variables one after another gives, for every entry of a table, the best of what was eliminated. Going back from the last
-elimination to the first gives the best of everything else. Their sum is the best strategy that uses the entry.
+Eliminating variables one after another gives for every entry of a table the least cost of everything eliminated. Going back from
+the last elimination to the first gives the least cost of everything else. Their sum is that of the best strategy with the entry.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Inputs = Sequence[tuple[int, tuple[int, ...]]]  # operations, and the labels of 
 
 @dataclass(frozen=True, eq=False)
 class Near:
-    """The test whether a strategy may be near: one with time + weight * memory of at most `most`.
+    """A test whether a strategy near the optimum may use an entry: one with time + weight * memory of at most `most`.
 
     Attributes:
         weight: seconds per byte.

@@ -16,7 +16,7 @@ from unity.search.solver.elimination_order import Choose, Eliminate, Elimination
 from unity.search.solver.nearby import Near
 from unity.search.solver.problem import Array, Point, Problem, nondominated, points
 
-# If the sums alone are this many times the limit, forbidden entries will not make the difference.
+# If the sums are this many times the limit, removing forbidden entries will not bring the rows below it.
 HOPELESS = 4
 
 
@@ -68,7 +68,7 @@ def pareto(
     """Return all points of the frontier, by ascending time; with `near`, all that are near enough, and possibly others.
 
     Raises:
-        TooLarge: more rows would be joined than `work` has left, or the schedule is not exact.
+        JoinTooLarge: more rows would be joined than `work` has left, or the schedule is not exact.
     """
     if not schedule.exact or (near is None and schedule.work > HOPELESS * work.left):
         raise JoinTooLarge

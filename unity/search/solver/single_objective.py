@@ -1,7 +1,7 @@
-"""The best strategy for one objective: the core is bounded, the values that bounds leave have a smaller core, and so on.
+"""The best strategy for a single objective, by alternating reduction and bounds.
 
-Elimination and the removal of dominated values cost little and tighten the bounds; bounds remove values, which makes more
-eliminations cheap.
+The problem is reduced to its core; bounds on the core exclude values; the remaining problem has a smaller core, and so on.
+Eliminations and the removal of dominated values cost little and tighten the bounds, and fewer values make more eliminations cheap.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import numpy as np
 from unity.search.solver.bounds import ABOVE, Bounds, Messages
 from unity.search.solver.core import Core, core
 from unity.search.solver.domains import Domains, all_values, narrowed
-from unity.search.solver.elimination import Elimination, Solved
+from unity.search.solver.elimination import Elimination, TableCache
 from unity.search.solver.problem import Array, Point, Problem
 
 # Sums that the elimination of a core may compute before bounds are worth their passes.
 FEW = 20_000_000
 # Passes over the graph between two checks, the maximum number of checks, and the values of each variable in a guess.
-PASSES, LOOKS, VALUES = 3, 24, 6
+PASSES, CHECKS, VALUES = 3, 24, 6
 # If a check leaves more than this share of the gap between bound and best, further passes are hardly worth their time.
 SLOW = 0.995
-# Entries of a table in a guess. A guess that is not exact within them is skipped: strategies met in passes are better.
+# Entries of a table in a guess. A guess that would need more is skipped: the incumbent of the passes is better.
 GUESSED = 200_000
-# The same for the last elimination if it is not exact within the whole budget either: it hardly ever improves on the strategies
-# met, and took nine tenths of the search for an unrolled network.
+# Entries of a table in the last elimination, if it is not exact within the whole budget either: it hardly ever improves on the
+# incumbent, and took nine tenths of the search for an unrolled network.
 INEXACT = 2_000_000
 # The share of all entries that bounds may leave for a smaller core to be worth searching for.
 FEWER = 0.5
@@ -63,7 +63,7 @@ class DirectedQuery:
 
 
 def best_strategy(
-    problem: Problem, domains: Domains, query: DirectedQuery, solved: Solved | None = None
+    problem: Problem, domains: Domains, query: DirectedQuery, solved: TableCache | None = None
 ) -> tuple[DirectedOptimum | None, Messages | None]:
     """Return the best strategy, and the messages that bounded it, if any did.
 
@@ -88,19 +88,19 @@ def _extended(reduced: Core, solutions: list[Point]) -> DirectedOptimum | None:
 
 
 class _Bounded:
-    """A core, bounds on it, and the best strategy known of it."""
+    """A core with bounds and the best known strategy."""
 
     def __init__(self, reduced: Core, query: DirectedQuery, plain: Elimination) -> None:
         self.reduced, self.query, self.plain = reduced, query, plain
         self.bounds = Bounds(reduced.energy, None if query.start is None else reduced.inward(query.start))
-        self.met: tuple[float, Sequence[int]] = math.inf, ()  # the best strategy so far, after its cost
+        self.incumbent: tuple[float, Sequence[int]] = math.inf, ()  # the cost and the values of the best strategy so far
 
     def best(self) -> DirectedOptimum | None:
         """Return the best strategy, if one is as good as requested, among the values that bounds leave."""
         if not self._bound():
             return None
         bounds, reduced = self.bounds, self.reduced
-        best = min(self.query.known, self.met[0])
+        best = min(self.query.known, self.incumbent[0])
         left = narrowed(self.plain.domains, bounds.left(best))
         if bounds.remaining(best) <= FEWER:
             strategy, _ = best_strategy(
@@ -109,59 +109,53 @@ class _Bounded:
             strategy = None if strategy is None else replace(strategy, values=reduced.whole(strategy.values.tolist()))
         else:
             strategy = self._eliminated(left)
-        return strategy if strategy is not None and strategy.exact else self._least(strategy)
+        return strategy if strategy is not None and strategy.exact else self._better(strategy)
 
     def _eliminated(self, left: Domains) -> DirectedOptimum | None:
-        """Return the best strategy with these values, exactly if possible. None if it is not and a strategy that is proved best is
-        known.
-        """
+        """Return the best strategy with these values, exactly if possible; if not, None if the incumbent is proved best."""
         whole = Elimination(self.reduced.problem, left, self.query.budget)
         if not whole.schedule.exact:
-            if self.met[0] <= self._most:
+            if self.incumbent[0] <= self._proved:
                 return None
             whole = Elimination(self.reduced.problem, left, min(INEXACT, self.query.budget))
         return _extended(self.reduced, whole.solve(ONLY[None]))
 
     @property
-    def _most(self) -> float:
-        """The most that a strategy may cost to be proved best."""
+    def _proved(self) -> float:
+        """The objective up to which a strategy is proved best."""
         return self.bounds.least + ABOVE * abs(self.bounds.least)
 
-    def _least(self, strategy: DirectedOptimum | None) -> DirectedOptimum | None:
-        """Return the better of the strategy met in passes and the one found otherwise."""
-        cost, values = self.met
+    def _better(self, strategy: DirectedOptimum | None) -> DirectedOptimum | None:
+        """Return the better of a strategy and the incumbent, exact if it is proved best."""
+        cost, values = self.incumbent
         if math.isfinite(cost) and (strategy is None or cost < strategy.objective):
             strategy = DirectedOptimum(self.reduced.whole(values), cost, False)
-        return None if strategy is None else replace(strategy, exact=strategy.objective <= self._most)
+        return None if strategy is None else replace(strategy, exact=strategy.objective <= self._proved)
 
     def _bound(self) -> bool:
-        """Raise bounds until they leave few values, or stop rising. Returns whether there may be a strategy as good as
-        requested.
-        """
+        """Raise the bounds until they leave few values or stop rising. Returns whether a strategy can be as good as requested."""
         bounds, query, gap, guessed = self.bounds, self.query, math.inf, False
-        for _ in range(LOOKS):
+        for _ in range(CHECKS):
             bounds.improve(PASSES)
             if not math.isfinite(bounds.least) or bounds.least > query.above + ABOVE * abs(query.above):
                 return False
-            self.met = min(self.met, bounds.met, key=lambda met: met[0])
-            best = min(query.known, self.met[0])
+            self.incumbent = min(self.incumbent, bounds.incumbent, key=lambda known: known[0])
+            best = min(query.known, self.incumbent[0])
             if bounds.enough(best, FEWER):
                 break
             if not guessed:
                 self._guess()
                 guessed = True
-                best = min(best, self.met[0])
+                best = min(best, self.incumbent[0])
             if bounds.enough(best, FEWER) or best - bounds.least > SLOW * gap:
                 break
             gap = best - bounds.least
         return True
 
     def _guess(self) -> None:
-        """Solve the problem on the most promising values of each variable, if that is exact: the result is hardly ever
-        improved on.
-        """
+        """Solve the problem on the most promising values of each variable, if that is exact: the result is hardly ever beaten."""
         promising = narrowed(self.plain.domains, self.bounds.first(VALUES))
         guess = Elimination(self.reduced.problem, promising, min(GUESSED, self.query.budget))
         if guess.schedule.exact:
             for point in guess.solve(ONLY[None]):
-                self.met = min(self.met, (point.time, point.values), key=lambda met: met[0])
+                self.incumbent = min(self.incumbent, (point.time, point.values), key=lambda known: known[0])
