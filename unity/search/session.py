@@ -15,9 +15,9 @@ from unity.search.cost.cost import Training
 from unity.search.cost.least_time import least_time
 from unity.search.cost.refinement import Measure, around, refined
 from unity.search.memory.backend import backend_of
-from unity.search.memory.leanest import working_set_bytes, working_set_limits
 from unity.search.memory.lower_bound import LeastMemory, least_memory
 from unity.search.memory.memory import predict_memory
+from unity.search.memory.working_sets import working_set_bytes, working_set_limits
 from unity.search.solver.frontier import corners, fastest_fitting, frontier, relaxed_time
 from unity.search.solver.minimizer import Minimizer, minimize
 from unity.search.solver.problem import Point

@@ -22,9 +22,9 @@ from unity.pcg.parallel.parallelize import parallelize
 from unity.plan.plan import Plan
 from unity.search.cost.cost import Training
 from unity.search.memory.backend import CPU, GPU
-from unity.search.memory.eager_forward import Ahead, Forward, moved
-from unity.search.memory.memory import MemoryPrediction, keeping, predict_memory
-from unity.search.memory.peak import Later
+from unity.search.memory.eager_forward import Ahead, Forward, changes_at_start
+from unity.search.memory.memory import MemoryPrediction, operator_memory, predict_memory
+from unity.search.memory.peak import ReusableGradient
 from unity.search.memory.region import Region
 from unity.search.memory.residuals import Setting
 from unity.search.space.live_buffers import BACKEND, KEPT, NOTHING_MOVES, WIDENED, WORKING, Held, Lying, local
@@ -55,7 +55,7 @@ def forwards(draw: st.DrawFn) -> Forward:
     started = draw(st.lists(st.just([]) | st.lists(nbytes.map(held), max_size=2), min_size=count, max_size=count))
     ahead = draw(st.lists(st.builds(Ahead, nbytes.map(held), st.integers(0, count - 1), st.integers(0, count)), max_size=8))
     own = draw(st.dictionaries(st.integers(0, count - 1), nbytes, max_size=count))
-    later = draw(st.lists(st.builds(Later, nbytes, st.integers(-1, count - 1)), max_size=6))
+    later = draw(st.lists(st.builds(ReusableGradient, nbytes, st.integers(-1, count - 1)), max_size=6))
     return Forward(kept, started, ahead, own, sorted(later, key=lambda g: g.nbytes, reverse=True))
 
 
@@ -143,7 +143,7 @@ def test_weights_gathered_in_scans_are_live_from_the_start() -> None:
         nodes = [n for n in plan.program.pcg.nodes if n.kind != "input"]
         inside = [n for scan in nodes if scan.inside for n in scan.inside.nodes]
         gathered = {id(n) for n in inside if n.kind.startswith("combine") and n.again}
-        assert gathered <= {id(a.held.node) for a in moved(nodes, Lying(plan.program.pcg), ())}
+        assert gathered <= {id(a.held.node) for a in changes_at_start(nodes, Lying(plan.program.pcg), ())}
         most = max(most, gathered, key=len)
     assert len(most) == 2  # of each layer's weight
 
@@ -244,7 +244,7 @@ def test_zeros_for_gradients_of_slices_are_live_from_the_start_in_remats_too() -
         point = random_point(assembled, np.random.default_rng(seed))
         graph = parallelize(captured.graph, assembled.assignment(point))
         flow = gradients(graph, captured.differentiated)
-        for found in keeping(graph, captured.differentiated, Training(), CPU):
+        for found in operator_memory(graph, captured.differentiated, Training(), CPU):
             if (inside := found.node.inside) is not None:
                 slices = [n.operands[0] for n in inside.nodes if n.operands and CPU.pads(n) and flow(n.operands[0])]
                 zeros = sum(h.nbytes for h in found.kept if h.why == BACKEND)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unity.pcg.ir.graph import Node, Value
-from unity.search.memory.waiting import waiting
+from unity.search.memory.live_through import live_through
 
 Case = tuple[list[Node], dict[Value, float], list[Value]]
 
@@ -32,4 +32,4 @@ def test_waiting_bytes_are_those_of_brute_force(case: Case) -> None:
         later = v in ends or any(v in node.operands for node in nodes[at + 1 :])
         return before and later and v not in nodes[at].operands
 
-    assert waiting(nodes, nbytes, ends) == [sum(n for v, n in nbytes.items() if waits(v, at)) for at in range(len(nodes))]
+    assert live_through(nodes, nbytes, ends) == [sum(n for v, n in nbytes.items() if waits(v, at)) for at in range(len(nodes))]

@@ -26,7 +26,7 @@ from unity.pcg.types.parallel_type import copies, local_shape
 from unity.search.cost.assembly import Assembled
 from unity.search.cost.cost import Training
 from unity.search.memory.backend import CPU, GPU, backend_of
-from unity.search.memory.memory import MemoryPrediction, keeping, predict_memory
+from unity.search.memory.memory import MemoryPrediction, operator_memory, predict_memory
 from unity.search.session import Search
 from unity.search.solver.minimizer import Minimizer
 from unity.search.solver.problem import Point
@@ -289,7 +289,7 @@ def test_an_operand_with_a_halo_is_a_residual_with_it() -> None:
     for seed in range(40):
         point = random_point(assembled, np.random.default_rng(seed))
         graph = parallelize(captured.graph, assembled.assignment(point))
-        held = keeping(graph, captured.differentiated, Training())
+        held = operator_memory(graph, captured.differentiated, Training())
         additive = predict_memory(graph, captured.differentiated, Training()).additive
         assert counted(assembled, point, "memory") >= additive * (1 - 1e-9)
         for keeper in held:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unity.search.memory.peak import Later, Turns
+from unity.search.memory.peak import ReusableGradient, Turns
 
 
 def plain_places(turns: Turns, at: int, own: list[float]) -> list[tuple[int, float]]:
@@ -35,7 +35,7 @@ def turns(draw: st.DrawFn) -> Turns:
     nbytes = st.sampled_from([1.0, 2.0, 3.0, 5.0, 8.0])
     kept, own = (draw(st.lists(st.lists(nbytes, max_size=3), min_size=count, max_size=count)) for _ in range(2))
     early = draw(st.lists(st.sampled_from([False] * 7 + [True]), min_size=count, max_size=count))
-    later = draw(st.lists(st.builds(Later, nbytes, st.integers(-1, max(count - 1, 0))), max_size=25))
+    later = draw(st.lists(st.builds(ReusableGradient, nbytes, st.integers(-1, max(count - 1, 0))), max_size=25))
     return Turns(kept, early, own, sorted(later, key=lambda g: g.nbytes, reverse=True))
 
 
@@ -54,8 +54,8 @@ def test_the_reuse_is_that_of_brute_force(found: Turns, data: st.DataObject) -> 
 
 def test_the_largest_dead_value_that_fits_reuses_a_gradient() -> None:
     kept = [[5.0], [3.0], [4.0]]
-    found = Turns(kept, [False] * 3, [[]] * 3, [Later(4.0, 0)])
+    found = Turns(kept, [False] * 3, [[]] * 3, [ReusableGradient(4.0, 0)])
     assert found.reused(2, []) == [(0, 4.0)]
     assert found.reused(1, []) == [(0, 3.0)]  # the last is not there yet, and the first is too large
     assert found.highest() == (2, 8.0)
-    assert Turns(kept, [False] * 3, [[]] * 3, [Later(4.0, 2)]).reused(2, []) == []
+    assert Turns(kept, [False] * 3, [[]] * 3, [ReusableGradient(4.0, 2)]).reused(2, []) == []

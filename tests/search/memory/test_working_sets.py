@@ -15,7 +15,7 @@ from benchmarks.models.recurrent import rnnlm
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
 from unity.search.cost.cost import Training
-from unity.search.memory.leanest import ROUNDING, residual_bytes, working_set_bytes, working_set_limits
+from unity.search.memory.working_sets import ROUNDING, residual_bytes, working_set_bytes, working_set_limits
 from unity.search.session import Search
 from unity.search.solver.minimizer import Minimizer
 

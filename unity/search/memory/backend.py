@@ -1,20 +1,20 @@
-"""Memory that a compiler needs beyond the graph, as named properties of the backend.
+"""Memory that a compiler needs in addition to the buffers of the graph, as named properties of backends.
 
 XLA's CPU backend, according to its buffer assignments (`benchmarks/memory.py` compares):
 
 - *widened*: products of bfloat16 and float16 are computed in float32, and their operands are kept for the backward pass in float32;
   so are all residuals of a loop's steps, as each step slices stacks that were converted as a whole, once.
 - *eager*: it schedules for concurrency. Operators that depend on arguments alone run at the start, and their results are live
-  until they are used (`search.memory.eager_forward`): gathered weights, zeros that gradients are added to, and the values below. A
+  until they are used (`search.memory.eager_forward`): gathered weights, zeros that gradients are added to, indices. A
   cotangent that a product reads in two orders of dimensions is produced in both at once, unless something else reads it, such as a
   bias's gradient or a conversion.
-- *turns*: convolutions read channels last. Kernels and images that are arguments are transposed, in one way for the forward pass
-  and in another for the backward pass; a tensor from other devices is transposed when it arrives. Other tensors are transposed by
-  their producer, and are residuals in that order, beside the original if the backward pass of another operator reads that.
+- *transposes*: convolutions read channels last. Kernels and images that are arguments are transposed, in one way for the forward
+  pass and in another for the backward pass; a tensor from other devices is transposed when it arrives. Other tensors are transposed
+  by their producer, and are residuals in that order, beside the original if the backward pass of another operator reads that.
 - *indexes*: the gradient of a maximum over windows is expanded to a scatter with int32 indices, one for every dimension. Indices of
   each element of the operand, unless it is padded, and zeros to scatter into are live from the start; indices of each element of
   the result are live from the forward pass on.
-- *outermost*: collectives along a dimension need it outermost in memory, so other operands and results are copied.
+- *outermost*: collectives along a dimension need it outermost in memory; otherwise their operands and results are copied.
 
 On every backend a product in groups of rows reads the rows, and their cotangents in two orders of dimensions, once for each group,
 with zeros in the rows of others.
@@ -61,26 +61,26 @@ class Extra:
 
 @dataclass(frozen=True)
 class Backend:
-    """A compiler with the properties that the module describes; `widened` is the set of the widened dtypes."""
+    """A compiler with the properties that the module's docstring describes; `widened` has the dtypes that it widens."""
 
     name: str
     widened: frozenset[str] = frozenset()
     eager: bool = False
-    turns: bool = False
+    transposes: bool = False
     indexes: bool = False
     outermost: bool = False
 
     def is_narrow(self, tensor: Tensor) -> bool:
-        """Return whether the backend computes with a tensor in float32, and keeps it so if it is a residual of a loop's steps."""
-        return bool(self.widened) and str(tensor.dtype) in self.widened  # naming a numpy dtype is slow, so only if needed
+        """Return whether the backend widens a tensor to float32 where a product reads it or a loop stacks it as a residual."""
+        return bool(self.widened) and str(tensor.dtype) in self.widened  # str of a dtype is slow, so only if needed
 
     def widens(self, reader: Node, v: Value) -> bool:
         """Return whether an operator reads a narrower value in float32."""
         return facts_of(reader.kind).product and self.is_narrow(v.tensor)
 
-    def turned(self, reader: Node, v: Value) -> bool:
+    def reads_transposed(self, reader: Node, v: Value) -> bool:
         """Return whether an operator's gradient reads an operand in another order of dimensions than other users."""
-        return self.turns and is_convolution(reader.kind) and v in reader.operands
+        return self.transposes and is_convolution(reader.kind) and v in reader.operands
 
     def copies_for_collective(self, node: Node, axes: tuple[Axis, ...]) -> bool:
         """Return whether a change of type is a collective along a dimension that is not outermost, so that it copies."""
@@ -94,7 +94,7 @@ class Backend:
         return self.eager and node.kind == "partition" and any(s.kind == "R" and t.kind == "P" for s, t in types)
 
     def keeps_indices(self, node: Node) -> bool:
-        """Return whether an operator's derivative needs nothing but the indices that the backend keeps."""
+        """Return whether an operator's derivative needs only the indices that the backend stores in the forward pass."""
         return self.indexes and facts_of(node.kind).picks
 
     def extra(
@@ -124,7 +124,7 @@ class Backend:
         if self.eager and looked_up:
             return Extra(looked_up, start=looked_up)
         wide = sum(local(v) for v in (*node.operands, *node.results) if self.widens(node, v))
-        if self.turns and is_convolution(node.kind) and len(node.operands) > 1 and prod(node.operands[1].tensor.shape[2:]) > 1:
+        if self.transposes and is_convolution(node.kind) and len(node.operands) > 1 and prod(node.operands[1].tensor.shape[2:]) > 1:
             turned = sum(local(v) for v in node.operands if argument(v))
             moved = sum(local(v) for v in node.operands if v.node.kind in PARALLELIZATION and not argument(v))
             return Extra(turned, wide + moved, turned, turned)
@@ -151,7 +151,7 @@ def _indices(node: Node, local: Callable[[Value], float]) -> Extra:
 
 
 GPU = Backend("gpu")
-CPU = Backend("cpu", frozenset({"bfloat16", "float16"}), eager=True, turns=True, indexes=True, outermost=True)
+CPU = Backend("cpu", frozenset({"bfloat16", "float16"}), eager=True, transposes=True, indexes=True, outermost=True)
 
 
 def backend_of(machine: Machine) -> Backend:

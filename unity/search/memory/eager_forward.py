@@ -1,4 +1,4 @@
-"""Peak memory of the forward pass, for a backend that computes values ahead of their turn.
+"""Peak memory of the forward pass, for a backend that computes some values ahead of their turn.
 
 Operators that depend on arguments alone run at the start: changes of the types of weights for every operator, and values that the
 backend makes for itself. So during the forward pass the operands of later operators are live beside the residuals of earlier ones.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from unity.pcg.ir.graph import UNCHANGED, Node, Value
 from unity.pcg.ir.payloads import Scan
 from unity.pcg.propagation.scan_programs import SCANNED
-from unity.search.memory.peak import Later, places
+from unity.search.memory.peak import ReusableGradient, assign_reuse
 from unity.search.space.live_buffers import WORKING, Held, Lying, local, stays, unmoved
 
 
@@ -33,10 +33,10 @@ class Ahead:
     reader: int
 
 
-def moved(nodes: Sequence[Node], lying: Lying, residuals: Collection[Value]) -> list[Ahead]:
-    """Return the values that changes of type compute from arguments alone, for users that are not changes of type.
+def changes_at_start(nodes: Sequence[Node], lying: Lying, residuals: Collection[Value]) -> list[Ahead]:
+    """Return the results of changes of type that depend on arguments alone, and that operators read.
 
-    A residual among them counts from its first reader on.
+    Such a result is live until its last reader, or, if it is a residual, until its first reader, which counts it from then on.
     """
     readers: dict[Value, list[int]] = {}
     for i, node in enumerate(nodes):
@@ -63,7 +63,7 @@ def moved(nodes: Sequence[Node], lying: Lying, residuals: Collection[Value]) -> 
 
 
 def _of_constants(scan: Node, ready: Collection[Value]) -> list[Held]:
-    """Return the values that a scan's steps compute by changes of type from ready constants, except residuals."""
+    """Return the recomputed results of changes of type inside a scan's steps that depend on ready constants alone."""
     assert scan.inside is not None
     inside, constants = scan.inside, scan.operands[: scan.of(Scan).consts]
     computed = {Value(n) for n, v in zip(inside.inputs, constants, strict=False) if v in ready}
@@ -81,8 +81,8 @@ class Forward:
     """The buffers that are live while operators run forward.
 
     Args:
-        kept: For each operator, its residuals that are live from its turn on.
-        started: For each operator, its residuals that are live from the start, as the stacks of scans.
+        kept: For each operator, the residuals that are live from its turn on.
+        started: For each operator, the residuals that are live from the start, such as the stacks of a scan.
         ahead: Values that are computed at the start.
         own: Bytes of the working set of an operator, by number.
         later: The gradients whose memory may be reused, largest first.
@@ -92,7 +92,7 @@ class Forward:
     started: Sequence[Sequence[Held]]
     ahead: Sequence[Ahead]
     own: Mapping[int, float]
-    later: Sequence[Later]
+    later: Sequence[ReusableGradient]
 
     def highest(self) -> tuple[int, list[tuple[int, float]]]:
         """Return the operator at whose turn memory is highest (-1: before any), and the gradients whose memory is reused then."""
@@ -139,4 +139,4 @@ class Forward:
         for n, i in sorted(live):
             if n > 0:
                 sizes.setdefault(n, []).append(i)
-        return places(sizes, self.later, end)
+        return assign_reuse(sizes, self.later, end)

@@ -1,4 +1,4 @@
-"""Memory of the flight: the values that a step of a 2BW pipeline passes to the next step (`unity.exec.two_buffered_weights`).
+"""Memory of the *flight*: the values that a step of a 2BW pipeline passes to the next one (`unity.exec.two_buffered_weights`).
 
 The pipeline and its tail read operands of the batch before, and accumulate its gradients. The operators before the pipeline have
 run forward for that batch, and run backward in the next step, so their residuals are live twice: for the batch before and for the

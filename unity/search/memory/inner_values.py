@@ -14,7 +14,7 @@ from unity.pcg.types.parallel_type import Type
 
 
 class Inner:
-    """The inner values of an operator with given types.
+    """The inner values of an operator whose operands and results have given types.
 
     Attributes:
         extended: For each operand, the bytes of its copy with halos; 0 without a halo.
@@ -29,7 +29,10 @@ class Inner:
         self.cache: dict[tuple[tuple[bool, ...], bool], tuple[Residuals, tuple[float, ...]]] = {}
 
     def local(self, variable: int, nbytes: float, produced: bool = False) -> float:
-        """Return the bytes on one device of a value partitioned as this variable: as users see it, or as it is `produced`."""
+        """Return the bytes on one device of a value of `nbytes` that is partitioned like a variable.
+
+        The variable's state is the one in which it is read, or the one in which it is `produced`.
+        """
         for size, solution in self.along:
             if variable in solution.states:
                 state = solution.states[variable] if produced else solution.seen(variable)
@@ -50,7 +53,7 @@ class Inner:
             self.local(v, self.body.tensors[v].nbytes) for v in tables if isinstance(v, int) and self.body.tensors[v].floating
         )
 
-    def kept(self, differentiated: tuple[bool, ...], stacked: bool) -> tuple[Residuals, tuple[float, ...]]:
+    def residuals(self, differentiated: tuple[bool, ...], stacked: bool) -> tuple[Residuals, tuple[float, ...]]:
         """Return the residuals of the operator, and the bytes on one device of each inner value among them."""
         key = differentiated, stacked
         if key not in self.cache:

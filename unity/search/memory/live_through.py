@@ -1,4 +1,4 @@
-"""Live values that are not an operator's own: produced before it runs, and read after it."""
+"""Values that are live through an operator's turn: produced before it, read after it, and neither its operands nor its results."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from unity.pcg.ir.graph import Node, Value
 
 
-def waiting(nodes: Sequence[Node], nbytes: Mapping[Value, float], ends: Iterable[Value]) -> list[float]:
-    """Return for every operator, in order, the bytes of values (in training, of cotangents) that are live beside its own.
+def live_through(nodes: Sequence[Node], nbytes: Mapping[Value, float], ends: Iterable[Value]) -> list[float]:
+    """Return for every operator, in order, the bytes of values (in training, of cotangents) that are live through its turn.
 
     Args:
         nodes: The operators.

@@ -72,11 +72,11 @@ def least_memory(graph: PCG, differentiated: Collection[int], training: Training
 def _busiest_turn(region: Region) -> float:
     """Return the most bytes of residuals and cotangents at one turn of a graph's backward pass."""
     below = most = 0.0
-    for keeping in region.keeping:
-        node = keeping.node
+    for operator in region.operators:
+        node = operator.node
         if node.kind in GROUPED:
             continue
-        below += sum(h.nbytes for h in keeping.kept if h.why == KEPT)
+        below += sum(h.nbytes for h in operator.kept if h.why == KEPT)
         if node.kind in LOOPS or node.kind == "remat":
             turn = _busiest_turn(region.region_inside(node))
         else:

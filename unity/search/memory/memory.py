@@ -21,7 +21,7 @@ from unity.pcg.ir.graph import PCG, Node, Value
 from unity.search.cost.cost import Training
 from unity.search.memory.backend import GPU, Backend
 from unity.search.memory.in_flight import flight
-from unity.search.memory.region import Keeping, Region
+from unity.search.memory.region import OperatorMemory, Region
 from unity.search.memory.residuals import Setting
 from unity.search.space.live_buffers import ARGUMENTS, GRADIENTS, RESULTS, SLOTS, Held, local
 
@@ -63,7 +63,7 @@ class LiveRanges:
 
     Args:
         counted: Buffers that are live throughout the step and that the search counts.
-        beside: Further buffers that are live throughout, which the search does not count.
+        beside: Further buffers that are live throughout the step, but that the search does not count.
         region: The sweep over the operators.
     """
 
@@ -107,15 +107,17 @@ def predict_memory(graph: PCG, differentiated: Collection[int], training: Traini
     return MemoryPrediction((*live.throughout, *live.region.peak), additive)
 
 
-def keeping(graph: PCG, differentiated: Collection[int], training: Training, backend: Backend = GPU) -> tuple[Keeping, ...]:
+def operator_memory(
+    graph: PCG, differentiated: Collection[int], training: Training, backend: Backend = GPU
+) -> tuple[OperatorMemory, ...]:
     """Return the memory that every operator of the outermost graph needs. Arguments are as for `predict_memory`."""
     differentiated = differentiated if training.backward else ()
     region = Region(graph, Setting(graph, gradients(graph, differentiated), training.backward, backend))
-    return tuple(region.keeping)
+    return tuple(region.operators)
 
 
 def ends_inside(node: Node) -> float:
-    """Return the most bytes of operands and results that one operator inside a node has; 0 for a node without a graph inside."""
+    """Return the most bytes of operands and results of any operator inside a node; 0 for a node without a graph inside."""
     if node.inside is None:
         return 0.0
     each = (sum(local(v, node.inside) for v in dict.fromkeys((*n.operands, *n.results))) for n in node.inside.nodes)

@@ -1,12 +1,12 @@
 """Peak memory of a sequence of operators' turns, where values reuse the memory of gradients that are not yet computed.
 
-A weight's gradient is complete when the backward pass reaches the weight's first reader, and the backward pass takes operators in
-reverse. Values that are live for later readers alone are dead by then, so they may lie in the gradient's memory, one value per
-gradient: the largest gradient takes the largest value that fits, then the next one does.
+A weight's gradient is complete when the backward pass, which takes operators in reverse, reaches the weight's first reader. Values
+that only later operators need are dead by then, so they may use the gradient's memory, one value per gradient: the largest gradient
+takes the largest value that fits, then the next gradient does.
 
-The reused bytes never decrease from one turn to a later one: a further gradient or a further value takes no place away (at worst
-values exchange places with smaller ones). So the reuse at some turns is a lower bound on the reuse at those after them, and most
-turns need not be examined, as their peak is certainly lower than that of another turn.
+The reused bytes never decrease from one turn to a later one: a further gradient or value displaces none (at worst, values give way
+to smaller ones). So the reuse at some turns is a lower bound on the reuse at the turns after them, and most turns need not be
+examined, because another turn certainly needs more.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ MARKS = 32  # turns whose reuse is computed first, as a lower bound on that of l
 
 
 @dataclass(frozen=True)
-class Later:
+class ReusableGradient:
     """A gradient whose memory may be reused before it is computed: its bytes, and the first operator that reads its weight."""
 
     nbytes: float
     first: int
 
 
-Sizes = Mapping[float, list[int]]  # bytes of values → the operators that they are live for, ascending
+Sizes = Mapping[float, list[int]]  # by the bytes of values, the operators that need them, ascending
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class Turns:
     kept: Sequence[Sequence[float]]
     early: Sequence[bool]
     own: Sequence[Sequence[float]]
-    later: Sequence[Later]
+    later: Sequence[ReusableGradient]
 
     def highest(self) -> tuple[int, float] | None:
         """Return the operator at whose turn memory is highest, and the bytes; None without operators.
@@ -94,7 +94,7 @@ class Turns:
         for n in own:
             if n > 0:
                 live[n] = sorted([*live.get(n, ()), at])
-        return places(live, self.later, at)
+        return assign_reuse(live, self.later, at)
 
     @cached_property
     def from_turn(self) -> Sizes:
@@ -115,13 +115,13 @@ class Turns:
         return sizes
 
 
-def places(live: Sizes, later: Sequence[Later], at: int) -> list[tuple[int, float]]:
-    """Assign values to the memory of gradients that are not yet computed: the gradients, by number, with the reused bytes.
+def assign_reuse(live: Sizes, later: Sequence[ReusableGradient], at: int) -> list[tuple[int, float]]:
+    """Assign values to the memory of gradients that are not yet computed. Returns the gradients, by number, with the reused bytes.
 
     Of values of equal size the one for the last operator goes first: if that does not fit, no other does.
 
     Args:
-        live: The live values; it is consumed.
+        live: The live values. The call consumes them.
         later: The gradients, largest first.
         at: The operator whose turn it is.
     """

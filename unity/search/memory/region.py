@@ -1,4 +1,4 @@
-"""Residuals and working sets of the operators of one graph on one device: of the whole program, or of a graph inside a node."""
+"""The sweep over the operators of one graph, of the whole program or inside a node: residuals, working sets, and the peak."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from unity.pcg.parallel.branches import groups_of
 from unity.pcg.parallel.stages import FOLLOWED, TWO_BW, ends_of, schedule_of
 from unity.pcg.types.factors import facts_of
 from unity.search.memory.backend import ACCUMULATING
-from unity.search.memory.eager_forward import Ahead, Forward, moved
-from unity.search.memory.peak import Later, Turns
-from unity.search.memory.residuals import Keeper, Setting
-from unity.search.memory.waiting import waiting
+from unity.search.memory.eager_forward import Ahead, Forward, changes_at_start
+from unity.search.memory.live_through import live_through
+from unity.search.memory.peak import ReusableGradient, Turns
+from unity.search.memory.residuals import ResidualCollector, Setting
 from unity.search.space.live_buffers import AGAIN, BACKEND, CHANGED, GRADIENTS, KEPT, REUSED, WIDENED, WORKING, Held, stays, whole
 
 PRODUCT = "dot_general"
@@ -39,7 +39,7 @@ NOTICED = 1e-3  # relative to all gradients: the memory of smaller ones is not c
 
 
 @dataclass(frozen=True)
-class Keeping:
+class OperatorMemory:
     """Memory that an operator of the outermost graph needs beside its operands and results, on one device.
 
     Args:
@@ -55,7 +55,7 @@ class Keeping:
     own: float
 
 
-class Region(Keeper):
+class Region(ResidualCollector):
     """The sweep over the operators of a graph: their residuals, and the buffers at the peak."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Region(Keeper):
             setting: The facts of the program.
             around: The kind of the node that the graph is inside of; empty for the outermost graph.
             always: Buffers that are live throughout the step.
-            straight: Whether only remats are around the graph, so that values made ahead are made at the start of the program.
+            straight: Whether only remats are around the graph, so that the backend can compute values at the start of the program.
             stacked: Whether its residuals leave it as arrays, as those of a loop's step do.
             depth: The number of remats around it.
         """
@@ -87,13 +87,13 @@ class Region(Keeper):
         products = [node for node in self.nodes if facts_of(node.kind).product]
         self.products = {self.lying.unmoved[v] for node in products for v in (*node.operands, *node.results)}
         self.early: list[Ahead] = []  # values that the backend computes at the start
-        self.zeros_inside = 0.0  # of a graph inside a remat: bytes of zeros that are made at the start of the graph around it
+        self.zeros_inside = 0.0  # in a graph inside a remat, bytes of zeros that are live from the start of the program
         self.forward: dict[int, float] = {}  # bytes of an operator's working set in the forward pass, by its number
         self.weights, self.later = self.reusable_gradients(always)
         self.momentary = 0.0  # bytes of residuals inside remats, of which one is open at a time
         self.remats = sum(node.kind == "remat" for node in self.nodes)
         self.own: dict[int, float] = {}  # by id(node): bytes of its working set without operands, results and their cotangents
-        self.keeping: list[Keeping] = []
+        self.operators: list[OperatorMemory] = []
         self.saved: list[tuple[int, Held]] = []  # values that policies of remats around the graph save, by the depth of the remat
         self.inside: dict[int, Region] = {}  # by id(node): the sweeps of the graphs inside nodes
         residuals, moments = [], []
@@ -103,10 +103,10 @@ class Region(Keeper):
             residuals.append(k)
             moments.append(m)
             own = sum(h.nbytes for h in m) if node.kind in (TAIL, BRANCHES, STAGES) else self.own.get(id(node), 0.0)
-            self.keeping.append(Keeping(node, tuple(k), frozenset(islice(self.chosen, before, None)), own))
+            self.operators.append(OperatorMemory(node, tuple(k), frozenset(islice(self.chosen, before, None)), own))
         self.kept = [h for k in residuals for h in k]
         self.moments = moments
-        self.passing = waiting(self.nodes, self.own_bytes, () if self.top else graph.outputs)
+        self.live_through = live_through(self.nodes, self.own_bytes, () if self.top else graph.outputs)
         self.peak, self.peak_turn = self.highest()
 
     @property
@@ -124,8 +124,8 @@ class Region(Keeper):
         highest, live = backward.highest(), list[Held]()
         at = -1 if highest is None else highest[0]
         if highest is not None:
-            live = [h for i, k in enumerate(self.keeping) for h in k.kept if i <= at or backward.early[i]]
-            live += [*self.moments[at], Held(WORKING, self.nodes[at], self.passing[at])]
+            live = [h for i, k in enumerate(self.operators) for h in k.kept if i <= at or backward.early[i]]
+            live += [*self.moments[at], Held(WORKING, self.nodes[at], self.live_through[at])]
             live += self.reused(backward.reused(at, backward.own[at]))
         turn = (BACKWARD, at) if at >= 0 else (FORWARD, -1)
         if not self.ahead:
@@ -139,21 +139,21 @@ class Region(Keeper):
     def backward_turns(self) -> Turns:
         """Return the bytes that are live at each operator's turn in the backward pass, or, without gradients, in the only pass."""
         early = [node.kind in LOOPS and not (self.ahead and self.training) for node in self.nodes]
-        own = [[*(h.nbytes for h in m), n] for m, n in zip(self.moments, self.passing, strict=True)]
-        return Turns([[h.nbytes for h in k.kept] for k in self.keeping], early, own, self.later)
+        own = [[*(h.nbytes for h in m), n] for m, n in zip(self.moments, self.live_through, strict=True)]
+        return Turns([[h.nbytes for h in k.kept] for k in self.operators], early, own, self.later)
 
     def forward_turns(self) -> Forward:
-        """Return what is live at each operator's turn in the forward pass: residuals so far, values made ahead, working sets."""
-        ahead = [*self.early, *moved(self.nodes, self.lying, self.chosen)] if self.ahead else []
-        at_once = [[h for h in k.kept if k.node.kind in LOOPS and h.why != WIDENED] for k in self.keeping]
-        in_turn = [[h for h in k.kept if k.node.kind not in LOOPS or h.why == WIDENED] for k in self.keeping]
+        """Return the buffers at each operator's turn in the forward pass: residuals, values ahead of their turn, working sets."""
+        ahead = [*self.early, *changes_at_start(self.nodes, self.lying, self.chosen)] if self.ahead else []
+        at_once = [[h for h in k.kept if k.node.kind in LOOPS and h.why != WIDENED] for k in self.operators]
+        in_turn = [[h for h in k.kept if k.node.kind not in LOOPS or h.why == WIDENED] for k in self.operators]
         return Forward(in_turn, at_once, ahead, self.forward, self.later)
 
     def reused(self, places: list[tuple[int, float]]) -> list[Held]:
         """Return the bytes that reuse the memory of gradients that are not yet computed, as negative buffers."""
         return [Held(REUSED, self.weights[k], -nbytes) for k, nbytes in places]
 
-    def reusable_gradients(self, always: Collection[Held]) -> tuple[list[Node], list[Later]]:
+    def reusable_gradients(self, always: Collection[Held]) -> tuple[list[Node], list[ReusableGradient]]:
         """Return the weights whose gradients' memory may be reused, and those gradients, largest first."""
         buffers = {id(h.node): h for h in always if h.why == GRADIENTS}
         least = NOTICED * sum(h.nbytes for h in buffers.values())
@@ -164,13 +164,13 @@ class Region(Keeper):
                 if node.kind in ACCUMULATING and self.backend.eager:  # the zeros that a gradient is accumulated from are live early
                     first[id(whole(v).node)] = len(self.nodes)
         large = sorted((h for h in buffers.values() if h.nbytes > least), key=lambda h: h.nbytes, reverse=True)
-        return [h.node for h in large], [Later(h.nbytes, first.get(id(h.node), -1)) for h in large]
+        return [h.node for h in large], [ReusableGradient(h.nbytes, first.get(id(h.node), -1)) for h in large]
 
     def add_change(self, node: Node) -> tuple[list[Held], list[Held]]:
         """Add a change of type, and return its residuals and its working set.
 
         The working set is both sides at once, unless nothing moves, or one side twice if it is copied for a collective or a
-        product. A slice's gradient may be added to zeros made ahead.
+        product. A slice's gradient may be added to zeros that are live from the start.
         """
         if stays(node):
             return [], []
@@ -213,7 +213,7 @@ class Region(Keeper):
         if node.kind in (BRANCHES, STAGES):
             return self.add_branches(node)
         inner = self.inner(node)
-        needed, _ = inner.kept(self.flows(node), self.stacked)
+        needed, _ = inner.residuals(self.flows(node), self.stacked)
         residuals = self.kept_by(node, needed, inner)
         for v, depth in self.setting.recomputed.saved_of(node):
             self.saved.append((depth, Held(KEPT, node, inner.local(v, inner.body.tensors[v].nbytes))))
@@ -308,7 +308,7 @@ class Region(Keeper):
         return sum(self.own_bytes[v] for v in read)
 
     def live_between_ticks(self, node: Node) -> list[Held]:
-        """Return a pipeline's buffers between ticks: samples that wait or are done, and weights' gradients before and after."""
+        """Return a pipeline's buffers between ticks: samples, their results, and weights' gradients before and after a tick."""
         ends = ends_of(node)
         followed = schedule_of(node).kind in FOLLOWED and self.training  # then the gradients of samples return, if there are any
         each = {p: 1 + self.flow(node.operands[p]) if followed else 2 for p in ends.sampled}

@@ -15,12 +15,12 @@ from unity.search.memory.backend import Backend
 from unity.search.memory.inner_values import Inner, inner_of
 from unity.search.space.live_buffers import BACKEND, CHANGED, KEPT, WIDENED, Held, Lying
 
-AS_MADE, TURNED = "as made", "turned"
+ORIGINAL, TRANSPOSED = "original", "transposed"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Facts that all nested graphs of a program share: where gradients flow, whether there is a backward pass, and the compiler."""
+    """Facts that all graphs of a program share: where gradients flow, whether there is a backward pass, and the compiler."""
 
     program: PCG
     flow: Gradients
@@ -39,7 +39,7 @@ class Setting:
         return recomputation(self.program, self.flow) if policies else Recomputation()
 
 
-class Keeper:
+class ResidualCollector:
     """The residuals of a graph, collected operator by operator in order (`kept_by`, `need`)."""
 
     def __init__(self, graph: PCG, setting: Setting, around: str = "", stacked: bool = False) -> None:
@@ -70,16 +70,19 @@ class Keeper:
         return not (self.top and id(v.node) in self.inputs) and (self.flow(v) or not self.training)
 
     def need(self, v: Value, reader: Node | None = None) -> list[Held]:
-        """Make a value a residual in its last type, unless it already is one, and return the new buffers.
+        """Make a value a residual, unless it already is one, and return the new buffers.
 
-        Some readers need it in a wider dtype or in another order of dimensions.
+        The residual is the value's operand where nothing moves or the value is gathered again, and all operands of an operator that
+        runs again. Some readers need it in a wider dtype, or in another order of dimensions, too.
         """
         wide = (self.looped and self.backend.is_narrow(v.tensor)) or (reader is not None and self.backend.widens(reader, v))
-        turned = reader is not None and self.backend.turned(reader, v) and not self.argument(v) and not self.waits(reader)
+        transposed = (
+            reader is not None and self.backend.reads_transposed(reader, v) and not self.argument(v) and not self.waits(reader)
+        )
         v = self.lying.kept[v]
         if runs_again(v.node):
             return [h for w in v.node.operands for h in self.need(w)]
-        form = TURNED if turned else AS_MADE
+        form = TRANSPOSED if transposed else ORIGINAL
         more = [self.held(WIDENED, v.node, self.local(v))] if wide and v not in self.wide else []
         self.wide |= {v} if wide else set()
         if v in self.chosen:
@@ -103,7 +106,7 @@ class Keeper:
         return held
 
     def held(self, why: str, node: Node, nbytes: float) -> Held:
-        """Return the buffer of one run of a node: a fraction of it, if several runs share one."""
+        """Return the buffer of one run of a node: a fraction of it, if several runs share it."""
         return Held(why, node, nbytes / self.setting.kept_once.get(id(node), 1))
 
     def inner(self, node: Node) -> Inner:
@@ -116,9 +119,9 @@ class Keeper:
         return tuple(map(self.flow, node.operands))
 
     def kept_by(self, node: Node, needed: Residuals, inner: Inner) -> list[Held]:
-        """Add the residuals of an operator, and return their buffers.
+        """Add the residuals of an operator, and return the new buffers.
 
-        Operands with halos are residuals in that form. `needed` are the values that the backward pass needs.
+        Operands with halos are residuals in that form. `needed` are the values that the backward pass reads.
         """
         if not (self.training and any(map(self.flow, node.results))):
             return []
@@ -130,7 +133,7 @@ class Keeper:
             buffers += self.extended(v, node, nbytes) if nbytes else self.need(v, node)
         if node.again:
             return buffers
-        for (variable, _), nbytes in zip(needed.inner, inner.kept(self.flows(node), self.stacked)[1], strict=True):
+        for (variable, _), nbytes in zip(needed.inner, inner.residuals(self.flows(node), self.stacked)[1], strict=True):
             buffers.append(self.count(self.held(KEPT, node, nbytes)))
             if self.looped and self.backend.is_narrow(inner.body.tensors[variable]):
                 buffers.append(self.held(WIDENED, node, nbytes))
@@ -146,7 +149,7 @@ class Keeper:
         return [*self.need(v, reader), self.count(self.held(CHANGED, reader, nbytes - self.local(v)))]
 
     def waits(self, node: Node) -> bool:
-        """Return whether an operand of an operator is recomputed for its backward pass, which then reads all operands anew."""
+        """Return whether an operator's backward pass waits for operands that are recomputed. It then reads all operands anew."""
         bases = [self.lying.kept[v] for v in node.operands]
         return any(runs_again(base.node) for base in bases) or bases != [self.lying.unmoved[v] for v in node.operands]
 
@@ -154,7 +157,7 @@ class Keeper:
         """Return the bytes of the inner values that an operator's own backward pass recomputes; in a loop they are not stacked."""
         if not node.again:
             return 0.0
-        return sum(self.inner(node).kept(self.flows(node), False)[1])
+        return sum(self.inner(node).residuals(self.flows(node), False)[1])
 
     def recomputed_operand_bytes(self, node: Node) -> float:
         """Return the bytes that are live in an operator's backward pass because operands of it are recomputed as a whole."""
@@ -167,7 +170,7 @@ class Keeper:
         return total
 
     def is_live(self, v: Value) -> bool:
-        """Return whether a value is live anyway: an argument, or a residual that is not gathered again."""
+        """Return whether a value is live without its reader: as an argument, or as a residual that is not gathered again."""
         return self.lying.unmoved[v] in self.chosen or self.argument(v)
 
     def argument(self, v: Value) -> bool:

@@ -24,7 +24,7 @@ from unity.search.memory.region import BACKWARD, FORWARD, Region, Turn
 from unity.search.space.live_buffers import ARGUMENTS, FLIGHT, GRADIENTS, RESULTS, SLOTS, Held
 
 WHOLE_STEP = (ARGUMENTS, FLIGHT, GRADIENTS, RESULTS, SLOTS)  # live throughout: one row each, whatever the operator
-POINTER = 8  # bytes of an entry of the table of results, which CPU programs with several results have
+POINTER = 8  # bytes of an entry of the table of results, which a CPU program has if it has several results
 ROWS = 20  # of the printed table, before the rest is summed up
 
 
@@ -146,7 +146,7 @@ def memory_timeline(graph: PCG, differentiated: Collection[int], training: Train
 
 
 def _pointer_table(results: int) -> int:
-    """Return the bytes of the table of results of a CPU program, which has one if there are several."""
+    """Return the bytes of a CPU program's table of results; 0 if it has only one result."""
     return POINTER * results if results > 1 else 0
 
 
@@ -175,6 +175,6 @@ def _bytes_by_turn(region: Region) -> Iterator[tuple[Turn, float]]:
         yield from (((FORWARD, i), nbytes) for i, nbytes in ahead.items())
         yield from (((BACKWARD, i), nbytes) for i, nbytes in reversed([*enumerate(back)]))
         return
-    for i, nbytes in enumerate([ahead[-1], *back], -1):  # two views of the only pass, of which the peak's own decides at the peak
+    for i, nbytes in enumerate([ahead[-1], *back], -1):  # two views of the only pass; at the peak, the one that has it counts
         forward_higher = region.peak_turn == (FORWARD, i) or (ahead[i] > nbytes and region.peak_turn != (BACKWARD, i))
         yield ((FORWARD, i), ahead[i]) if i < 0 or forward_higher else ((BACKWARD, i), nbytes)

@@ -1,8 +1,8 @@
-"""Limits on the working sets of operators under which a strategy needs no more memory than a given one.
+"""Working sets of operators, and limits on them under which a strategy needs no more memory than a given one.
 
-An operator's working set is live for a moment, beside the residuals of the operators before it. The peak is therefore no sum, and
-minimizing sums ignores it; but every operator's working set can be limited separately. The first operators, before which there
-are few residuals, may have large ones, such as a whole embedding table.
+An operator's working set is live only during its turn, beside the residuals of the operators before it. The peak is therefore not a
+sum over operators, and the search, which minimizes sums, ignores it; but the working set of each operator can be limited
+separately. The first operators, before which there are few residuals, may have large ones, such as a whole embedding table.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from unity.pcg.ir.gradient_flow import Gradients, gradients
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 from unity.search.cost.cost import Training
 from unity.search.memory.backend import Backend
-from unity.search.memory.memory import Keeping, ends_inside, keeping
+from unity.search.memory.memory import OperatorMemory, ends_inside, operator_memory
 from unity.search.simulator.expansion import moments_on
 from unity.search.simulator.program import Phase, moments_of_nodes
 from unity.search.simulator.timeline import Timeline
@@ -108,7 +108,7 @@ class _Spans:
         self.graph, self.training = step.graph, step.training
         self.differentiated = frozenset(step.differentiated)
         self.flow: Gradients = gradients(self.graph, self.differentiated)
-        self.keeping = keeping(self.graph, self.differentiated, step.training, step.backend)
+        self.keeping = operator_memory(self.graph, self.differentiated, step.training, step.backend)
         self.end = timeline.makespan
         self.readers: dict[Value, list[Node]] = {}
         for node in self.graph.nodes:
@@ -153,7 +153,7 @@ class _Spans:
             if k in self.differentiated and node.tensors[0].floating:
                 yield Span(Held(SLOTS, node, self.training.optimizer_slots * nbytes), 0.0, self.end)
 
-    def _residuals(self, keeper: Keeping) -> Iterator[Span]:
+    def _residuals(self, keeper: OperatorMemory) -> Iterator[Span]:
         """Yield the residuals of an operator, until it has run backward, and its working sets apart from operands and results."""
         node = keeper.node
         forward, backward = self._forward[id(node)], self._backward.get(id(node))
