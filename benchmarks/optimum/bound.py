@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from unity.baselines.flexflow.delta.columns import in_ticks
-from unity.baselines.flexflow.mcmc import ByDelta
+from unity.baselines.flexflow.mcmc import DeltaOracle
 from unity.baselines.flexflow.strategy.configs import ParallelConfig, on_one
 from unity.baselines.flexflow.strategy.encoding import WAYS, parse_name
 from unity.baselines.flexflow.strategy.operators import OperandEdge, Operators
@@ -33,7 +33,7 @@ class Bound:
     o: Operators
     may: May
     strategy: Strategy = field(init=False)
-    _last: ByDelta | None = field(default=None, init=False)
+    _last: DeltaOracle | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.strategy = Strategy(self.o, {k: on_one(self.o.nodes[k]) for k in self.o.numbers})
@@ -41,7 +41,7 @@ class Bound:
     def simulated(self, configs: Mapping[int, ParallelConfig]) -> float:
         """Seconds of a step of a strategy: from the one that was asked about before, operator by operator that is another."""
         if self._last is None:
-            self._last = ByDelta(self.o, configs, overlap=True)
+            self._last = DeltaOracle(self.o, configs, overlap=True)
         for k, config in configs.items():
             if self._last.configs[k] != config:
                 self._last.propose(k, config)

@@ -28,7 +28,7 @@ from unity.baselines.flexflow.delta.simulation import makespan
 from unity.baselines.flexflow.mcmc import Configs
 from unity.baselines.flexflow.strategy.configs import ParallelConfig, data_parallel, possible
 from unity.baselines.flexflow.strategy.operators import Operators, operators
-from unity.baselines.flexflow.strategy.pieces import most, slices, split_shape
+from unity.baselines.flexflow.strategy.pieces import largest_degree, slices, split_shape
 from unity.baselines.flexflow.strategy.strategy import Strategy
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
@@ -112,7 +112,7 @@ def figure_13(o: Operators, batch: int) -> Configs:
         if of := [tables[w] for w in o.reads[k] if w in tables]:
             found[k] = in_every_node(o, k, batch, of[0])
         elif depths[k] == max(depths.values()) and len(shape) > 1 and shape[-1] == classes:
-            degree = max(d for d in range(1, gpus + 1) if most(node, len(shape) - 1) % d == 0)
+            degree = max(d for d in range(1, gpus + 1) if largest_degree(node, len(shape) - 1) % d == 0)
             nodes = in_every_node(o, k, batch, 0)
             devices = tuple(first + gpu for first in nodes.devices for gpu in range(degree))
             found[k] = ParallelConfig((*nodes.degrees[:-1], degree), devices)

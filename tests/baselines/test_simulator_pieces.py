@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unity.baselines.flexflow.strategy.pieces import Slices, most, overlap, share, slices, split_shape
+from unity.baselines.flexflow.strategy.pieces import Slices, largest_degree, overlap, share, slices, split_shape
 from unity.baselines.flexflow.strategy.regions import shared
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.graph import Node
@@ -91,7 +91,7 @@ def test_a_product_needs_rows_of_one_operand_and_columns_of_the_other() -> None:
     """FlexFlow, figure 3: U = V W in 2 × 2 pieces."""
     node = only(jnp.matmul, (8, 32), (32, 12))
     assert split_shape(node) == (8, 12)
-    assert [most(node, dim) for dim in range(2)] == [8, 12]
+    assert [largest_degree(node, dim) for dim in range(2)] == [8, 12]
     assert [slices(node, (2, 2), p).local for p in range(3)] == [(4, 32), (32, 6), (4, 6)]
     assert share(node, (2, 2)) == pytest.approx(1 / 4)
 
@@ -104,7 +104,7 @@ def test_a_loss_is_split_along_its_largest_operand() -> None:
 
 def test_dimensions_that_the_table_blocks_are_not_split() -> None:
     node = only(lambda x: jnp.sort(x, axis=1), (8, 32))
-    assert [most(node, dim) for dim in range(2)] == [8, 1]
+    assert [largest_degree(node, dim) for dim in range(2)] == [8, 1]
 
 
 @given(st.data())

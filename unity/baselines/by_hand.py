@@ -1,7 +1,7 @@
-"""Strategies that people choose by hand, as restrictions of the search; what a strategy leaves open is found by exact search.
+"""Strategies that people choose by hand, as restrictions of the search; exact search decides everything that they leave open.
 
-A mesh is cut in two: along its first axes (data) every operator splits its samples as far as sizes allow, along its last ones
-(tensor) products with weights split these. If the cut may lie anywhere, every place is tried and the best is taken.
+The axes of a mesh are divided in two: along the first ones (data) every operator splits its samples as far as sizes allow; along
+the last ones (tensor) products with weights split the weights. If the division is open, each is tried and the best is taken.
 
 - *data-parallel*: data axes alone; every device stores whole weights.
 - *fsdp* (ZeRO-3): data axes alone; weights are stored in pieces as far as sizes allow and gathered for use, and gathered again or
@@ -43,14 +43,14 @@ from unity.search.space.sites import Site
 
 @dataclass(frozen=True)
 class Mesh:
-    """A mesh cut in two.
+    """A mesh whose axes are divided in data and tensor axes.
 
     Args:
         data: the number of axes that split the samples.
         pieces: whether weights are stored in pieces along the data axes.
-        forced: whether products with weights must split these along the tensor axes, as far as sizes allow.
+        forced: whether products with weights must split the weights along the tensor axes, as far as sizes allow.
         columns: whether they may split them only by the dimensions of their results.
-        features: whether dimensions of arguments are kept whole along the tensor axes.
+        features: whether the tensor axes split no dimension of an argument, only those of features.
     """
 
     data: int
@@ -68,7 +68,7 @@ def on_mesh(structure: Structure, mesh: Mesh | Callable[[int], Mesh]) -> Assembl
     of = mesh if callable(mesh) else lambda s: mesh
 
     def apart(s: int) -> object:
-        # equal sites share a domain of the search's own; whether they take their operands from weights may still differ
+        # sites that are equal to the search may still differ in which of their operands come from weights
         ports = structure.opened.sites[s].ports
         return of(s), structure.weights[s], tuple(structure.weights[p.source] for p in ports)
 
@@ -102,15 +102,16 @@ def _most(values: Array, wanted: Iterable[int], some: slice, structure: Structur
 
 
 def along_data(structure: Structure, s: int, i: int, mesh: Mesh) -> bool:
-    """Whether a choice belongs on the data axes."""
+    """Return whether a choice belongs on the data axes."""
     if structure.weights[s]:
         return mesh.pieces and structure.choices[s][i].name not in IDLE
     return structure.rank[s][i] in structure.samples
 
 
 def along_tensor(structure: Structure, s: int, site: Site, i: int, mesh: Mesh) -> bool:
-    """Whether a choice may be taken on the tensor axes: no split of samples, and for a product with a weight only splits of the
-    weight.
+    """Return whether a choice may be taken on the tensor axes.
+
+    It must not split samples, and for a product with a weight it must split the weight.
     """
     choice = structure.choices[s][i]
     if choice.name in IDLE:
@@ -125,7 +126,7 @@ def along_tensor(structure: Structure, s: int, site: Site, i: int, mesh: Mesh) -
 
 
 def product_with_weight(structure: Structure, s: int, site: Site) -> bool:
-    """Whether a site is a matrix product or a convolution with a weight."""
+    """Return whether a site is a matrix product or a convolution with a weight."""
     heavy = site.node is not None and facts_of(site.node.kind).product and not structure.weights[s]
     return heavy and any(structure.weights[p.source] for p in site.ports)
 
@@ -285,10 +286,12 @@ def _at_most_two(choices: list[int], axes: int) -> Iterator[tuple[int, ...]]:
 
 
 def usual(assembled: Assembled, data: bool, weights: bool) -> Point | None:
-    """Return the fastest strategy with data and weights stored in pieces along all axes, or whole, where sizes allow it; the rest
-    is open.
+    """Return the fastest strategy whose arguments are stored in a given way where sizes allow it; None if there is none.
 
-    Returns None if no such strategy exists.
+    Args:
+        assembled: the graph with the search's values and costs.
+        data: whether arguments that are not weights are split by samples along all axes, rather than whole.
+        weights: whether weights are stored in pieces along all axes, rather than whole.
     """
     costs = []
     for site, domain, cost in zip(assembled.opened.sites, assembled.domains, assembled.costs, strict=True):

@@ -85,14 +85,14 @@ def point_of(problem: Problem, values: Sequence[int]) -> Point:
 
 
 def optimal(problem: Problem, rim: Sequence[bool] = ()) -> OptcnnResult:
-    """Run algorithm 1. `rim` marks the variables that belong to a layer if they are joined to it alone; none by default."""
+    """Run algorithm 1. `rim` marks the variables that become part of a layer if that is their only neighbour; none by default."""
     allowed = [np.flatnonzero(np.isfinite(cost.time).any(0)) for cost in problem.unary]
     if not all(map(len, allowed)):
         raise InfeasibleError(NOTHING)
     layers = LayerGraph({v: cost.time.min(0)[allowed[v]] for v, cost in enumerate(problem.unary)})
     for edge in problem.edges:
         layers.insert(edge.first, edge.second, edge.cost.time.min(0)[np.ix_(allowed[edge.first], allowed[edge.second])])
-    layers.edge_eliminations = 0  # of tensors that two layers have in common; those to come are the algorithm's
+    layers.edge_eliminations = 0  # inserting several tensors between two layers does not count as elimination
     light = [v for v in layers.costs if v < len(rim) and rim[v]]
     layers.fold(light)
     nodes = len(layers.costs)
@@ -110,14 +110,12 @@ def optimal(problem: Problem, rim: Sequence[bool] = ()) -> OptcnnResult:
     return OptcnnResult(values, seconds, nodes, final, layers.node_eliminations, layers.edge_eliminations)
 
 
-Joined = list[tuple[int, Array]]  # other layers, and the cost of the tensors between, [C, C_other]
+Joined = list[tuple[int, Array]]  # the layers that a layer is joined to, and the cost of the tensors between, [C, C_other]
 
 
 @dataclass(eq=False)
 class LayerGraph:
-    """The graph G: seconds of every layer's configurations, t_c + t_s [C], and of each tensor between two, t_x [C_i, C_j].
-    Mutable.
-    """
+    """The mutable graph G: seconds of each layer's configurations, t_c + t_s [C], and of tensors between two, t_x [C_i, C_j]."""
 
     costs: dict[int, Array]
     tensors: dict[tuple[int, int], Array] = field(default_factory=dict)
@@ -210,7 +208,7 @@ class LayerGraph:
 def enumerated(layers: LayerGraph, part: Sequence[int]) -> tuple[dict[int, int], float]:
     """Return the best of all strategies of a final graph, and its seconds (line 14).
 
-    Of equal strategies it is the first; or any, if they are too many to enumerate.
+    Of equally fast strategies it is the first; if they are too many to enumerate, any of them.
 
     Raises:
         IrreducibleError: they are too many, and other eliminations fail too.

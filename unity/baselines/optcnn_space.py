@@ -1,5 +1,4 @@
-"""OptCNN's strategies as a subset of the search's (Jia et al., ICML 2018, section 4), and the parts of a graph that are not layers
-there.
+"""OptCNN's strategies as a subset of the search's (Jia et al., ICML 2018, section 4), and the parts of a graph that are not layers.
 
 A layer is split along dimensions of its output alone: no operator makes a partial sum that another would have to add up. (A loss,
 which has no dimensions, is the sum of the contributions of its largest operand's pieces.) A layer's parameters are stored where the
@@ -27,7 +26,7 @@ from unity.search.space.sites import Site, Sites, copies
 
 
 def layerwise(assembled: Assembled) -> Problem:
-    """Return the problem with OptCNN's strategies alone; the others take forever."""
+    """Return the problem with OptCNN's strategies; all others have infinite cost."""
     whole, opened = assembled.problem, assembled.opened
     unary = list[Cost]()
     for site, domain, cost in zip(opened.sites, assembled.domains, whole.unary, strict=True):

@@ -1,7 +1,7 @@
 """Restrictions of the search: the strategies of published systems, or of people, as subsets of its values.
 
-A restriction gives every operator some of its values, and forbids some pairs of values along edges. What it leaves open is found by
-exact search, so the result is the best strategy of its kind. Everything else, costs included, is the same as in the search that it
+A restriction allows every operator some of its values, and forbids some pairs of values along edges. Exact search decides the rest,
+so the result is the best strategy of its kind. Everything else, costs included, is the same as in the search that it
 restricts.
 """
 
@@ -31,9 +31,7 @@ from unity.search.space.sites import Site, Sites
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """The structure of a graph that restrictions refer to: choices, the dimensions that they follow through the graph, samples, and
-    weights.
-    """
+    """The facts about a graph that restrictions refer to: choices, the dimensions that these follow, samples, and weights."""
 
     search: Search
 
@@ -74,11 +72,11 @@ class Structure:
     @cached_property
     def users(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """For every site, the users of its results: (site, operand)."""
-        choices: list[list[tuple[int, int]]] = [[] for _ in self.opened.sites]
+        users: list[list[tuple[int, int]]] = [[] for _ in self.opened.sites]
         for u, site in enumerate(self.opened.sites):
             for p, port in enumerate(site.ports):
-                choices[port.source].append((u, p))
-        return tuple(map(tuple, choices))
+                users[port.source].append((u, p))
+        return tuple(map(tuple, users))
 
     def name(self, s: int) -> str:
         """Return a site's name for messages: its operator, and the user's source line."""
@@ -134,14 +132,14 @@ class RestrictedSpace:
 
 
 def restricted(
-    structure: Structure, values: Callable[[int, Site], Array], apart: Callable[[int], object] = lambda s: None
+    structure: Structure, values: Callable[[int, Site], Array], distinguish: Callable[[int], object] = lambda s: None
 ) -> Assembled:
-    """Return the search's graph with other values.
+    """Return the search's graph with other values for its sites.
 
     Args:
         structure: the structure of the graph.
         values: returns a site's choices along all axes, [values, axes]; they are then checked against sizes.
-        apart: distinguishes sites that are equal for the search. Equal sites with equal results share their values.
+        distinguish: tells sites apart that are equal to the search. Of those, sites with equal results share their values.
 
     Raises:
         InfeasibleError: an operator is left without any value.
@@ -150,7 +148,7 @@ def restricted(
     shared: dict[tuple, tuple[Domain, SiteCost]] = {}
     domains, costs = list[Domain](), list[SiteCost]()
     for s, site in enumerate(base.opened.sites):
-        same = (id(base.domains[s]), apart(s))
+        same = (id(base.domains[s]), distinguish(s))
         if same not in shared:
             picks = only(structure.choices[s], values(s, site), site, axes)
             if not len(picks):
@@ -163,7 +161,7 @@ def restricted(
 
 
 def only(choices: Sequence[Choice], picks: Array, site: Site, axes: Sequence[Axis]) -> Array:
-    """Return those of some values that sizes allow, each once."""
+    """Return the values that sizes allow, each once."""
     if not axes:  # one device
         return np.zeros((1, 0), np.int16)
     picks = np.unique(np.asarray(picks, np.int16).reshape(-1, len(axes)), axis=0)
@@ -171,9 +169,7 @@ def only(choices: Sequence[Choice], picks: Array, site: Site, axes: Sequence[Axi
 
 
 def most_split(choices: Sequence[Choice], wanted: Sequence[int], site: Site, axes: Sequence[Axis]) -> Array:
-    """Return the values that split by one of the wanted choices over as many devices as sizes allow, and leave the other axes
-    unused.
-    """
+    """Return the values that split by one of the wanted choices over as many devices as sizes allow, with other axes unused."""
     whole = next(i for i, c in enumerate(choices) if c.name == "unused")
     picks = np.full((1, len(axes)), whole, np.int16)
     for i in wanted:
@@ -184,7 +180,7 @@ def most_split(choices: Sequence[Choice], wanted: Sequence[int], site: Site, axe
     best = picks[degree == degree.max()]
     if len(wanted) != 1 or not axes:
         return best
-    return best[np.lexsort((best == whole).T[::-1])[:1]]  # of as many devices, the first axes
+    return best[np.lexsort((best == whole).T[::-1])[:1]]  # the one that uses the first axes
 
 
 def without(problem: Problem, forbidden: Mapping[int, Array]) -> Problem:

@@ -45,7 +45,7 @@ def tofu_space(structure: Structure) -> RestrictedSpace:
 
 
 def split(structure: Structure, s: int, site: Site) -> Array:
-    """Return the values of a site that cut its results into most pieces."""
+    """Return the values of a site that cut its results into the most pieces."""
     choices, axes = structure.choices[s], structure.search.machine.axes
     allowed = [i for i, c in enumerate(choices) if configurable(site, c)]
     listed = domain(site, tuple(choices[i] for i in allowed), tuple(structure.rank[s][i] for i in allowed), axes)
@@ -59,7 +59,7 @@ def split(structure: Structure, s: int, site: Site) -> Array:
 
 
 def gathered_again(problem: Problem) -> Problem:
-    """Return the problem where no gathered tensor is kept if it can be gathered again."""
+    """Return the problem in which a tensor that can be gathered again is not a residual in its gathered form."""
     cost_of, edges = dict[str, Cost](), list[Edge]()
     for edge in problem.edges:
         cost = edge.cost
@@ -126,13 +126,13 @@ def consistent(structure: Structure, assembled: Assembled, data: int) -> Problem
     sizes, unary, edges = list(problem.sizes), list(problem.unary), list(problem.edges)
     variable_of: dict[int, int] = {}
     for s, site in enumerate(assembled.opened.sites):
+        if site.kind == "input" and not site.weight:
+            continue
         domain_ = assembled.domains[s]
         rank = {c.states: structure.rank[s][i] for i, c in enumerate(structure.choices[s])}
         named = {c.states: c.name for c in structure.choices[s]}
         ranks = [-1 if named[c.states] in IDLE else rank[c.states] for c in domain_.choices]
         own = np.array(ranks)[domain_.picks[:, data]]
-        if site.kind == "input" and not site.weight:
-            continue
         dims = {rank[c.states] for c in structure.choices[s] if c.name not in IDLE and configurable(site, c)}
         for dim in sorted(dims - structure.samples):
             if dim not in variable_of:

@@ -1,9 +1,8 @@
 """Clustering into FlexFlow's operators: layers, each a contraction with the light work that follows it.
 
 FlexFlow's operators are the layers of a framework (section 4, table 2): a convolution with its bias and activation, or one step of
-an LSTM layer. Capture's operators are finer: a product, the sum of two of them, a bias and a cell's gates may each be split and
-placed on their own. For FlexFlow's search that means more proposals and more simulation, while its results keep them together
-anyway.
+an LSTM layer. Captured operators are finer: a product, the sum of two products, a bias and a cell's gates may each be split and
+placed separately. For FlexFlow's search that means more proposals and more simulation, while its results keep them together anyway.
 
 `layers` is a clustering for `capture`. Light work joins the last of the layers whose results it reads, if that layer has a
 contraction or a pooling window; products that nothing else reads join too, as their sum is one product. It stays separate if its
@@ -79,21 +78,22 @@ class _LayerClusters:
         return below
 
     def _light(self, members: Sequence[int]) -> bool:
-        """Whether equations are light work on tensors: no lookups in a table, and at least one result with dimensions."""
+        """Return whether equations are light work on tensors: no lookups in a table, and at least one result with dimensions."""
         tensors, equations = self.uses.body.tensors, self._equations(members)
         looked_up = any(facts_of(e.name).looks_up and tensors[e.results[0]].floating for e in equations)
         results = self.uses.outputs(members, set(members))
         return not looked_up and all(light(self.uses.body, e) for e in equations) and any(tensors[v].shape for v in results)
 
     def _product(self, layer: int, members: Sequence[int]) -> bool:
-        """Whether a layer is a single contraction that only these equations read."""
+        """Return whether a layer is a single contraction that only these equations read."""
         (first, *others), readers = self._equations(self.members[layer]), set(members)
         read = all(v not in self.uses.ends and readers.issuperset(self.uses.users.get(v, ())) for v in first.results)
         return facts_of(first.name).product and not others and read
 
     def _join(self, layer: int, into: int, also: frozenset[int]) -> bool:
-        """Merge a layer and others into one. Returns False, and changes nothing, if `into` has no contraction or window, or if
-        merging would create a cycle or lose a split.
+        """Merge a layer and others into one, unless `into` has no contraction or window, or a cycle or lost split would result.
+
+        Returns whether they were merged.
         """
         joined = {layer, into, *also}
         members = sorted(i for k in joined for i in self.members[k])
@@ -113,8 +113,9 @@ class _LayerClusters:
         return True
 
     def _alike(self, *members: Sequence[int]) -> bool:
-        """Whether the merged layer has a result of the shape of the joining one, no larger than `into` had, and can be split as
-        both could.
+        """Return whether a merged layer is as good as its parts. `members` are its own, those of `into`, those of the joining layer.
+
+        Its result must have the shape of the joining layer's, be no larger than that of `into`, and be divisible as both are.
         """
         programs = [extract(self.uses.body, m, self.uses.outputs(m, set(m)), self.constant)[0] for m in members]
         shapes = [program.tensor(program.outputs[0]).shape for program in programs]

@@ -6,8 +6,8 @@ degrees of its dimensions, and devices. The new strategy is accepted with the pr
 
 The paper leaves two things open. Here β is counted in units of the first initial strategy's time divided by the number of
 operators, because models' times differ by orders of magnitude, and the more operators there are, the less a change of one matters.
-And "half of the search time" is counted in proposals, so that a seed always gives the same chain; it ends no chain before every
-operator has had some proposals.
+And "half of the search time" is counted in proposals, so that a seed always gives the same chain; no chain ends before there are
+some proposals for each operator.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Configs = Mapping[int, ParallelConfig]  # by the number of every operator
 class Oracle(Protocol):
     """A strategy whose operators change one at a time, and its cost: the simulated seconds of a step (section 5).
 
-    `ByDelta` and `ByFull` return the same to the last bit.
+    `DeltaOracle` and `FullOracle` return the same to the last bit.
     """
 
     @property
@@ -61,7 +61,7 @@ class Oracle(Protocol):
         """Undo the last proposal."""
 
 
-class ByDelta:
+class DeltaOracle:
     """An oracle that rebuilds and simulates only what a proposal changes."""
 
     def __init__(self, operators: Operators, configs: Configs, overlap: bool) -> None:
@@ -86,7 +86,7 @@ class ByDelta:
         self._delta.back()
 
 
-class ByFull:
+class FullOracle:
     """An oracle that builds and simulates the whole task graph for every proposal."""
 
     def __init__(self, operators: Operators, configs: Configs, overlap: bool) -> None:
@@ -126,9 +126,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class MarkovChain:
-    """The result from one initial strategy: simulated seconds of a step of the initial and of the best strategy, and the best
-    strategy.
-    """
+    """The result of a chain: simulated seconds of a step with the first strategy and with the best one, and the best strategy."""
 
     start: str
     first: float
@@ -188,7 +186,7 @@ def explored(
         overlap: whether devices communicate while they compute.
         draw: draws a proposal for an operator. Default: any degrees, on any devices that are all different.
     """
-    oracle, n = ByDelta if delta else ByFull, o.topology.devices
+    oracle, n = DeltaOracle if delta else FullOracle, o.topology.devices
     may = cache(lambda k: possible(o.nodes[k], n))
     draw = draw or (lambda k, rng: drawn_of(may(k), n, rng))
     chains = list[MarkovChain]()

@@ -92,9 +92,7 @@ def samples(search: Search) -> int:
 
 
 def _nearest(may: Options, wanted: ParallelConfig) -> ParallelConfig:
-    """Return the configuration with most pieces among those that split no dimensions that `wanted` does not; of equal ones, the
-    first.
-    """
+    """Return the configuration with most pieces among those whose degrees divide the wanted ones; of equal ones, the first."""
     inside = [c for c in may if all(w % d == 0 for d, w in zip(c.degrees, wanted.degrees, strict=True))]
     return max(inside, key=lambda c: c.pieces)
 

@@ -31,17 +31,17 @@ class TensorOpt:
     Args:
         search: the search.
         way: the variant of the algorithm (see `tracking`).
-        most: tuples per frontier while operators are eliminated; all, if None.
-        cumulative: tuples per frontier along the row; all, if None.
-        of: how many configurations close to the hull an operator has besides those of the hull (see `configurations`); all, if
-            None.
+        most: the most tuples per frontier while operators are eliminated; None for all.
+        cumulative: the most tuples per frontier along the row; None for all.
+        close: how many configurations close to the hull an operator has besides those of the hull (see `configurations`);
+            None for all.
     """
 
     search: Search
     way: Way = "ldp"
     most: int | None = MOST
     cumulative: int | None = LAST
-    of: int | None = CLOSE
+    close: int | None = CLOSE
 
     @cached_property
     def space(self) -> RestrictedSpace:
@@ -53,9 +53,9 @@ class TensorOpt:
         sites = self.space.assembled.opened.sites
         data = [s for s, site in enumerate(sites) if site.kind == "input" and not site.weight]
         first = next((u for u, site in enumerate(sites) if any(p.source == data[0] for p in site.ports)), 0) if data else 0
-        if self.of is None:
+        if self.close is None:
             return track(self.space.problem, first, way=self.way, most=self.most, cumulative=self.cumulative)
-        some = promising(self.space, self.of)
+        some = promising(self.space, self.close)
         result = track(some.problem, first, way=self.way, most=self.most, cumulative=self.cumulative)
         return replace(result, points=some.strategy(result.points))
 
@@ -99,7 +99,7 @@ def mini_time(search: Search, asked: Asked) -> Candidate:
 def profiling(searches: Iterable[Search], limit: float) -> tuple[tuple[int, Candidate], ...]:
     """Return the fastest strategy on each number of devices (the option *profiling*).
 
-    `searches` are of the same graph on machines of several sizes. A strategy that exceeds the limit means that none fits.
+    `searches` are of the same graph on machines of several sizes. If a strategy exceeds the limit, none of its machine fits.
     """
     return tuple((search.machine.devices, TensorOpt(search).fastest_under(limit)) for search in searches)
 

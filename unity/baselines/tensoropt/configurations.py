@@ -4,7 +4,7 @@ The paper tracks frontiers over all configurations, on 48 cores for up to 22 min
 number, so here an operator has only the configurations of some good strategy: one on the convex hull of the frontier, found by
 exact elimination for some weights of memory (`solver.minimizer`), or one close to it by its bounds (`solver.bounds`). Equal
 operators have equal configurations, so that equal layers stay equal. The leanest and the fastest strategies are on the hull, so
-they are not lost; between them frontier tracking recombines the configurations. `of=None` in `TensorOpt` considers all.
+they are not lost; between them frontier tracking recombines the configurations. `close=None` in `TensorOpt` considers all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RestrictedProblem:
     whole: Problem
 
     def strategy(self, front: Sequence[Point]) -> tuple[Point, ...]:
-        """Return points of it as points of the whole problem."""
+        """Return points of this problem as points of the whole problem."""
         if not front:
             return ()
         values = np.array([[kept[v] for kept, v in zip(self.kept, p.values, strict=True)] for p in front])
@@ -71,7 +71,7 @@ def byte_price(problem: Problem) -> float:
 
 
 def shared_by_equals(space: RestrictedSpace, values_of: Sequence[set[int]]) -> tuple[Array, ...]:
-    """Return for each operator the union of the values that any equal operator wants."""
+    """Return for each operator the union of the values of all equal operators."""
     union: dict[int, set[int]] = {}
     classes = [id(d) for d in space.assembled.domains]
     for key, values in zip(classes, values_of, strict=True):

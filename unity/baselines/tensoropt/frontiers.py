@@ -91,8 +91,8 @@ def one() -> Frontiers:
 def reduced(entry: Array, time: Array, memory: Array) -> Array:
     """Return the positions of the nondominated tuples of each entry (algorithm 1), by entry and ascending memory.
 
-    `entry` is ascending. Of equal tuples the first is kept. Sorting dominates the time, so of many tuples most are removed before:
-    those at least as slow as one of their entry that needs less memory by more than a cell.
+    `entry` is ascending. Of equal tuples the first stays. Sorting takes most of the time, so if there are many tuples, most are
+    removed before: those at least as slow as one of their entry in a cell of less memory.
     """
     left, first = np.arange(len(entry)), _firsts(entry)
     if not len(entry):
@@ -122,9 +122,9 @@ def _firsts(entry: Array) -> Array:
 
 
 def _beaten(first: Array, number: Array, time: Array, memory: Array) -> Array:
-    """Find some of the dominated tuples: a cell of higher memory begins where all tuples of a lower one end.
+    """Return a mask of some dominated tuples: those at least as slow as one in a cell of less memory.
 
-    `first` is where each entry begins, `number` the entry of each tuple.
+    `first` is where each entry begins, `number` is the entry of each tuple.
     """
     low, high = np.minimum.reduceat(memory, first), np.maximum.reduceat(memory, first)
     scale = np.zeros(len(first))
@@ -136,7 +136,7 @@ def _beaten(first: Array, number: Array, time: Array, memory: Array) -> Array:
 
 
 def thinned(entry: Array, memory: Array, rows: Array, most: int | None) -> Array:
-    """Return at most `most` of the tuples at `kept` for each entry, its first and its last among them."""
+    """Return at most `most` of the tuples `rows` of each entry, its first and its last among them."""
     if most is None or not len(rows):
         return rows
     entries = entry[rows]
@@ -152,8 +152,7 @@ def thinned(entry: Array, memory: Array, rows: Array, most: int | None) -> Array
 
 
 def combined(a: Frontiers, b: Frontiers, axes: str, most: int | None) -> Frontiers:
-    """Return the product of the entries of two tables that agree on their common axes, and the union over axes that the result
-    lacks.
+    """Return the product of two tables' entries that agree on their common axes, and the union over axes that the result lacks.
 
     `axes` is given as in "hi,ij->hj". Each entry keeps at most `most` tuples, evenly spread between the leanest and the fastest.
     """

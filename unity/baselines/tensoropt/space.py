@@ -76,12 +76,12 @@ def loaded(structure: Structure, s: int, site: Site) -> Array:
 
 
 def configurable(site: Site, choice: Choice) -> bool:
-    """Whether TensorOpt's operators have this choice."""
+    """Return whether TensorOpt's operators have this choice."""
     return site.kind != "operator" or not (choice.name == "replicated" or any(s.kind == "S" for s in choice.operands))
 
 
 def weights(structure: Structure, s: int, readers: list[tuple[Domain, int]]) -> Domain:
-    """Return the ways to store a weight: as its users use it, and where it cannot be stored like this, whole or in outer pieces."""
+    """Return the ways to store a weight: as its users read it, or, where it cannot be stored so, whole or in outer pieces."""
     base, site = structure.search.assembled, structure.search.assembled.opened.sites[s]
     choices = structure.choices[s]
     whole = next(i for i, c in enumerate(choices) if c.results[0].kind == "U")
@@ -97,7 +97,7 @@ def weights(structure: Structure, s: int, readers: list[tuple[Domain, int]]) -> 
 
 
 def as_used(structure: Structure, domains: tuple[Domain, ...], problem: Problem) -> Problem:
-    """Return the problem where a weight with one user is stored as that uses it."""
+    """Return the problem in which a weight with a single user is stored as the user reads it."""
     base, forbidden = structure.search.assembled, dict[int, Array]()
     for e, (s, p) in enumerate(base.ports):
         source = base.opened.sites[s].ports[p].source
@@ -109,7 +109,7 @@ def as_used(structure: Structure, domains: tuple[Domain, ...], problem: Problem)
 
 
 def stored(before: Types, after: Types) -> Array:
-    """Return whether an operator can use a weight stored with one type at another type without any change, [before, after]."""
+    """Return whether a weight that is stored with one type can be read at another without any change, [before, after]."""
     good = np.ones((len(before), len(after)), bool)
     for k in range(before.rows.shape[1]):
         table = np.array([[_same(b.kind, b.dim, a.kind, a.dim, a.outer) for a in after.states] for b in before.states], bool)

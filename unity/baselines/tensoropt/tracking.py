@@ -35,8 +35,9 @@ Heuristic = Literal["memory", "time"]
 
 @dataclass(frozen=True)
 class Tracked:
-    """The frontier by ascending time, and the variables that heuristic elimination fixed; if there are none, it is exact except for
-    the tuples that `most` left out.
+    """The frontier by ascending time, and the variables that heuristic elimination fixed.
+
+    If none is fixed, the frontier is exact except for the tuples that `most` left out.
     """
 
     points: tuple[Point, ...]
@@ -90,9 +91,7 @@ class _TableNode:
 
 @dataclass
 class _Graph:
-    """The computation graph while it is simplified. Edges are keyed by their ends, the lower first, and stored in that
-    orientation.
-    """
+    """The computation graph while it is simplified. Edges are keyed by their ends, the lower first, and have that orientation."""
 
     problem: Problem
     most: int | None
@@ -207,9 +206,7 @@ class _Graph:
         del self.nodes[v]
 
     def concatenate(self, i: int, h: int) -> None:
-        """Merge operator i into operator h, whose configurations become pairs (branch elimination with concatenated
-        configurations).
-        """
+        """Merge operator i into operator h, whose configurations become pairs: branch elimination with concatenation."""
         edge, lies = self.edges[min(i, h), max(i, h)], "ih" if i < h else "hi"
         left = self.combine(edge, self.nodes[i], f"{lies},i->hi")
         both = self.combine(left, self.nodes[h], "hi,h->hi")
@@ -226,9 +223,7 @@ class _Graph:
             self.join(*((h, u) if i < u else (u, h)), table)
 
     def heuristics(self) -> bool:
-        """Fix the operator with most neighbours by heuristic elimination (equation 7). Returns whether there was one to
-        eliminate.
-        """
+        """Fix the operator with most neighbours by heuristic elimination (equation 7). Returns whether there was one."""
         left = [v for v in self.around if v not in self.row]
         if not left:
             return False
@@ -278,9 +273,7 @@ class _Graph:
         return total
 
     def unroll(self, total: _TableNode) -> list[Point]:
-        """Return the strategies behind the tuples of the last frontier: every operator's configuration and every table's
-        alternative.
-        """
+        """Return the strategies behind the tuples of the last frontier, by following the tuples back to the problem's tables."""
         count = len(total.table)
         values = np.zeros((count, len(self.problem.sizes)), np.int64)
         alternatives = np.zeros((count, len(self.problem.tables)), np.int64)

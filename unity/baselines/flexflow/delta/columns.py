@@ -36,7 +36,7 @@ def in_ticks(seconds: F) -> F:
 
 
 def added_exactly(total: float) -> bool:
-    """Whether times that are whole numbers of ticks, `total` seconds in all, are added without rounding in any order."""
+    """Return whether times that are whole numbers of ticks, `total` seconds in all, are added without rounding in any order."""
     return total < 2.0**53 / TICKS
 
 

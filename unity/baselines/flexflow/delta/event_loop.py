@@ -5,9 +5,9 @@ To resume at a moment the loop needs no state beyond the tasks and their times: 
 running, and its times tell until when devices are busy and which tasks still wait for which.
 
 Nor does the loop have to run to the end. Once all that runs and waits does so as before the change, only earlier or later by one
-offset, so does everything after it, until the next changed task (`_joined`); its times are then shifted without simulation. The
-result is the same to the last bit only if times are added without rounding. Where they are not, the loop runs on until everything
-is as before at the same times.
+offset, so does everything after it, until the next changed task (`_has_rejoined`); its times are then shifted without simulation.
+The result is the same to the last bit only if times are added without rounding. Where they are not, the loop runs on until
+everything is as before at the same times.
 """
 
 from __future__ import annotations
@@ -62,9 +62,7 @@ class TaskTable(NamedTuple):
 
 
 class Times(NamedTuple):
-    """When tasks run, by number. `ready` and `level` belong to the key (see `simulator.tasks`); a `ready` of NEVER is not known
-    yet.
-    """
+    """When tasks run, by number. `ready` and `level` are parts of the key (`search.simulator.tasks`); NEVER is not known yet."""
 
     ready: Moments
     level: Counts
@@ -112,8 +110,7 @@ class EventLoopState(NamedTuple):
 
 
 def _first_difference(count: int, changed: ChangedTasks, t: TaskTable, times: Times) -> float:
-    """Return a moment before which the changed tasks make no difference. Their `ready` is NEVER; all other times are still the old
-    ones.
+    """Return a moment before which the changed tasks make no difference. Their `ready` is NEVER; other times are the old ones.
 
     A task is ready when its predecessors have ended. If a predecessor changes too, or is affected, then the task is not ready
     before that one is, so the old times are good enough.
@@ -132,10 +129,11 @@ def _first_difference(count: int, changed: ChangedTasks, t: TaskTable, times: Ti
 
 
 def _line_up(since: float, count: int, rows: Numbers, t: TaskTable, times: Times, state: EventLoopState) -> tuple[int, int]:
-    """Set up the state at a moment: until when devices are busy, and which tasks have started to wait for a running task or for
-    nothing. Any of the first `count` changed tasks may have. All other tasks wait for one that was not ready yet either.
+    """Set up the state at a moment: until when devices are busy, and which tasks may wait for a running task or for nothing.
 
-    Returns how many tasks have started to wait, and how many are to be taken.
+    Any of the first `count` changed tasks may. All other tasks wait for one that was not ready yet either.
+
+    Returns how many such tasks there are, and how many tasks are to be taken.
     """
     begun_count, left = 0, 0
     ready, end, device, waits, head, waiter, then = times.ready, times.end, t.device, t.waits, t.head, t.waiter, t.then
@@ -178,8 +176,9 @@ def _line_up(since: float, count: int, rows: Numbers, t: TaskTable, times: Times
 def _count_missing(
     n: int, since: float, first: Counts, count: Counts, before: Counts, ready: Moments, end: Moments, missing: Counts
 ) -> tuple[int, float]:
-    """Count a task's predecessors that were not ready before a moment and have not been taken since. Returns also when the last of
-    the others ends, which need not be the one that was ready last.
+    """Count a task's predecessors that were not ready before a moment and have not been taken since.
+
+    Returns also when the last of the other predecessors ends, which need not be the one that was ready last.
     """
     missing_count, latest = 0, 0.0
     for k in range(first[n], first[n] + count[n]):
@@ -192,7 +191,7 @@ def _count_missing(
 
 
 def _precedes(a: float, deep: int, name: int, b: float, depth: int, other: int) -> bool:
-    """Whether one key (ready time, level, name) precedes another."""
+    """Return whether one key (ready time, level, name) precedes another."""
     if a != b:
         return a < b
     return deep < depth if deep != depth else name < other
@@ -229,7 +228,7 @@ def _pop(size: int, queue: Counts, at: Moments, depth: Counts, called: Numbers) 
 def _has_rejoined(
     offset: float, size: int, count: int, changed: ChangedTasks, t: TaskTable, times: Times, state: EventLoopState
 ) -> bool:
-    """Whether all that comes next, starting with the head of the queue, repeats what came next before the change, shifted by
+    """Return whether all that comes next, starting with the head of the queue, repeats what came next before the change, shifted by
     `offset`, until the next changed task. Everything taken so far was ready before then.
 
     By induction over keys it does, if
@@ -262,8 +261,9 @@ def _has_rejoined(
 
 
 def _shift(then: float, offset: float, count: int, changed: ChangedTasks, t: TaskTable, times: Times, missing: Counts) -> int:
-    """Shift the times of all tasks that had been ready since a moment. Changed tasks that matter only later move to the front of
-    their arrays; returns how many they are.
+    """Shift the times of all tasks that were ready at or after a moment and have not been taken.
+
+    Changed tasks that matter only later move to the front of their arrays. Returns how many they are.
     """
     if offset != 0.0:
         ready, end = times.ready, times.end

@@ -1,12 +1,11 @@
-"""A simulated task graph that can be changed: tasks by number, when each runs, and the effect of a change (FlexFlow, algorithms 1
-and 2).
+"""A simulated task graph that can be changed: which tasks there are, when each runs, and the effect of a change.
 
-After a change only the tasks behind the first difference are simulated again. FlexFlow's algorithm 2 updates task by task, and
-revisits a task each time one of its predecessors changes. Here the event loop of the full simulation resumes at the first
-difference, so every task is taken once, when all that it depends on is final. Tasks before the difference cost nothing, nor does
-rebuilding the graph. The timeline equals that of a full simulation to the last bit.
+After a change only the tasks after the first difference are simulated again. FlexFlow's algorithm 2 updates task by task, and
+revisits a task each time one of its predecessors changes. Here the event loop of the full simulation (algorithm 1) resumes at the
+first difference, so every task is taken once, when all that it depends on is final. Tasks before the difference cost nothing, nor
+does rebuilding the graph. The timeline equals that of a full simulation to the last bit.
 
-On FlexFlow's models most tasks behind the first difference do run at other times, but nearly all of them earlier or later by the
+On FlexFlow's models most tasks after the first difference do run at other times, but nearly all of them earlier or later by the
 same offset. Once that is so, their times are shifted without simulation, and the loop resumes at the next changed task.
 """
 
@@ -115,8 +114,9 @@ class TaskSchedule:
         return list(zip(*(column[order].tolist() for column in (t.name, times.ready, times.end)), strict=True))
 
     def change(self, change: Change) -> tuple[Undo, int]:
-        """Put tasks under names, or remove them, and simulate the effects. Returns the information that undoes the change, and how
-        many tasks were simulated. An impossible change changes nothing.
+        """Put tasks under names, or remove them, and simulate the effects. An impossible change changes nothing.
+
+        Returns the information that undoes the change, and how many tasks were simulated.
         """
         c = columns_of(change, self._devices)
         result = self._apply(c)
@@ -229,7 +229,7 @@ class DeltaSimulation:
     """A simulated task graph that can be changed.
 
     Raises:
-        SimulationError: the graph is impossible, as in `simulator.full`.
+        SimulationError: the graph is impossible, as in `search.simulator.timeline.full`.
     """
 
     @uncollected()
@@ -270,7 +270,7 @@ class DeltaSimulation:
             SimulationError: a task is impossible, or waits for one that does not exist (any more) or that waits for it. Then
                 nothing is changed, and an earlier change can no longer be undone either.
         """
-        self._before = None  # its arrays may be replaced by larger ones
+        self._before = None  # the change may replace its arrays by larger ones
         self._before, self.simulated = self._schedule.change(changes)
         return self._before.undo
 
@@ -291,6 +291,6 @@ def makespan(graph: TaskGraph) -> float:
     """Return the seconds that a task graph takes.
 
     Raises:
-        SimulationError: the graph is impossible, as in `simulator.full`.
+        SimulationError: the graph is impossible, as in `search.simulator.timeline.full`.
     """
     return TaskSchedule(graph.tasks, len(graph.devices)).makespan

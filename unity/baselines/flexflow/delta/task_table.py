@@ -1,4 +1,4 @@
-"""Compiled loops that apply a change to the table of tasks: names to numbers, what tasks are, and which wait for which.
+"""Compiled loops that apply a change to the table of tasks: their numbers by name, their entries, and who waits for whom.
 
 A search applies thousands of changes, and a call from Python takes as long as such a loop, so `apply_change` enters a change and
 simulates its effects in one call. Names are looked up in a hash table with linear probing; thus a change takes time proportional to
@@ -39,9 +39,7 @@ class Register(NamedTuple):
 
 
 class OldEntries(NamedTuple):
-    """The entries of changed tasks before a change: their `rows`, columns, and the `names` of their predecessors, task after
-    task.
-    """
+    """The entries of changed tasks before a change: `rows`, columns, and the `names` of their predecessors, task after task."""
 
     rows: Numbers
     device: Counts

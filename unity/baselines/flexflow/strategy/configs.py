@@ -1,6 +1,4 @@
-"""FlexFlow's parallelization configurations (section 4): for each operator the degrees of its dimensions and a device for every
-piece.
-"""
+"""FlexFlow's configurations (section 4): for each operator the degrees of its dimensions, and a device for every piece."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from functools import lru_cache
 from itertools import permutations
 from math import prod
 
-from unity.baselines.flexflow.strategy.pieces import Degrees, most, split_shape
+from unity.baselines.flexflow.strategy.pieces import Degrees, largest_degree, split_shape
 from unity.pcg.ir.graph import Node
 from unity.search.simulator.tasks import SimulationError
 from unity.search.simulator.topology import Topology
@@ -19,9 +17,7 @@ from unity.search.simulator.topology import Topology
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """The number of equal parts of each dimension of an operator (see `pieces.split_shape`), and each piece's device, in row-major
-    order.
-    """
+    """The number of equal parts of each dimension (`pieces.split_shape`), and the device of each piece, in row-major order."""
 
     degrees: Degrees
     devices: tuple[int, ...]
@@ -37,8 +33,9 @@ def check_degrees(node: Node, degrees: Degrees) -> None:
     if len(degrees) != len(shape):
         raise SimulationError(f"{where}: degrees {degrees} for {len(shape)} dimensions")
     for dim, degree in enumerate(degrees):
-        if degree < 1 or (degree > 1 and most(node, dim) % degree):
-            what = f"at most {most(node, dim)} equal parts, in a number that divides that" if most(node, dim) > 1 else "no parts"
+        if degree < 1 or (degree > 1 and largest_degree(node, dim) % degree):
+            largest = largest_degree(node, dim)
+            what = f"at most {largest} equal parts, in a number that divides that" if largest > 1 else "no parts"
             raise SimulationError(f"{where}: dimension {dim} of {shape} is split {degree} times; it has {what}")
 
 
@@ -56,8 +53,9 @@ def on_one(node: Node, device: int = 0) -> ParallelConfig:
 
 
 def data_parallel(node: Node, batch: int, devices: int) -> ParallelConfig:
-    """Split the first dimension that is a multiple of the batch over as many devices as divide it; without such a dimension, place
-    the operator on device 0.
+    """Split the first dimension that is a multiple of the batch over as many devices as divide it.
+
+    An operator without such a dimension is placed on device 0.
 
     Args:
         node: the operator.
@@ -66,7 +64,7 @@ def data_parallel(node: Node, batch: int, devices: int) -> ParallelConfig:
     """
     shape = split_shape(node)
     for dim, n in enumerate(shape):
-        if n % batch == 0 and (degree := _divisor(most(node, dim), batch, devices)) > 1:
+        if n % batch == 0 and (degree := _divisor(largest_degree(node, dim), batch, devices)) > 1:
             return ParallelConfig(tuple(degree if k == dim else 1 for k in range(len(shape))), tuple(range(degree)))
     return on_one(node)
 
@@ -95,7 +93,7 @@ def every_config(node: Node, devices: int) -> Iterator[ParallelConfig]:
 
 def possible(node: Node, devices: int) -> tuple[Degrees, ...]:
     """Return all degrees that need at most `devices` devices."""
-    return _within(tuple(most(node, dim) for dim in range(len(split_shape(node)))), devices)
+    return _within(tuple(largest_degree(node, dim) for dim in range(len(split_shape(node)))), devices)
 
 
 @lru_cache(maxsize=4096)

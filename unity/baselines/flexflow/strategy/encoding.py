@@ -114,7 +114,7 @@ def change_between(old: Numbers, new: Numbers) -> Columns:
 
 
 def _same(old: Numbers, i: int, new: Numbers, j: int) -> bool:
-    """Whether the records at two offsets are equal."""
+    """Return whether the records at two offsets are equal."""
     for k in range(RECORD + old[i + WAITS]):  # noqa: SIM110 (which compiles to something slower)
         if old[i + k] != new[j + k]:
             return False
@@ -177,9 +177,7 @@ def operand_block(producer_slices: Slices, user_slices: Slices) -> Numbers:
 
 @lru_cache(maxsize=4096)
 def weight_block(readers: Readers, itemsize: int) -> Numbers:
-    """Return the block of a weight with elements of `itemsize` bytes. `readers` are on devices by number (see
-    `regions.numbered`).
-    """
+    """Return the block of a weight with elements of `itemsize` bytes. Devices of `readers` are numbered (`regions.numbered`)."""
     parts = shared_by_number(readers)
     head = np.array([WEIGHT + 2 * len(parts.counts) + len(parts.devices), len(parts.counts)], np.int64)
     return np.concatenate((head, parts.counts, bits(itemsize * parts.elements), parts.devices))

@@ -40,7 +40,7 @@ class LayerPart:
 
 
 def is_layer(body: Body) -> bool:
-    """Whether an operator consists of several."""
+    """Return whether an operator is a layer of several operators."""
     return len(parts(body)) > 1
 
 

@@ -24,9 +24,7 @@ from unity.search.simulator.topology import Topology, grid_groups
 
 
 class OperandEdge(NamedTuple):
-    """An operand: the operator that uses it, and where; the operator that produces it, as which result; whether a gradient flows
-    back.
-    """
+    """An operand: its user and position there, its producer and the result there, and whether a gradient flows back."""
 
     user: int
     position: int
@@ -41,15 +39,15 @@ class Reduction(NamedTuple):
     dims: tuple[int, ...]
     groups: NDArray[np.int64]
     nbytes: float
-    backward: bool  # and its gradient, too
+    backward: bool  # whether its gradient is summed, too
 
 
 @dataclass(frozen=True, eq=False)
 class Operators:
     """A serial graph's operators, by their number in `graph.nodes`.
 
-    Light work on constants and on inputs with a gradient alone (a bias that is broadcast, say) belongs to no operator: like inputs,
-    its results are available wherever they are read, and gradients are summed for them.
+    Light work that reads only constants and inputs with a gradient, such as the broadcast of a bias, belongs to no operator: like
+    inputs, its results are available wherever they are read, and gradients are summed for them.
 
     Args:
         graph: the result of `unity.pcg.capture.capture`. Scans and remats are operators that are not split.
@@ -119,15 +117,13 @@ class Operators:
 
     @cached_property
     def weights(self) -> Mapping[tuple[int, int], tuple[tuple[int, int], ...]]:
-        """For the (node, result) of each value with a gradient that no operator produces: the operators that read it, and at which
-        positions.
-        """
-        number, found = self._number, {}
+        """The values with a gradient that no operator produces, by (node, result): the operators and positions that read each."""
+        number, readers_of = self._number, {}
         for k in self.numbers:
             for p, v in enumerate(self.nodes[k].operands):
                 if self._is_available(v.node) and self.flow(v):
-                    found.setdefault((number[id(v.node)], v.index), []).append((k, p))
-        return {k: tuple(readers) for k, readers in found.items()}
+                    readers_of.setdefault((number[id(v.node)], v.index), []).append((k, p))
+        return {k: tuple(readers) for k, readers in readers_of.items()}
 
     @cached_property
     def reads(self) -> Mapping[int, tuple[tuple[int, int], ...]]:
@@ -149,9 +145,7 @@ class Operators:
 
     @cached_property
     def alike(self) -> Mapping[int, int]:
-        """For each operator, the first one with the same program and gradients of the same operands and results. Costs and slices
-        of the one hold for the other.
-        """
+        """For each operator, the first one with equal costs and slices: with its program, and gradients at the same places."""
         first: dict[tuple[object, ...], int] = {}
         flow, representative = self.flow, {}
         for k in self.numbers:

@@ -45,10 +45,9 @@ def splits(node: Node) -> Mapping[int, Choice]:
 
 
 def split_of(choice: Choice, position: int) -> State | None:
-    """Return the state into which a choice splits the operand or result at `position` (see `reference`); None if it does not split
-    it, or needs a sum over devices.
+    """Return the state into which a choice splits the operand or result at `position` (see `reference`), or None.
 
-    Only a loss, which has no dimensions to split, may be such a sum.
+    It is None if the choice does not split it, or needs a sum over devices. Only a loss, which has no dimensions, may be a sum.
     """
     state = choice.states[position]
     whole = choice.operands if position < len(choice.operands) else choice.states
@@ -73,7 +72,7 @@ def _merit(c: Choice) -> tuple[float, int, int]:
     return c.divided, -len(c.reduced), sum(s.kind == "P" for s in c.operands)
 
 
-def most(node: Node, dim: int) -> int:
+def largest_degree(node: Node, dim: int) -> int:
     """Return the largest degree of a dimension. Every degree must divide it."""
     choice = splits(node).get(dim)
     return 1 if choice is None else gcd(choice.size, split_shape(node)[dim])
@@ -148,9 +147,7 @@ def _parts(degrees: Degrees, cuts: tuple[tuple[int, int, int], ...]) -> NDArray[
 
 
 def slices(node: Node, degrees: Degrees, position: int) -> Slices:
-    """Return how an operator's operand or result is cut if the operator has these degrees. Positions of results follow those of
-    operands.
-    """
+    """Return how the operand or result at a position (see `reference`) is cut if the operator has these degrees."""
     read = position < len(node.operands)
     tensor = node.operands[position].tensor if read else node.tensors[position - len(node.operands)]
     cuts: list[list[tuple[int, int, int]]] = [[] for _ in tensor.shape]
@@ -228,10 +225,12 @@ def overlap(a: Slices, b: Slices) -> Overlap:
 
 @lru_cache(maxsize=65536)
 def _counts(n: int, a: Cuts, b: Cuts, halo: Reach) -> NDArray[np.int64]:
-    """Count the indices that a dimension's parts share: one row for each part of the first way to cut it, one column for each part,
-    with its halo, of the second.
+    """Count the indices that parts of a dimension share.
+
+    There is a row for each part of the first way to cut it, and a column for each part, with its halo, of the second.
     """
-    unit = 1 if any(halo) else gcd(n, *(n // (outer * degree) for outer, degree in (*a, *b)))  # alike: nothing cuts in between
+    # indices in one unit are never separated
+    unit = 1 if any(halo) else gcd(n, *(n // (outer * degree) for outer, degree in (*a, *b)))
     first, second = members(n // unit, a), members(n // unit, b)
     k, m = prod(degree for _, degree in a), prod(degree for _, degree in b)
     counts = unit * np.bincount(first * m + second, minlength=k * m).reshape(k, m)

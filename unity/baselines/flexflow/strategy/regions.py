@@ -44,7 +44,7 @@ def numbered(readers: Readers) -> Readers:
 
 
 def shared_by_number(readers: Readers) -> SharedParts:
-    """Return the shared parts of readers that are `numbered`. Which devices they are makes no difference to the parts."""
+    """Return the shared parts of readers that are `numbered`. The parts do not depend on which devices these are."""
     readers = tuple(dict.fromkeys(readers))
     if len(readers) == 1 and len(set(readers[0][1])) == len(readers[0][1]):
         return _sliced(readers[0][0])

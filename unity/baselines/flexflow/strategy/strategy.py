@@ -1,4 +1,4 @@
-"""The task graph of a FlexFlow strategy: every operator is split and placed on its own (section 5.1), and changed one at a time.
+"""The task graph of a FlexFlow strategy, in which every operator is split and placed separately (section 5.1).
 
 Each piece of an operator is a task, and so is its backward pass. Where pieces of two operators share elements of a tensor, one
 waits for the other: directly if both are on one device, through a transfer if not; cotangents flow in the opposite direction.
@@ -50,8 +50,9 @@ class _Before(NamedTuple):
 
 
 class Strategy:
-    """Every operator's configuration, and the task graph that follows. `change` gives one operator another configuration; `back`
-    undoes the last change.
+    """A configuration for every operator, and the resulting task graph.
+
+    `change` gives one operator another configuration, and `back` undoes the last change.
 
     Raises:
         SimulationError: an operator has no configuration, or one that it cannot have.
@@ -92,10 +93,9 @@ class Strategy:
 
     @uncollected()
     def change(self, operator: int, config: ParallelConfig) -> Change:
-        """Give an operator another configuration, rebuild its own tasks and those around it, and return the change of the task
-        graph.
+        """Give an operator another configuration, rebuild its tasks and those around it, and return the change of the task graph.
 
-        Raises as the constructor does; then nothing is changed.
+        Raises what the constructor raises; then nothing is changed.
         """
         self.operators.check(operator, config)
         affected = self._affected.get(operator)

@@ -153,16 +153,13 @@ def _add_rings(
 
 
 def _ends(at: int, facts: Numbers) -> tuple[int, int, int, int]:
-    """Return an operator's number of pieces, and the offsets of the tasks that end its pieces, of those that end them backward, and
-    of their devices.
-    """
+    """Return an operator's number of pieces, and offsets: of the tasks that end them, that end them backward, and of devices."""
     pieces, last = facts[at + 1], at + facts[at]
     return pieces, last - 3 * pieces, last - 2 * pieces, last - pieces
 
 
 def _add_reduction(at: int, ends: int, devices: int, barrier: int, facts: Numbers, w: Wires, buffers: TaskBuffers) -> TaskBuffers:
-    """Build the all-reduces of one reduction: rings of its pieces' devices, each device once in a ring. From then on other tasks
-    end the pieces.
+    """Build the all-reduces of one reduction: rings of its pieces' devices, each device once in a ring. Their tasks end the pieces.
 
     Args:
         at: the offset of the reduction.
