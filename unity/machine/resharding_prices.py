@@ -1,4 +1,4 @@
-"""Prices of changes from one type to another, for many pairs of types at once.
+"""The pricing of changes from one type to another: one vectorized pass over many pairs of types.
 
 All pairs go together through the steps that `pcg.parallel.resharding.steps` lists for one pair. Each pair is a column, and a step
 adds the alpha and beta of its collective to the columns that take part in it. A type is a row of codes, one for each axis: U, R, S,

@@ -1,4 +1,4 @@
-"""Tables of the prices of changing types: the sequences of `pcg.parallel.resharding`, for all pairs of types at once.
+"""Look-up of the prices of all changes between two sets of types; each distinct change is priced once (`resharding_prices`).
 
 Every step is one collective whose time is alpha + beta · bytes, so a change costs a + b · (bytes of the whole tensor). The
 coefficients depend only on the two types, and all dimensions but the first are interchangeable: gathering dimension 1 to slice

@@ -1,1 +1,1 @@
-"""Terms and rules over the operator table: their text, their types, how they are found, and other systems' rules."""
+"""Rules over the operator table: their language, their application to programs, their generation, and other systems' rules."""

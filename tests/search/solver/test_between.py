@@ -12,8 +12,8 @@ from unity.search.solver import frontier as frontiers
 from unity.search.solver.domains import domains
 from unity.search.solver.elimination import BUDGET, Elimination
 from unity.search.solver.frontier import between, corners, frontier, frontier_under
+from unity.search.solver.min_marginals import nearby
 from unity.search.solver.minimizer import Minimizer
-from unity.search.solver.nearby import nearby
 from unity.search.solver.pareto import JoinBudget, pareto
 from unity.search.solver.problem import Cost, Edge, Problem
 

@@ -113,7 +113,7 @@ class _LayerClusters:
         return True
 
     def _alike(self, *members: Sequence[int]) -> bool:
-        """Return whether a merged layer is as good as its parts. `members` are its own, those of `into`, those of the joining layer.
+        """Return whether a merged layer is as good as its parts. `members`: its own, those of `into`, those of the joining layer.
 
         Its result must have the shape of the joining layer's, be no larger than that of `into`, and be divisible as both are.
         """

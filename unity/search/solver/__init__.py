@@ -4,5 +4,5 @@
 - `elimination_order` and `elimination`: exact variable elimination, whose inner loop is `minplus`.
 - `core`, `bounds` and `single_objective`: reduction and lower bounds for problems that elimination alone cannot solve.
 - `minimizer`: the minimum of time + weight * memory for any number of weights.
-- `frontier`, `pareto`, `nearby` and `local_search`: the trade-off between time and memory; `lagrangian`: a lower bound on it.
+- `frontier`, `pareto`, `min_marginals` and `local_search`: the trade-off between time and memory; `lagrangian`: its bound.
 """

@@ -13,8 +13,8 @@ from unity.search.solver.bounds import Bounds
 from unity.search.solver.domains import narrowed
 from unity.search.solver.elimination import Elimination
 from unity.search.solver.local_search import improved, search_steps
+from unity.search.solver.min_marginals import nearby
 from unity.search.solver.minimizer import Minimizer
-from unity.search.solver.nearby import nearby
 from unity.search.solver.pareto import JoinBudget, JoinTooLarge, pareto
 from unity.search.solver.problem import Point, Problem, direction, nondominated
 
@@ -154,8 +154,8 @@ def between(minimizer: Minimizer, fast: Point, lean: Point) -> tuple[tuple[Point
     nondominated point between two known neighbours is faster than the slower one and smaller than the larger one, which bounds its
     distance. So the distance to search is known, and shrinks as points are found. All points within it are found: bounds on the
     strategies that use a value exclude values (`bounds`), and the least cost of strategies that use an entry of a table excludes
-    entries, and points of them (`nearby`, `pareto`). The search widens step by step, as long as something better may exist and the
-    work stays affordable.
+    entries, and points of them (`min_marginals`, `pareto`). The search widens step by step, as long as something better may exist
+    and the work stays affordable.
     """
     weight = _slope(fast, lean)
     line = max(fast.time + weight * fast.memory, lean.time + weight * lean.memory)

@@ -13,7 +13,7 @@ import numpy as np
 
 from unity.search.solver.domains import Domains
 from unity.search.solver.elimination_order import Choose, Eliminate, EliminationSchedule, InputTable, Slice, TableFactor
-from unity.search.solver.nearby import Near
+from unity.search.solver.min_marginals import Near
 from unity.search.solver.problem import Array, Point, Problem, nondominated, points
 
 # If the sums are this many times the limit, removing forbidden entries will not bring the rows below it.

@@ -274,7 +274,7 @@ def views_of(reading: Reading, application: Application, index: int, depth: int)
 
 
 def _above(application: Application, natural: Rearrangement, operand: Viewed, view: Rearrangement) -> Rearrangement | None:
-    """Return the view of a result under which an operand's variable has a given view, or None if no view does."""
+    """Return the view of a result under which an operand's variable has a given view, or None if there is none."""
     change = after(view, operand.view.inverse())
     if change is None or len(change.source) != len(natural.target):
         return None
@@ -340,7 +340,7 @@ def _attributes(term: Apply, application: Application, attributes: Sequence[Attr
 
 
 def _cut(term: Apply, dim: int, view: Rearrangement, operand: Viewed, binding: _Binding) -> bool:
-    """Record where a variable is split. Return whether this is where it is split elsewhere, too."""
+    """Record where a variable is split. Return False if another split of it is at another place."""
     inner = term.operands[0]
     if not isinstance(inner, Variable):
         return True

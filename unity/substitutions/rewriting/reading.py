@@ -77,17 +77,17 @@ class Application:
         if change is None:
             return None
         if self.operator in ELEMENTWISE:
-            return _all(self.attributes, (_followed(x, change, natural.target) for x in self.operands))
+            return _unless_none(self.attributes, (_followed(x, change, natural.target) for x in self.operands))
         if self.operator == "bias":
             last, (x, b) = len(natural.target) - 1, self.operands
-            return _all((), (x.through(change), b)) if target_dimension(change, last) == len(view.target) - 1 else None
+            return _unless_none((), (x.through(change), b)) if target_dimension(change, last) == len(view.target) - 1 else None
         if self.operator in ("concat", "split"):
             d = int(self.attributes[0]) % len(natural.target)
             place = target_dimension(change, d)
             if place is None:
                 return None
             moved = (x.through(resized(change, d, x.view.target[d])) for x in self.operands)
-            return _all((place - len(view.target),), moved)
+            return _unless_none((place - len(view.target),), moved)
         return None
 
 
@@ -96,7 +96,7 @@ def _followed(x: Viewed, change: Rearrangement, shape: Shape) -> Viewed | None:
     return x.through(change) if x.view.target == shape else x
 
 
-def _all(
+def _unless_none(
     attributes: tuple[Attribute, ...], operands: Iterable[Viewed | None]
 ) -> tuple[tuple[Attribute, ...], tuple[Viewed, ...]] | None:
     """Return attributes and operands, or None if an operand is None."""

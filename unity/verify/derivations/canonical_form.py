@@ -1,4 +1,4 @@
-"""Canonical forms of programs: the value of every variable of a body, whatever the layout of its tensors.
+"""Translation of a program into canonical values (`nodes.py`), one for every variable, whatever the layout of its tensors.
 
 One reader for each kind of primitive translates its equations into the operators of `constructors.py`. An equation of another
 kind, or with a parameter that its reader does not know, becomes an opaque operator, identified by its whole text.
@@ -41,7 +41,7 @@ class CanonicalForms:
 
     @cached_property
     def nodes(self) -> Mapping[str, CanonicalNode]:
-        """The nodes of the outputs, by name."""
+        """The nodes of the outputs, by hash."""
         return {node.hash: node for node in reachable(self.outputs)}
 
     @cached_property
@@ -134,7 +134,7 @@ class _Reading:
         return self.store.rearranged(boxed(x.shape, x.shape, tuple(map(int, permutation)), target), x)
 
     def unviewed(self, x: CanonicalValue, permutation: Sequence[int], shape: Shape) -> CanonicalValue:
-        """Return the value of a shape that is `x` if it is transposed and reshaped."""
+        """Return the value of shape `shape` that becomes `x` if it is transposed and reshaped: the inverse of `viewed`."""
         return self.store.rearranged(boxed(shape, shape, tuple(map(int, permutation)), x.shape).inverse(), x)
 
 

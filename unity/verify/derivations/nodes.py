@@ -1,8 +1,8 @@
-"""Canonical forms of values: graphs of operators without reshapes and transposes.
+"""Canonical values: graphs of operators without reshapes and transposes.
 
 A value is a view of a node through a rearrangement. A node is an operator applied to values, in a layout that its operands
-determine, so that two programs which differ only in the layout of their tensors have the same nodes. A store holds equal nodes
-once, and names them by a hash of their contents.
+determine, so that two programs which differ only in the layout of their tensors have the same nodes. A store has equal nodes only
+once, and refers to them by a hash of their contents.
 
 A constructor (`constructors.py`) applies an operator to values. When values are replaced, their users are constructed again.
 """

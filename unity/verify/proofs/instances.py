@@ -1,4 +1,4 @@
-"""Instances of a rule: attributes written in, types for its variables, and the conditions, types and values of both sides there."""
+"""Instances of a rule: values for its attributes, types for its variables, and whether it holds there."""
 
 from __future__ import annotations
 

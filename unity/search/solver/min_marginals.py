@@ -1,4 +1,4 @@
-"""The least cost of the strategies that use each entry of a table, by eliminations in reverse.
+"""Min-marginals: the least cost of the strategies that use each entry of a table, by eliminations in reverse.
 
 Eliminating variables one after another gives for every entry of a table the least cost of everything eliminated. Going back from
 the last elimination to the first gives the least cost of everything else. Their sum is that of the best strategy with the entry.
