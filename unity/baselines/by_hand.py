@@ -84,7 +84,7 @@ def picks(structure: Structure, s: int, site: Site, mesh: Mesh) -> Array:
     split = [i for i in range(len(choices)) if along_data(structure, s, i, mesh)]
     tensor = [i for i in range(len(choices)) if along_tensor(structure, s, site, i, mesh)]
     first = {(i,) * k + (j,) * (mesh.data - k) for k in range(mesh.data + 1) for i in split or idle for j in idle}
-    last = [p for p in combinations_with_replacement(tensor, len(axes) - mesh.data) if len(set(p)) <= 2]
+    last = _at_most_two(tensor, len(axes) - mesh.data)
     values = only(choices, np.array([a + b for a, b in product(sorted(first), last)], np.int16), site, axes)
     values = _most(values, split, slice(0, mesh.data), structure)
     if mesh.forced and product_with_weight(structure, s, site):
@@ -282,11 +282,12 @@ def tables_split(structure: Structure, tables: frozenset[int]) -> RestrictedSpac
 
 
 def _at_most_two(choices: list[int], axes: int) -> Iterator[tuple[int, ...]]:
+    """Return the combinations of choices, one for each axis, with at most two different ones."""
     return (p for p in combinations_with_replacement(choices, axes) if len(set(p)) <= 2)
 
 
 def usual(assembled: Assembled, data: bool, weights: bool) -> Point | None:
-    """Return the fastest strategy whose arguments are stored in a given way where sizes allow it; None if there is none.
+    """Return the fastest strategy whose arguments are stored in a given way where sizes allow it; None if none exists.
 
     Args:
         assembled: the graph with the search's values and costs.

@@ -256,7 +256,7 @@ def _time(seconds: Array) -> Cost:
 
 def _total(layers: LayerGraph, fixed: Mapping[int, int], inner: Sequence[int]) -> Array:
     """Evaluate equation 1 for all configurations of some layers, [C, C, …], with those of the others fixed."""
-    scopes = [*(((v,), layers.costs[v]) for v in (*fixed, *inner))]
+    scopes = [((v,), layers.costs[v]) for v in (*fixed, *inner)]
     scopes += [(ends, table) for ends, table in layers.tensors.items() if all(v in fixed or v in inner for v in ends)]
     total = np.zeros([len(layers.costs[v]) for v in inner])
     for scope, table in scopes:

@@ -117,7 +117,7 @@ LINKS: Mapping[str, Link] = {
 @dataclass(frozen=True)
 class Links:
     """The usual links of nodes with one kind of device: inside a node, between nodes, and whether each device has a network
-    card of its own or the node has one for all."""
+    card or all share one."""
 
     intra: str
     inter: str

@@ -30,7 +30,7 @@ from unity.substitutions.rewriting.occurrences import Pattern, patterns
 from unity.transforms.rewriting import library_of
 from unity.verify.proofs.intermediates import contained
 from unity.verify.proofs.small_instances import small_instances, small_sizes
-from unity.verify.semantics.meaning import local_function
+from unity.verify.semantics.meaning import operator_function
 
 NARROW = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 LARGE = 100.0  # of the parts of a partial sum, as a multiple of the sum
@@ -354,7 +354,7 @@ def test_a_contained_rule_stays_finite(pattern: Pattern) -> None:
                 for term in subterms(instance.rule.sides):
                     if not isinstance(term, Variable) and term not in found:
                         operands = tuple(types[x] for x in term.operands)
-                        run = local_function(term.operator, term.attributes, operands, ())
+                        run = operator_function(term.operator, term.attributes, operands, ())
                         found[term] = run(*(found[x] for x in term.operands))[term.result]
                 old, new = instance.rule.left, instance.rule.right
                 for a, b in zip(*((new, old) if pattern.backward else (old, new)), strict=True):

@@ -11,7 +11,6 @@ around that place are computed anew.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -22,7 +21,7 @@ import numpy as np
 
 from unity.search.solver.bounds import Energy, Messages
 from unity.search.solver.domains import Domains
-from unity.search.solver.elimination import TableCache
+from unity.search.solver.elimination import TableCache, digest
 from unity.search.solver.minplus import product
 from unity.search.solver.problem import Array, Cost, Edge, Problem, score
 
@@ -130,7 +129,7 @@ class _Tables:
     def __init__(self, problem: Problem, domains: Domains, direction: Array, solved: TableCache) -> None:
         self.problem, self.domains, self.solved = problem, domains, solved
         self.direction, self.prefix = direction, direction.tobytes()
-        named = {name: _hash(values.tobytes()) for name, values in zip(domains.names, domains.values, strict=True)}
+        named = {name: digest(values.tobytes()) for name, values in zip(domains.names, domains.values, strict=True)}
         self.value_hashes = [named[name] for name in domains.names]
         self._leaves: dict[tuple[str, int, int, bool], KeyedTable] = {}
         self.free = KeyedTable(np.zeros(1), b"")  # the table of zero cost
@@ -140,7 +139,7 @@ class _Tables:
         names, transposed = self.domains.names, scope[0] > scope[-1]
         same = cost.key, names[scope[0]], names[scope[-1]], transposed
         if same not in self._leaves:
-            key = _hash(b"".join((self.prefix, cost.key.encode(), *(self.value_hashes[v] for v in scope), bytes([transposed]))))
+            key = digest(b"".join((self.prefix, cost.key.encode(), *(self.value_hashes[v] for v in scope), bytes([transposed]))))
             self._leaves[same] = self._cached(key, partial(self._leaf, scope, cost, transposed))
         return self._leaves[same]
 
@@ -155,19 +154,19 @@ class _Tables:
 
     def sum_of(self, a: KeyedTable | None, b: KeyedTable) -> KeyedTable:
         """Return the sum of two tables on the same variables."""
-        return b if a is None else self._cached(_hash(b"+" + a.key + b.key), lambda: a.costs + b.costs)
+        return b if a is None else self._cached(digest(b"+" + a.key + b.key), lambda: a.costs + b.costs)
 
     def restricted(self, table: KeyedTable, positions: Array, axis: int) -> KeyedTable:
         """Return the part of a table at some positions of an axis."""
-        return self._cached(_hash(b"%d" % axis + positions.tobytes() + table.key), lambda: np.take(table.costs, positions, axis))
+        return self._cached(digest(b"%d" % axis + positions.tobytes() + table.key), lambda: np.take(table.costs, positions, axis))
 
     def eliminated_to_one(self, table: KeyedTable, own: KeyedTable) -> KeyedTable:
         """Return the least that a variable adds to each value of its only neighbour. `table`: [neighbour, own]."""
-        return self._cached(_hash(b"1" + table.key + own.key), lambda: (table.costs + own.costs).min(1))
+        return self._cached(digest(b"1" + table.key + own.key), lambda: (table.costs + own.costs).min(1))
 
     def eliminated_to_two(self, a: KeyedTable, own: KeyedTable, b: KeyedTable) -> KeyedTable:
         """Return the least that a variable adds to each pair of values of its two neighbours. `a`, `b`: [neighbour, own]."""
-        key = _hash(b"2" + a.key + own.key + b.key)
+        key = digest(b"2" + a.key + own.key + b.key)
         return self._cached(key, lambda: product(a.costs[None], own.costs[None], b.costs.T[None])[0])
 
     def worst_difference(self, table: KeyedTable) -> KeyedTable:
@@ -175,7 +174,7 @@ class _Tables:
 
         `table` is [neighbour, own]. A value that is forbidden everywhere is infinitely worse than all others.
         """
-        return self._cached(_hash(b"-" + table.key), lambda: _differences(table.costs.T))
+        return self._cached(digest(b"-" + table.key), lambda: _differences(table.costs.T))
 
 
 def _differences(rows: Array) -> Array:
@@ -304,7 +303,3 @@ class _Reduction:
         for v in sorted(work, key=lambda v: (work[v], v)):
             if work[v] <= CHEAP and v not in self.changed:
                 self._eliminate(v)
-
-
-def _hash(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=16).digest()

@@ -131,17 +131,17 @@ class Elimination:
     @cached_property
     def keys(self) -> list[bytes]:
         """For every operation a hash of everything that its table depends on, except the objective."""
-        values = {name: _hash(v.tobytes()) for name, v in zip(self.domains.names, self.domains.values, strict=True)}
+        values = {name: digest(v.tobytes()) for name, v in zip(self.domains.names, self.domains.values, strict=True)}
         hashes: list[bytes] = []
         for operation in self.schedule.operations:
             match operation:
                 case InputTable(key, names, transposed):
-                    hashes.append(_hash(repr((key, [values[name] for name in names], transposed)).encode()))
+                    hashes.append(digest(repr((key, [values[name] for name in names], transposed)).encode()))
                 case Eliminate(inputs) | Choose(inputs):
                     text = [(hashes[number], labels) for number, labels in inputs]
-                    hashes.append(_hash(repr((type(operation).__name__, text)).encode()))
+                    hashes.append(digest(repr((type(operation).__name__, text)).encode()))
                 case Slice(table, axis, choice):
-                    hashes.append(_hash(repr((hashes[table], axis, hashes[choice])).encode()))
+                    hashes.append(digest(repr((hashes[table], axis, hashes[choice])).encode()))
         return hashes
 
     def _table(self, operation: Operation, shape: tuple[int, ...], tables: list[Array], directions: Array) -> Array:
@@ -183,7 +183,8 @@ class Elimination:
         return positions
 
 
-def _hash(content: bytes) -> bytes:
+def digest(content: bytes) -> bytes:
+    """Return a hash of content."""
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
@@ -235,7 +236,7 @@ def _split_neighbours(scopes: Iterable[tuple[int, ...]], sizes: dict[int, int]) 
 
 
 def _separator(tables: Labelled, sizes: dict[int, int]) -> int | None:
-    """Return the neighbour without which the others fall into two halves that no table joins; None if there is none.
+    """Return the neighbour without which the others fall into two halves that no table joins; None if no neighbour does that.
 
     Of several, it is the one whose smaller half is largest.
     """

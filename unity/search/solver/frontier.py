@@ -244,7 +244,7 @@ def _corner(front: tuple[Point, ...], weight: float) -> float:
 def _filled(problem: Problem, hull: tuple[Point, ...]) -> list[Point]:
     """Return points between those of the hull, up to `FILL` in every large gap, evenly spread."""
     filled: list[Point] = []
-    for fast, lean in sorted(pairwise(hull), key=lambda gap: _area(gap), reverse=True)[:GAPS]:
+    for fast, lean in sorted(pairwise(hull), key=_area, reverse=True)[:GAPS]:
         front = nondominated(p for p in improved(problem, lean, fast.memory) if p.time > fast.time)
         step = max(1, math.ceil(len(front) / FILL))
         filled += front[::step]

@@ -107,7 +107,7 @@ class Minimizer:
         return [point for some in directions for point in self._bounded(np.array(some), above)]
 
     def _bounded(self, objective: Array, above: float) -> list[Point]:
-        """Return the best point in one direction; no point if there is no solution, or bounds prove that it exceeds `above`."""
+        """Return the best point in one direction; an empty list without a solution, or if bounds prove that it exceeds `above`."""
         known = min((_objective(point, objective) for point in self.known.values()), default=math.inf)
         query = DirectedQuery(objective, self.elimination.budget, above, known, self._start(objective))
         strategy, messages = best_strategy(self.problem, self.domains, query, self.solved)
@@ -132,7 +132,7 @@ class Minimizer:
 
 
 def minimize(problem: Problem, weights: Sequence[float] | Array, budget: int = BUDGET) -> list[Point]:
-    """Return for every weight, in seconds per byte, the minimizer of time + weight * memory; no points without a solution."""
+    """Return for every weight, in seconds per byte, the minimizer of time + weight * memory; an empty list without a solution."""
     return Minimizer(problem, budget).at(weights)
 
 

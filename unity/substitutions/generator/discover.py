@@ -76,7 +76,7 @@ def discover(
 
 
 def _accepted(pair: CandidateRule, prover: Prover, rng: np.random.Generator, counts: Counts, unproved: list[Rule]) -> Rule | None:
-    """Return a candidate's most general proved form. If there is none, count why, and return None."""
+    """Return a candidate's most general proved form. If it has no such form, count why, and return None."""
     rule = confirmed(pair, rng)
     if rule is None:
         counts.chance += 1

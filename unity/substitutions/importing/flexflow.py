@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from unity.substitutions.importing.flexflow_axes import InexpressibleRule, with_axes
-from unity.substitutions.importing.flexflow_json import FlexFlowOperator, FlexFlowRule, read_rules
+from unity.substitutions.importing.flexflow_json import ACTIVATIONS, FlexFlowOperator, FlexFlowRule, read_rules
 from unity.substitutions.importing.sizes import SizeProblem
 from unity.substitutions.importing.verdict import Case, Imported, Judge, Refusal, Verdict
 from unity.substitutions.language.rule import Rule
@@ -40,7 +40,6 @@ from unity.substitutions.language.text import print_term
 REPLICA, SAMPLE, CHANNEL = 0, 1, 2
 DIMENSIONS = ("replica", "sample", "channel")
 DEGREE, PARTS, SIZE = 16, 256, 16  # the largest degree, number of copies, and number of operators of a graph
-ACTIVATIONS = {0: None, 1: "sigmoid", 2: "relu", 3: "tanh"}
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from unity.substitutions.importing.flexflow_json import FlexFlowOperator, FlexFlowRule
+from unity.substitutions.importing.flexflow_json import ACTIVATIONS, FlexFlowOperator, FlexFlowRule
 from unity.substitutions.language.rule import Rule
 from unity.substitutions.language.term import Apply, Term, Variable, substitute
 from unity.substitutions.language.vocabulary import VOCABULARY
 
 SLICES, COPIES, ADDENDS = "slices", "copies", "addends"
 NAMES = "abcdefgh"
-FUNCTIONS = {1: "sigmoid", 2: "relu", 3: "tanh"}
 
 
 class InexpressibleRule(Exception):
@@ -174,7 +173,7 @@ def _linear(operator: FlexFlowOperator, axes: _Axes, x: PlacedSlices, w: PlacedS
     axes.join(x.axes[0], w.axes[1], alike=False)
     axes.join(x.axes[2], w.axes[2])
     term: Term = Apply("matmul", (), (x.slices[0], Apply("transpose", (), (w.slices[0],))))
-    function = FUNCTIONS.get(operator.parameters.get("PM_ACTI", 0))
+    function = ACTIVATIONS.get(operator.parameters.get("PM_ACTI", 0))
     addends = tuple((a, ADDENDS) for a, _ in x.axes[2])
     return (PlacedSlices((Apply("map", (function,), (term,)) if function else term,), (addends, x.axes[1], w.axes[1])),)
 

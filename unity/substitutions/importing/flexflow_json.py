@@ -9,6 +9,8 @@ from typing import Any
 
 from unity.base.errors import RuleError
 
+ACTIVATIONS = {0: None, 1: "sigmoid", 2: "relu", 3: "tanh"}  # by the parameter PM_ACTI
+
 
 @dataclass(frozen=True)
 class FlexFlowOperator:

@@ -169,7 +169,7 @@ class _Numbers:
 
 
 def _picked(every: Sequence[T], numbers: Sequence[int]) -> tuple[T, ...]:
-    """Return the values of these numbers. Raises Misfit if there is none of some number."""
+    """Return the values of these numbers. Raises Misfit if a number is too large."""
     if numbers and max(numbers) >= len(every):
         raise Misfit(f"there is no number {max(numbers)} among {len(every)}")
     return tuple(every[n] for n in numbers)

@@ -274,7 +274,7 @@ def views_of(reading: Reading, application: Application, index: int, depth: int)
 
 
 def _above(application: Application, natural: Rearrangement, operand: Viewed, view: Rearrangement) -> Rearrangement | None:
-    """Return the view of a result under which an operand's variable has a given view, or None if there is none."""
+    """Return the view of a result under which an operand's variable has a given view, or None if no view does that."""
     change = after(view, operand.view.inverse())
     if change is None or len(change.source) != len(natural.target):
         return None

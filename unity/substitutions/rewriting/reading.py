@@ -322,7 +322,7 @@ def _gather(reading: Reading, e: Equation) -> Application | None:
     """Return a look-up of a table's rows.
 
     JAX has already wrapped negative indices. For an index out of range, the look-up must read the nearest row, or the program must
-    promise that there is none; a mode that fills in another value (NaN) is not an operator of the vocabulary.
+    promise to have no such index; a mode that fills in another value (NaN) is not an operator of the vocabulary.
     """
     numbers, (table, ids) = e.params["dimension_numbers"], e.operands
     t, i, z = (reading.tensor(a) for a in (table, ids, e.results[0]))

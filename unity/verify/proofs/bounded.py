@@ -15,13 +15,12 @@ from unity.pcg.types.axis import Axis
 from unity.substitutions.language.rule import Rule
 from unity.substitutions.language.term import Attribute
 from unity.substitutions.language.text import print_term
-from unity.substitutions.language.typecheck import TensorType, shown, typecheck
+from unity.substitutions.language.typecheck import shown, typecheck
 from unity.verify.proofs.small_instances import Instance, small_instances, small_sizes
 from unity.verify.semantics.interpret import NotInterpreted
-from unity.verify.semantics.meaning import evaluate
+from unity.verify.semantics.meaning import evaluate, symbolic_tensor
 from unity.verify.semantics.pieces import join, symbolic_pieces
 from unity.verify.semantics.polynomial_equality import compare
-from unity.verify.semantics.primitives.core import StackedValue
 from unity.verify.semantics.symbolic import PolynomialsTooLarge, Symbolic
 
 DRAWS = (5, 2, 3)  # indices are drawn from -1 up to these: out of range of a small table on both sides
@@ -98,7 +97,7 @@ def _compare_sides(
     rule = instance.rule
     types = typecheck(rule.sides, instance.types, axes)
     rng = np.random.default_rng((number, below))
-    wholes = {name: _whole(name, t, domain, below, rng) for name, t in instance.types.items()}
+    wholes = {name: symbolic_tensor(name, t, domain, rng, -1, below) for name, t in instance.types.items()}
     pieces = {name: symbolic_pieces(wholes[name], t.states, axes, domain, name, rng) for name, t in instance.types.items()}
     values = evaluate(rule.sides, types, pieces, axes, domain)
     for left, right in zip(rule.left, rule.right, strict=True):
@@ -120,10 +119,3 @@ def _compare_sides(
         numbers = {n: float(v) for n, v in (result.values or {}).items()}
         return RuleCounterexample(variables, instance.attributes, why, indices | numbers)
     return None
-
-
-def _whole(name: str, type_: TensorType, domain: Symbolic, below: int, rng: np.random.Generator) -> StackedValue:
-    """Return a tensor of symbols, or of random indices."""
-    if type_.dtype.startswith("float"):
-        return StackedValue(domain.symbols(name, type_.shape), False)
-    return StackedValue(rng.integers(-1, below, type_.shape), True)

@@ -21,13 +21,13 @@ from unity.substitutions.language.rule import Rule
 from unity.substitutions.language.term import Apply, Term, Variable, subterms
 from unity.substitutions.language.typecheck import TensorType, typecheck
 from unity.verify.proofs.instances import Types
-from unity.verify.semantics.domains import Array, Plain
+from unity.verify.semantics.domains import Array
 from unity.verify.semantics.local_programs import dual_type, varying_names
-from unity.verify.semantics.meaning import local_function
+from unity.verify.semantics.meaning import operator_function
 from unity.verify.semantics.pieces import join, spread
+from unity.verify.semantics.primitives.core import PLAIN
 
 Typed = Mapping[Term, TensorType]
-PLAIN = Plain()
 TOLERANCE = 1e-9  # in float64, of the largest element: a few operators on small tensors
 
 
@@ -108,7 +108,9 @@ def _run_terms(terms: Sequence[Term], types: Typed, pieces: Mapping[str, Any], a
             continue
         if term.node not in nodes:
             operands = tuple(types[x] for x in term.operands)
-            nodes[term.node] = local_function(term.operator, term.attributes, operands, axes)(*(values[x] for x in term.operands))
+            nodes[term.node] = operator_function(term.operator, term.attributes, operands, axes)(
+                *(values[x] for x in term.operands)
+            )
         values[term] = nodes[term.node][term.result]
     return [values[t] for t in terms]
 

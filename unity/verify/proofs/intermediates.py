@@ -15,12 +15,11 @@ import numpy as np
 from unity.pcg.types.factors import TABLE
 from unity.substitutions.language.rule import Rule
 from unity.substitutions.language.term import Apply, Term, subterms
-from unity.substitutions.language.typecheck import TensorType, typecheck
+from unity.substitutions.language.typecheck import typecheck
 from unity.verify.proofs.small_instances import small_instances, small_sizes
 from unity.verify.semantics.domains import Array
 from unity.verify.semantics.interpret import NotInterpreted
-from unity.verify.semantics.meaning import evaluate
-from unity.verify.semantics.primitives.core import StackedValue
+from unity.verify.semantics.meaning import evaluate, symbolic_tensor
 from unity.verify.semantics.symbolic import PolynomialsTooLarge, Symbolic
 
 INSTANCES = 4  # shapes at which a rule is executed
@@ -44,7 +43,7 @@ def contained(rule: Rule, backward: bool) -> bool:
         sides, rng = (instance.rule.left, instance.rule.right), np.random.default_rng(number)
         try:
             types = typecheck(instance.rule.sides, instance.types)
-            variables = {name: _whole(name, t, domain, rng).array for name, t in instance.types.items()}
+            variables = {name: symbolic_tensor(name, t, domain, rng, 0, 2).array for name, t in instance.types.items()}
             values = evaluate(instance.rule.sides, types, variables, (), domain)
         except (NotInterpreted, PolynomialsTooLarge):
             continue
@@ -54,13 +53,6 @@ def contained(rule: Rule, backward: bool) -> bool:
             return False
         executed = True
     return executed
-
-
-def _whole(name: str, type_: TensorType, domain: Symbolic, rng: np.random.Generator) -> StackedValue:
-    """Return a tensor of symbols, or of random indices."""
-    if type_.dtype.startswith("float"):
-        return StackedValue(domain.symbols(name, type_.shape), False)
-    return StackedValue(rng.integers(0, 2, type_.shape), True)
 
 
 def _elements(values: Mapping[Term, Array], terms: Iterable[Term], domain: Symbolic) -> set[int]:

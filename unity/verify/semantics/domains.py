@@ -275,9 +275,9 @@ class Plain(ElementDomain):
         return {**compare, "eq": np.equal, "ne": np.not_equal}[name](x, y)
 
     def function(self, name: str, *arrays: Array) -> Array:
-        if name not in PLAIN:
+        if name not in NUMPY_FUNCTIONS:
             raise NotInterpreted(f"{name}: no function of plain numbers has this name")
-        return np.asarray(PLAIN[name](*arrays))
+        return np.asarray(NUMPY_FUNCTIONS[name](*arrays))
 
     def additive(self, name: str, x: Array) -> Array:
         return self.function(name, x)
@@ -290,7 +290,7 @@ class Plain(ElementDomain):
 
 
 UFUNCS = "abs cbrt ceil cos cosh exp exp2 expm1 floor log log1p log2 sign sin sinh sqrt tan tanh real imag conj"
-PLAIN: Mapping[str, Callable[..., Array]] = {
+NUMPY_FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     **{name: getattr(np, name) for name in UFUNCS.split()},
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "logistic": lambda x: 1 / (1 + np.exp(-x)),

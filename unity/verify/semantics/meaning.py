@@ -29,9 +29,11 @@ from unity.verify.semantics.domains import Array, ElementDomain
 from unity.verify.semantics.interpret import interpret
 from unity.verify.semantics.local_programs import varying_names
 from unity.verify.semantics.pieces import spread
+from unity.verify.semantics.primitives.core import StackedValue
+from unity.verify.semantics.symbolic import Symbolic
 
 
-def local_function(
+def operator_function(
     name: str, attributes: tuple[Attribute, ...], operands: tuple[TensorType, ...], axes: tuple[Axis, ...]
 ) -> Callable[..., list[jax.Array]]:
     """Return the function that one device runs for an operator, from pieces of the operands to pieces of the results."""
@@ -57,7 +59,7 @@ def local_program(
     name: str, attributes: tuple[Attribute, ...], operands: tuple[TensorType, ...], axes: tuple[Axis, ...]
 ) -> core.ClosedJaxpr:
     """Return the program that one device runs for an operator, collectives included."""
-    return _traced(local_function(name, attributes, operands, axes), operands, axes)
+    return _traced(operator_function(name, attributes, operands, axes), operands, axes)
 
 
 def _traced(run: Callable[..., list[jax.Array]], operands: Sequence[TensorType], axes: tuple[Axis, ...]) -> core.ClosedJaxpr:
@@ -110,6 +112,13 @@ def evaluate(
             values = [pieces[x] for x in term.operands]
             pieces[term] = apply(term.operator, term.attributes, operands, values, axes, domain)[term.result]
     return pieces
+
+
+def symbolic_tensor(name: str, type_: TensorType, domain: Symbolic, rng: np.random.Generator, low: int, high: int) -> StackedValue:
+    """Return a whole tensor of symbols, or of random indices from `low` up to, but not including, `high`."""
+    if type_.dtype.startswith("float"):
+        return StackedValue(domain.symbols(name, type_.shape), False)
+    return StackedValue(rng.integers(low, high, type_.shape), True)
 
 
 def random_pieces(

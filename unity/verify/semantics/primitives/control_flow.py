@@ -83,7 +83,7 @@ def where(run: InterpreterRun, condition: Array, yes: StackedValue, no: StackedV
 
 @meaning("cond")
 def branch(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]) -> list[StackedValue]:
-    """The results of the branch whose index is the first operand. Each device takes the branch of its own index."""
+    """The results of the branch whose index is the first operand. Devices with different indices take different branches."""
     index, *operands = values
     branches = call.params["branches"]
     if not index.known:
