@@ -18,7 +18,7 @@ from unity.base.compiled_loops import LOADING, compiled, interpreted, pays
 def not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has asked for nothing yet."""
     monkeypatch.setattr(loops, "load", cache(loops.load.__wrapped__))
-    monkeypatch.setattr(loops._Lost, "seconds", 0.0)
+    monkeypatch.setattr(loops._TimeInNumPy, "seconds", 0.0)
 
 
 def doubled(values: np.ndarray, factor: float) -> float:

@@ -1,7 +1,7 @@
-"""Loops over arrays: compiled where Numba is installed (the extra `fast`), interpreted where it is not. The results are the same.
+"""Loops over arrays: compiled if Numba is installed (the extra `fast`), interpreted otherwise, with equal results.
 
-A compiled loop takes a tenth of a microsecond where Python takes one or two. It is compiled when it is called for the first time
-on a machine, which takes some seconds, and kept on disk.
+A compiled step takes a tenth of a microsecond where Python takes one or two. A loop is compiled when it is called for the first
+time on a machine, which takes some seconds, and cached on disk.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def compiled(loop: Callable[..., R], parts: Sequence[Callable] = ()) -> Callable
             return interpreted(loop)
         from numba import njit
 
-        files = {file for part in parts for file in _callable(part)} - {loop.__code__.co_filename}
+        files = {file for part in parts for file in _allow_calls(part)} - {loop.__code__.co_filename}
         try:
-            if files:  # Numba's cache notices changes of the function's own file alone: put the others into its name
+            if files:  # Numba's cache sees changes of the function's own file only, so a hash of the others is in its name
                 texts = b"".join(Path(file).read_bytes() for file in sorted(files))
                 loop.__qualname__ += hashlib.sha256(texts).hexdigest()[:16]
             return njit(cache=True)(loop)
@@ -55,13 +55,13 @@ def compiled(loop: Callable[..., R], parts: Sequence[Callable] = ()) -> Callable
 _PARTS: dict[Callable, Sequence[Callable]] = {}  # compiled loop → the functions that it calls
 
 
-def _callable(part: Callable) -> set[str]:
+def _allow_calls(part: Callable) -> set[str]:
     """Let compiled loops call a function and everything it calls. Returns the source files of all these."""
     from numba.extending import overload
 
     loop = getattr(part, "__wrapped__", part)
     overload(part, strict=False)(lambda *_, **__: loop)
-    return {loop.__code__.co_filename, *(file for other in _PARTS.get(part, ()) for file in _callable(other))}
+    return {loop.__code__.co_filename, *(file for other in _PARTS.get(part, ()) for file in _allow_calls(other))}
 
 
 @cache
@@ -74,8 +74,8 @@ def load() -> bool:
     return True
 
 
-class _Lost:
-    """The seconds that this process has spent in NumPy on work that a compiled loop does in next to none."""
+class _TimeInNumPy:
+    """The time that this process has spent in NumPy on work that compiled loops would do in almost none."""
 
     seconds = 0.0
 
@@ -86,14 +86,14 @@ def pays(seconds: float) -> bool:
     The answer is yes once NumPy has spent as long as Numba takes to load. However much work follows, nobody waits more than twice
     as long as with the better choice (the ski rental problem).
     """
-    if _Lost.seconds < LOADING and not load.cache_info().currsize:
-        _Lost.seconds += seconds
+    if _TimeInNumPy.seconds < LOADING and not load.cache_info().currsize:
+        _TimeInNumPy.seconds += seconds
         return False
     return load()
 
 
 def interpreted(loop: Callable[..., R]) -> Callable[..., R]:
-    """Run a loop in plain Python, on lists: Python reads and writes them faster than arrays."""
+    """Return a loop as a function that runs it in plain Python, on lists: Python reads and writes them faster than arrays."""
 
     @wraps(loop)
     def call(*args: Any) -> R:

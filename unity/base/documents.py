@@ -85,11 +85,11 @@ def typed(data: Any, kind: type[T]) -> T:
 
 
 def refuse_unknown(value: object, data: Any, place: str = "") -> None:
-    """Raise Misfit if data that were read as dataclasses have fields that are not declared. `typed` checks only those of Records.
+    """Raise Misfit if data have fields that the dataclasses decoded from them do not declare. (`typed` checks only Records.)
 
     Args:
         value: a dataclass, or a tuple of them.
-        data: the data that it was read from.
+        data: the data that the value was decoded from.
         place: the path of the data in the document.
     """
     if isinstance(value, tuple):
@@ -117,6 +117,6 @@ def encoded(value: Any, order: Literal["sorted"] | None = None) -> bytes:
 
 
 def _number(value: Any) -> Any:
-    """Return one of NumPy's numbers as Python's."""
+    """Convert a NumPy scalar to a Python number."""
     assert isinstance(value, np.generic), f"{value!r} of type {type(value).__name__} is no data"
     return value.item()

@@ -11,8 +11,8 @@ class UnityError(Exception):
     """The base of every error that unity raises on purpose.
 
     Attributes:
-        link: the page that explains the error, as `page#section`: from the message or from an error that it quotes, or else the
-            page of the class, `docs`.
+        link: the page that explains the error, as `page#section`. It is the last link in the message, which may quote another
+            error, or else the page of the class, `docs`.
         reason: the message without the link.
     """
 

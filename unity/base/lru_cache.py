@@ -10,17 +10,17 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Recent(OrderedDict[K, V]):
-    """A dictionary that evicts its least recently used values when they exceed `most` bytes together, but never the last one.
+class LRUCache(OrderedDict[K, V]):
+    """A dictionary that evicts its least recently used values when all together exceed its capacity, but keeps at least one.
 
     Args:
-        most: the bound, in bytes.
+        capacity: the bound, in bytes.
         nbytes: returns the size of a value, in bytes.
     """
 
-    def __init__(self, most: int, nbytes: Callable[[V], int]) -> None:
+    def __init__(self, capacity: int, nbytes: Callable[[V], int]) -> None:
         super().__init__()
-        self.most, self.nbytes, self.used = most, nbytes, 0
+        self.capacity, self.nbytes, self.used = capacity, nbytes, 0
 
     def __getitem__(self, key: K) -> V:
         self.move_to_end(key)
@@ -30,6 +30,6 @@ class Recent(OrderedDict[K, V]):
         self.used += self.nbytes(value) - (self.nbytes(super().__getitem__(key)) if key in self else 0)
         super().__setitem__(key, value)
         self.move_to_end(key)
-        while self.used > self.most and len(self) > 1:
+        while self.used > self.capacity and len(self) > 1:
             _, oldest = self.popitem(last=False)
             self.used -= self.nbytes(oldest)

@@ -24,7 +24,7 @@ def several() -> bool:
 
 
 def shared(devices: Collection[Any]) -> bool:
-    """Return whether several processes run programs on these devices, rather than one of them, or none if they are not present."""
+    """Return whether devices belong to several processes. False if they are not present, as those of a machine planned for."""
     return several() and len({d.process_index for d in devices}) > 1 and set(devices) <= set(jax.devices())
 
 
@@ -37,7 +37,7 @@ def exchanged(text: str) -> tuple[str, ...]:
 
 
 def agreed(figure: float) -> float:
-    """Return the first process's figure, so that all processes decide alike by something measured."""
+    """Return the first process's figure, so that all processes base a decision on the same measurement."""
     return struct.unpack("<d", _gathered(struct.pack("<d", figure))[0])[0] if several() else figure
 
 
@@ -56,7 +56,7 @@ def from_first(text: str) -> str:
 
 
 def none_failed(problem: str) -> None:
-    """Raise PlanError in every process if any passes a problem, naming that process."""
+    """Raise PlanError in every process, naming the first that passes a problem. An empty text means that there is no problem."""
     for process, reason in enumerate(exchanged(problem)):
         if reason:
             raise PlanError(f"process {process}: {reason}")

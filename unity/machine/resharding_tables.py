@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from unity.base.lru_cache import Recent
+from unity.base.lru_cache import LRUCache
 from unity.machine.machine import Machine
 from unity.machine.resharding_prices import FIELDS, FIRST, KIND, OUTERS, P, Pricing
 from unity.pcg.parallel.resharding import stationary
@@ -138,7 +138,7 @@ class _PriceBook:
         self.machine, self.growth = machine, growth
         self.outers: dict[int, int] = {}
         self.ids: dict[bytes, int] = {}
-        self.recent = Recent[tuple, tuple[Changes, Array]](RECENT, lambda entry: _nbytes(*entry))
+        self.recent = LRUCache[tuple, tuple[Changes, Array]](RECENT, lambda entry: _nbytes(*entry))
         self.costs = np.zeros((0, FIELDS))  # the distinct costs of priced pairs, and spare rows
         self.numbers: dict[bytes, int] = {}  # the row of each distinct cost
         self.runs: list[tuple[Array, Array]] = []  # priced pairs: ascending keys, and the row of each one's cost

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from unity.base.lru_cache import Recent
+from unity.base.lru_cache import LRUCache
 from unity.pcg.jaxprs.foreign_primitives import outside
 from unity.pcg.jaxprs.jaxprs import Program, each, equations, with_equations, with_nested
 from unity.pcg.jaxprs.parameter_text import identities
@@ -210,7 +210,7 @@ def _placed(eqn: core.JaxprEqn, source_info: Any) -> core.JaxprEqn:
 
 
 Call = partial[list[Any]]
-_KERNELS = Recent[tuple[str, tuple[int, ...]], Call](1 << 24, lambda call: len(call.args[1]))
+_KERNELS = LRUCache[tuple[str, tuple[int, ...]], Call](1 << 24, lambda call: len(call.args[1]))
 
 
 def inferred(eqn: core.JaxprEqn) -> Call:

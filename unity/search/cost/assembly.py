@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from unity.base.lru_cache import Recent
+from unity.base.lru_cache import LRUCache
 from unity.machine.machine import Machine
 from unity.machine.resharding_tables import Types, distinct_changes, stationary_pairs
 from unity.pcg.ir.graph import PCG, Node
@@ -282,7 +282,7 @@ class Listed:
 
     domains: dict[tuple, Domain] = field(default_factory=dict)
     costs: dict[tuple, SiteCost] = field(default_factory=dict)
-    ports: dict[str, Cost] = field(default_factory=lambda: Recent[str, Cost](PORTS, _nbytes))
+    ports: dict[str, Cost] = field(default_factory=lambda: LRUCache[str, Cost](PORTS, _nbytes))
 
 
 def assemble(
