@@ -14,10 +14,10 @@ from jax.sharding import AbstractMesh, Mesh
 
 from unity.base.gc_pause import uncollected
 from unity.base.processes import several
-from unity.constraints.bound import bound
+from unity.constraints.bound_constraints import bind
+from unity.constraints.excluded_rules import without
 from unity.constraints.kinds import Constraint, KeptShardings, WithoutRules
-from unity.constraints.rules import without
-from unity.constraints.stated import marking, pins
+from unity.constraints.program_shardings import marking, pins
 from unity.exec.hosts.arrangement import check_order
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
@@ -132,7 +132,7 @@ def optimize(
         if training and (doubt := resembling_step(getattr(fn, "__name__", "fn"), captured)):
             warnings.warn(doubt, UserWarning, stacklevel=3)
         placed = pins(captured.paths, jax.tree.leaves(args), target) if marks else ()
-        constrained = obeyed(bound((*constraints, *placed), captured, fn, argnums), search)
+        constrained = obeyed(bind((*constraints, *placed), captured, fn, argnums), search)
         task = Task(
             fn=fn,
             captured=captured,

@@ -19,7 +19,7 @@ from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
 from unity.pcg.parallel.check import check
 from unity.pcg.parallel.parallelize import parallelize
-from unity.pcg.parallel.serial_view import erased
+from unity.pcg.parallel.serial_view import serial_graph
 from unity.pcg.parallel.traffic import traffic
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, partitioned
 from unity.search.cost.cost import Training
@@ -178,7 +178,7 @@ def test_every_substitution_leads_to_a_well_typed_graph_that_computes_the_same(n
     assert point.time == pytest.approx(space.price(graph), rel=1e-9)
     parallel = parallelize(captured.graph, only.assignment(point))
     check(parallel)
-    assert erased(parallel).key == captured.graph.key
+    assert serial_graph(parallel).key == captured.graph.key
 
 
 @given(name=st.sampled_from(sorted(small_models.MODELS)), seed=st.integers(0, 2**32 - 1))

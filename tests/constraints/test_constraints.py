@@ -23,7 +23,7 @@ from small_models import MODELS, Small, arrays, counted, made, random_point
 import unity
 from unity.base.documents import encoded, parsed, typed
 from unity.base.errors import PlanError
-from unity.constraints.bound import Bound, BoundRecord, bound
+from unity.constraints.bound_constraints import BoundConstraints, BoundRecord, bind
 from unity.constraints.conflicts import smallest
 from unity.constraints.kinds import Constraint, OperatorPin, Passed
 from unity.constraints.paths import matching
@@ -32,8 +32,8 @@ from unity.pcg.ir.graph import PCG
 from unity.pcg.parallel.check import check
 from unity.pcg.parallel.marks import marks
 from unity.pcg.parallel.parallelize import parallelize
+from unity.pcg.parallel.sharding_spec import satisfies, sharding_spec
 from unity.pcg.parallel.traffic import traffic
-from unity.pcg.parallel.wanted_types import met, wanted
 from unity.pcg.propagation.choices import Choice
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import UNUSED, Type, degrees, misfit, partitioned
@@ -73,9 +73,9 @@ def arguments(rows: int = 32) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def same_as(fn: Callable[..., Any], plan: unity.Plan, params: Any, batch: Any) -> None:
     """Values and gradients are those of the function."""
-    wanted = jax.jit(jax.value_and_grad(fn))(params, batch)
+    expected = jax.jit(jax.value_and_grad(fn))(params, batch)
     got = jax.jit(jax.value_and_grad(plan))(*plan.shard(params, batch))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-4), got, wanted)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-4), got, expected)
 
 
 def spec_of(plan: unity.Plan, path: str) -> P:
@@ -91,8 +91,8 @@ def obeys(entry: Any, names: Sequence[str], machine: unity.Machine) -> bool:
         return True
     if isinstance(entry, int):
         return int(np.prod([sizes[n] for n in names])) == entry
-    wanted = (entry,) if isinstance(entry, str) else entry or ()
-    return set(names) == {a for a in sizes if a in wanted or level[a] in wanted}
+    own = (entry,) if isinstance(entry, str) else entry or ()
+    return set(names) == {a for a in sizes if a in own or level[a] in own}
 
 
 def axes_at(plan: unity.Plan, path: str, dim: int) -> tuple[str, ...]:
@@ -435,7 +435,7 @@ def test_what_is_wanted_is_met_by_every_type_of_that_layout_and_no_other() -> No
             else:
                 plain = tuple(partitioned(0) if k in want else UNUSED for k in range(3))
                 right = held == {where: indices(plain, axes, where, size) for where in places}
-            assert flag == met((want,), t, axes) == right, (want, t)
+            assert flag == satisfies((want,), t, axes) == right, (want, t)
             assert not right or all(rule.may_use(choices[states.index(s)], k) for k, s in enumerate(t))
 
 
@@ -467,7 +467,7 @@ def test_a_dimension_that_a_reshape_cuts_is_pinned_over_more_devices_than_its_fi
 )
 def test_whole_programs_are_priced_under_the_constraints(constraint: Constraint) -> None:
     captured = capture(loss, *arguments())
-    restrict = bound([constraint], captured, loss)
+    restrict = bind([constraint], captured, loss)
     free, prices = Prices(FOUR, Training()), Prices(FOUR, Training(), restrict=restrict)
     price = prices.whole(captured.body, captured.differentiated)
     search = Search(captured.graph, captured.differentiated, FOUR, Training(), restrict=restrict)
@@ -479,7 +479,7 @@ def test_whole_programs_are_priced_under_the_constraints(constraint: Constraint)
 def test_a_program_that_constraints_leave_nothing_of_has_no_price() -> None:
     captured = capture(loss, *arguments())
     for one in (unity.pin("params['b']", P(3)), unity.require(("params['b']", 0), across="node")):
-        restrict = bound([one, unity.pin("params['b']", P())], captured, loss)
+        restrict = bind([one, unity.pin("params['b']", P())], captured, loss)
         assert Prices(FOUR, Training(), restrict=restrict).whole(captured.body, captured.differentiated) == np.inf
 
 
@@ -650,11 +650,11 @@ def test_on_fewer_devices_too() -> None:
         unity.only("samples", across="node"),
         unity.forbid(("batch['x']", 1), across="device"),
         unity.without_rules("a", "b-*"),
-        OperatorPin("dot_general at up", wanted(P("node", 4)), ("float32[16,64]",)),
+        OperatorPin("dot_general at up", sharding_spec(P("node", 4)), ("float32[16,64]",)),
     ],
 )
 def test_json(constraint: Passed) -> None:
-    record = Bound((constraint,)).record
+    record = BoundConstraints((constraint,)).record
     assert typed(parsed(encoded(record)), BoundRecord) == record
 
 
@@ -675,6 +675,6 @@ def test_a_pin_whose_operators_a_plan_lacks_is_not_obeyed() -> None:
     renamed = replace(bound, passed=(structs.replace(pin, name="dot_general at nowhere"),))
     with pytest.raises(PlanError, match="no operator has this name"):
         renamed.check(plan.program.original, plan.program.pcg, plan.inspect.machine)
-    other = replace(bound, passed=(structs.replace(pin, wanted=unity.pin("dot_general", P("device", "node")).wanted),))
+    other = replace(bound, passed=(structs.replace(pin, sharding=unity.pin("dot_general", P("device", "node")).sharding),))
     with pytest.raises(PlanError, match="dot_general at"):
         other.check(plan.program.original, plan.program.pcg, plan.inspect.machine)

@@ -24,7 +24,7 @@ from unity.pcg.parallel.resharding import steps
 from unity.pcg.propagation.choices import AGREED, Choice, choices
 from unity.pcg.propagation.halos import exchanges
 from unity.pcg.propagation.placement import placing
-from unity.pcg.types.accumulation import held
+from unity.pcg.types.accumulation import storage_dtype
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, UNUSED, Type, misfit, partitioned
 from unity.pcg.types.varying_axes import vary
@@ -188,7 +188,7 @@ class Application:
     def local(self, found: Combination, pieces: Sequence[Any]) -> list:
         results = run_body(self.body, pieces, found.operands, found.results, self.axes)
         ends = zip(results, self.results, found.results, strict=True)
-        own = [(x.astype(held(whole.dtype, t, self.axes)) if whole.floating else x, t) for x, whole, t in ends]
+        own = [(x.astype(storage_dtype(whole.dtype, t, self.axes)) if whole.floating else x, t) for x, whole, t in ends]
         return [vary(x, [a.name for a in differing(t, self.axes)])[None] for x, t in own]
 
     def pieces(self, whole: Any, type_: Type) -> Any:
@@ -197,7 +197,7 @@ class Application:
             data = plain(whole)
             stacked = jnp.asarray(take(data, type_, self.axes, self.rng, extra=data.ndim - whole.ndim))
             return jax.random.wrap_key_data(stacked, impl=jax.random.key_impl(whole))
-        return take(whole, type_, self.axes, self.rng).astype(held(whole.dtype, type_, self.axes))
+        return take(whole, type_, self.axes, self.rng).astype(storage_dtype(whole.dtype, type_, self.axes))
 
     def check(self) -> list[Combination]:
         """Compares values, gradients and collectives of every combination with the whole operator's."""

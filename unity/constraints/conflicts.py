@@ -8,11 +8,11 @@ from math import inf
 
 from unity.base.errors import InfeasibleError
 from unity.base.formatting import short, size
-from unity.constraints.bound import Bound
+from unity.constraints.bound_constraints import BoundConstraints
 from unity.constraints.kinds import Constraint, Marked, OperatorPin, Pin, marked_by
 from unity.constraints.paths import matching
 from unity.pcg.ir.graph import CONSTRAIN
-from unity.pcg.parallel.wanted_types import degree
+from unity.pcg.parallel.sharding_spec import degree
 from unity.search.session import Search
 from unity.search.space.masks import names_of
 
@@ -38,7 +38,7 @@ def smallest(constraints: Sequence[Constraint], feasible: Callable[[Sequence[Con
     return subset
 
 
-def conflict(bound: Bound, search: Search, limit: float = inf) -> str | None:
+def conflict(bound: BoundConstraints, search: Search, limit: float = inf) -> str | None:
     """Return the message about the smallest set of constraints that leaves no plan that fits a limit.
 
     Returns None without constraints, or if no plan fits without them either.
@@ -65,18 +65,18 @@ def conflict(bound: Bound, search: Search, limit: float = inf) -> str | None:
     return f"infeasible: on {search.machine.name} {subject} no plan{where}:{lines}\n    {hint}. (docs: constraints#conflicts)"
 
 
-def _note(constraint: Constraint, bound: Bound, search: Search) -> str:
-    """Return a line about the first dimension that a sharding does not divide, or that the machine has no axes for; or ""."""
+def _note(constraint: Constraint, bound: BoundConstraints, search: Search) -> str:
+    """Return a line about the first dimension that a sharding does not divide, or that the machine's axes cannot; else ""."""
     axes, names = search.machine.axes, names_of(search.machine)
     if not isinstance(constraint, (Pin, OperatorPin, Marked)):
         return ""
     for name, shape in _shapes(constraint, bound, search):
-        for dim, want in enumerate(constraint.wanted.slices(len(shape), names)):
-            n = degree(want, axes)
+        for dim, slicing in enumerate(constraint.sharding.slices(len(shape), names)):
+            n = degree(slicing, axes)
             if shape[dim] % n:
                 near = f"the nearest that is: {-(-shape[dim] // n) * n}"
                 return f"\n        {name}: dimension {dim} of size {shape[dim]} is not divisible by {n} ({near})"
-            if isinstance(want, int) and n not in _degrees([a.size for a in axes]):
+            if isinstance(slicing, int) and n not in _degrees([a.size for a in axes]):
                 return f"\n        {name}: no axes of this machine make {n} slices: they are of sizes {[a.size for a in axes]}"
     return ""
 
@@ -89,7 +89,9 @@ def _degrees(sizes: Sequence[int]) -> set[int]:
     return degrees
 
 
-def _shapes(constraint: Pin | OperatorPin | Marked, bound: Bound, search: Search) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _shapes(
+    constraint: Pin | OperatorPin | Marked, bound: BoundConstraints, search: Search
+) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the tensors that a constraint shards, each as a name and a shape."""
     if isinstance(constraint, Pin):
         for k in matching(constraint.path, bound.paths):

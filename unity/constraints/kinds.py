@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
+from msgspec import field
+
 from unity.base.documents import Record
 from unity.base.errors import ConstraintError
 from unity.base.formatting import short
@@ -13,14 +15,14 @@ from unity.constraints.resolver import KINDS, Dimension, Kind, Resolver, splits
 from unity.pcg.ir.graph import CONSTRAIN, Node
 from unity.pcg.ir.user_lines import spoken
 from unity.pcg.parallel.marks import mark_of
-from unity.pcg.parallel.wanted_types import Wanted, wanted
+from unity.pcg.parallel.sharding_spec import ShardingSpec, sharding_spec
 from unity.search.space.masks import MaskRule
 
 
 class Constraint(Record, tag_field="constraint"):
     """A condition that a plan must obey. It prints as the user wrote it."""
 
-    def rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
+    def mask_rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
         """Yield the restricted sites, each with a rule about its choices. Raises ConstraintError if a name refers to nothing."""
         return iter(())
 
@@ -29,19 +31,19 @@ class Pin(Constraint, tag="pin"):
     """A sharding of arguments."""
 
     path: str
-    wanted: Wanted
+    sharding: ShardingSpec = field(name="wanted")  # under this name in plan files
 
-    def rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
+    def mask_rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
         for k in matched(self.path, resolver.paths):
             site = resolver.inputs[k]
             rank = resolver.dimensions.opened.sites[site].results[0].ndim
             try:
-                yield site, resolver.pinned(0, self.wanted, rank)
+                yield site, resolver.pinned(0, self.sharding, rank)
             except ConstraintError as error:
                 raise ConstraintError(f"{self}: {resolver.paths[k][0]}: {error}") from None
 
     def __str__(self) -> str:
-        return f'unity.pin("{self.path}", {self.wanted})'
+        return f'unity.pin("{self.path}", {self.sharding})'
 
 
 class OperatorPin(Constraint, tag="operators"):
@@ -49,16 +51,16 @@ class OperatorPin(Constraint, tag="operators"):
 
     Attributes:
         name: the operators' kind, line, scope, or a kind at one of these (`user_lines.spoken`).
-        wanted: the sharding of every result.
+        sharding: the sharding of every result.
         results: the shapes and types of these operators' results in the captured program, sorted. A rewritten program in which the
             name refers to operators with other results is rejected, as the user did not mean these.
     """
 
     name: str
-    wanted: Wanted
+    sharding: ShardingSpec = field(name="wanted")
     results: tuple[str, ...]
 
-    def rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
+    def mask_rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
         sites = resolver.dimensions.opened.sites
         named = [(s, site, site.node) for s, site in enumerate(sites) if site.node is not None and self.means(site.node)]
         results = results_of(node for *_, node in named)
@@ -67,7 +69,7 @@ class OperatorPin(Constraint, tag="operators"):
         for s, site, node in named:
             for k, result in enumerate(site.results):
                 try:
-                    yield s, resolver.pinned(len(site.ports) + k, self.wanted, result.ndim)
+                    yield s, resolver.pinned(len(site.ports) + k, self.sharding, result.ndim)
                 except ConstraintError as error:
                     raise ConstraintError(f"{self}: the result {result} at {short(node.source)}: {error}") from None
 
@@ -76,7 +78,7 @@ class OperatorPin(Constraint, tag="operators"):
         return node.body is not None and node.kind != CONSTRAIN and self.name in spoken(node)
 
     def __str__(self) -> str:
-        return f'unity.pin("{self.name}", {self.wanted})'
+        return f'unity.pin("{self.name}", {self.sharding})'
 
 
 def results_of(nodes: Iterable[Node]) -> tuple[str, ...]:
@@ -87,20 +89,20 @@ def results_of(nodes: Iterable[Node]) -> tuple[str, ...]:
 class Marked(Constraint):
     """A sharding of the values that `unity.constrain` marks at a line of the function."""
 
-    wanted: Wanted
+    sharding: ShardingSpec
     source: str
 
-    def rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
+    def mask_rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
         for s, site in enumerate(resolver.dimensions.opened.sites):
             if site.mark is None or marked_by(site.mark) != self:
                 continue
             try:
-                yield s, resolver.pinned(len(site.ports), self.wanted, site.results[0].ndim)
+                yield s, resolver.pinned(len(site.ports), self.sharding, site.results[0].ndim)
             except ConstraintError as error:
                 raise ConstraintError(f"{self}: {error}") from None
 
     def __str__(self) -> str:
-        return f"unity.constrain(..., {self.wanted}) at {self.source}"
+        return f"unity.constrain(..., {self.sharding}) at {self.source}"
 
 
 def marked_by(node: Node) -> Marked:
@@ -114,34 +116,33 @@ Word = Literal["forbid", "only", "require"]
 class Across(Constraint, tag="across"):
     """A condition on the dimensions that are split across a level of the machine.
 
-    `word` is "forbid" (no value is split in the dimension), "only" (no value is split in another one) or "require" (all arguments
-    that have the dimension are split in it).
+    Attributes:
+        word: "forbid" (no value is split in the dimension), "only" (no value is split in another one) or "require" (all arguments
+            that have the dimension are split in it).
+        dimension: the dimension, as `forbid` takes it.
+        level: the level, or a mesh axis.
     """
 
     word: Word
     dimension: Kind | tuple[str, int]
     level: str
 
-    def rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
+    def mask_rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
         axes, follows = resolver.level(self.level), resolver.follows(self.dimension)
         sites = range(len(resolver.dimensions.choices)) if self.word != "require" else resolver.inputs
         exists = False
         for s in sites:
             split = resolver.split(s, follows)
             exists |= any(split)
-            if not axes:
-                continue
-            if self.word == "require":
-                if any(split):
-                    yield s, resolver.along(s, axes, split)
-            elif self.word == "forbid":
-                if any(split):
-                    yield s, resolver.along(s, axes, tuple(not flag for flag in split))
+            if self.word == "only":
+                pairs = zip(split, resolver.dimensions.choices[s], strict=True)
+                allowed = tuple(flag or not splits(choice) for flag, choice in pairs)
+                restricts = not all(allowed)
             else:
-                neutral = tuple(not splits(c) for c in resolver.dimensions.choices[s])
-                allowed = tuple(a or b for a, b in zip(split, neutral, strict=True))
-                if not all(allowed):
-                    yield s, resolver.along(s, axes, allowed)
+                allowed = split if self.word == "require" else tuple(not flag for flag in split)
+                restricts = any(split)
+            if axes and restricts:
+                yield s, resolver.along(s, axes, allowed)
         if not exists and self.word != "forbid":
             raise ConstraintError(f"{self}: nothing of this program can be split in such a dimension")
 
@@ -185,7 +186,7 @@ def pin(path: str, spec: Any) -> Pin:
         ConstraintError: the specification is malformed. Whether the arguments or operators exist is checked when a function is
             planned.
     """
-    return Pin(path, wanted(spec))
+    return Pin(path, sharding_spec(spec))
 
 
 def forbid(dimension: Dimension, *, across: str) -> Across:

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from unity.base.errors import ConstraintError
 from unity.constraints.paths import Spellings, matched
 from unity.machine.machine import Machine
-from unity.pcg.parallel.wanted_types import Names, Wanted, axes_of
+from unity.pcg.parallel.sharding_spec import Names, ShardingSpec, axes_of
 from unity.pcg.propagation.choices import Choice
 from unity.pcg.types.parallel_type import State, partitioned
 from unity.search.space.dimensions import ProgramDimensions
@@ -43,9 +43,9 @@ class Resolver:
         """Return the axes of a level, or the axis of that name. Raises ConstraintError if the machine has neither."""
         return axes_of(name, self.names)
 
-    def pinned(self, position: int, wanted: Wanted, rank: int) -> Pinned:
+    def pinned(self, position: int, sharding: ShardingSpec, rank: int) -> Pinned:
         """Return the rule that fixes the sharding of an operand or result. Raises ConstraintError if its rank does not allow it."""
-        return pinned(position, wanted, rank, self.machine)
+        return pinned(position, sharding, rank, self.machine)
 
     def follows(self, dimension: Dimension) -> Callable[[int, int], bool]:
         """Return a predicate: whether a site (by number) that splits a dimension of the program (by rank) splits `dimension`.

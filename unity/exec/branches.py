@@ -26,7 +26,7 @@ from unity.pcg.capture.group_slots import is_part
 from unity.pcg.ir.graph import PCG, Node, Value, reserved_axes
 from unity.pcg.local import varying_loops as loops
 from unity.pcg.parallel.branches import Group, groups_of, packed_of
-from unity.pcg.types.accumulation import held
+from unity.pcg.types.accumulation import storage_dtype
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import UNUSED, local_shape
 from unity.pcg.types.varying_axes import vary, varying
@@ -43,7 +43,7 @@ def branched(node: Node, operands: Sequence[Any], run: Run, axes: tuple[Axis, ..
     results = []
     for v in node.inside.outputs:
         along = frozenset(a.name for a, s in zip(axes, v.type, strict=True) if s != UNUSED) | set(names)
-        own = held(v.tensor.dtype, v.type, axes)
+        own = storage_dtype(v.tensor.dtype, v.type, axes)
         results.append(Zeros(local_shape(v.tensor.shape, v.type, axes), own, frozenset(along)))
     real = {k: zeros_of(x) for k, x in enumerate(pieces) if jnp.issubdtype(x.dtype, jnp.inexact)}
     cases = tuple(_Case(group, _Slices.of(group, run), real, results, run) for group in groups_of(node))

@@ -27,7 +27,7 @@ from unity.pcg.local.collectives import apply
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.parallel.stages import FOLLOWED, ends_of, schedule_of
 from unity.pcg.parallel.traffic import step_of
-from unity.pcg.types.accumulation import held
+from unity.pcg.types.accumulation import storage_dtype
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import UNUSED, Type
 from unity.pcg.types.varying_axes import vary
@@ -141,7 +141,7 @@ def settle(v: Value, x: Any, axes: tuple[Axis, ...]) -> Any:
         return x
     if isinstance(x, Again):
         x = x.value
-    own = held(v.tensor.dtype, v.type, axes)
+    own = storage_dtype(v.tensor.dtype, v.type, axes)
     x = x.astype(own) if x.dtype != own else x
     return vary(x, [a.name for a, s in zip(axes, v.type, strict=True) if s != UNUSED])
 

@@ -72,7 +72,7 @@ class _CoolDown(HalfTickLoop):
         """Run the rest of a step's ticks, of which the first `ticks` are over."""
         new, old = state.sums
         left = Sums((), (), old.parts, (), (), old.read)
-        state = self.on(state._replace(sums=(new, left)), range(ticks, self.schedule.turns))
+        state = self.on(state._replace(sums=(new, left)), range(ticks, self.schedule.loop_ticks))
         new, left = state.sums
         return state._replace(sums=(new, old._replace(parts=left.parts, read=left.read)))
 
@@ -213,7 +213,7 @@ class _Local:
     def stepped(self, flight: _Flight, pieces: Sequence[Any]) -> tuple[_Flight, Arrays, Arrays]:
         begun, pullback = self.begin(pieces)
         loop = self.loop((0, begun.batch), (1, flight.batch))
-        done = loop.schedule.done
+        done = loop.schedule.backward_ticks
         state = loop.run(done, flight.state)
         rest = _CoolDown(loop.pair, loop.batches, loop.schedule, loop.wanted, loop.moving, loop.pullback)
         state = rest.after(state, done)
@@ -221,7 +221,7 @@ class _Local:
 
     def finished(self, flight: _Flight) -> tuple[Arrays, Arrays]:
         loop = self.loop((1, flight.batch))
-        state = loop.run(loop.schedule.flushed.turns - loop.schedule.micro_batches, flight.state)
+        state = loop.run(loop.schedule.flushed.loop_ticks - loop.schedule.micro_batches, flight.state)
         pullback = Pullback()
 
         def begin() -> tuple[()]:

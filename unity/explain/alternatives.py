@@ -74,9 +74,9 @@ def _way(node: Node, assignment: Assignment) -> Way:
 def _best(family: PlanFamily, node: Node, ways: SplitSet, limit: float) -> Alternative | None:
     """Return the fastest plan in which a node has one of the allowed types, or None if none exists or fits."""
 
-    def instead(dimensions: ProgramDimensions) -> Mapping[int, Mask]:
+    def overrides(dimensions: ProgramDimensions) -> Mapping[int, Mask]:
         return {dimensions.opened.of_node[id(node)]: (ways,)}
 
-    search: Search = replace(family.search, restrict=replace(family.bound, instead=instead), say=lambda stage: None)
+    search: Search = replace(family.search, restrict=replace(family.bound, overrides=overrides), say=lambda stage: None)
     candidate = search.under(limit) if possible(search) else None
     return None if candidate is None else Alternative(types_of(node, candidate.assignment), candidate)

@@ -19,7 +19,7 @@ from unity.explain.kernels import inferred_kernels
 from unity.machine.machine import Machine
 from unity.pcg.ir.user_lines import line_behind
 from unity.pcg.types.axis import Axis
-from unity.pcg.types.parallel_type import copies, show
+from unity.pcg.types.parallel_type import show, slice_count
 from unity.plan.plan import Plan
 from unity.plan.undivided import Undivided, headline, undivided
 from unity.plan.warnings import undividable
@@ -125,7 +125,7 @@ def _arguments(plan: Plan) -> Table:
     rows = []
     for node in plan.program.pcg.inputs:
         tensor = node.tensors[0]
-        piece = tensor.nbytes / copies(node.types[0], axes)
+        piece = tensor.nbytes / slice_count(node.types[0], axes)
         rows.append(((pattern(node.name), str(tensor), storage_in_words(node.types[0], plan.inspect.machine)), piece))
     return _filled(table, [(k[0], str(n), k[1], k[2], size(b)) for k, n, b in _grouped(rows)], "kinds of arguments")
 

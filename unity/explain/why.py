@@ -290,7 +290,7 @@ def _constraints(plan: Plan, node: Node) -> list[str]:
     offers = offered(opened.sites)
     resolver = bound.resolver(ProgramDimensions(opened, offers, ranks(opened.sites, offers)), plan.inspect.machine)
     site = opened.of_node.get(id(node))
-    return [str(c) for c in bound.every if any(s == site for s, _ in c.rules(resolver))]
+    return [str(c) for c in bound.every if any(s == site for s, _ in c.mask_rules(resolver))]
 
 
 def _costs(costs: Costs, node: Node) -> Iterator[str]:

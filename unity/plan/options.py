@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh
 from unity.base.errors import OptionError
 from unity.base.formatting import size
 from unity.base.processes import several
-from unity.constraints.bound import Bound
+from unity.constraints.bound_constraints import BoundConstraints
 from unity.constraints.kinds import Across, Constraint, Pin, WithoutRules
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
@@ -212,7 +212,7 @@ def not_decomposed(count: int, reason: str) -> str:
     )
 
 
-def obeyed(bound: Bound, search: str) -> Bound:
+def obeyed(bound: BoundConstraints, search: str) -> BoundConstraints:
     """Return the constraints. Raises OptionError if there are any and the search does not obey constraints."""
     if bound.every and search not in CONSTRAINED:
         raise OptionError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-from unity.constraints.bound import Bound
+from unity.constraints.bound_constraints import BoundConstraints
 from unity.pcg.capture.capture import Captured
 from unity.pcg.jaxprs.trace_contexts import without_mesh
 from unity.search.session import Candidate, Search
@@ -40,7 +40,7 @@ class PlanFamily:
     transformations: tuple[Transformation, ...] = ()
     applications: tuple[RuleApplication, ...] = ()  # of the search by substitution
     tried: tuple[Tried, ...] = ()  # the plans that this one was chosen from by measuring, itself first
-    bound: Bound = field(default_factory=Bound)  # the user's constraints
+    bound: BoundConstraints = field(default_factory=BoundConstraints)  # the user's constraints
     limit: float | None = None  # bytes on one device that a plan may need
     known_whole: bool = True  # whether the known points form a frontier, or are only some points of one
     interrupted: bool = False  # by Ctrl-C, before the search ended

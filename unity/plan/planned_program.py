@@ -9,7 +9,7 @@ from unity.pcg.capture.packed_arguments import Packing
 from unity.pcg.ir.graph import PCG
 from unity.pcg.parallel.check import check
 from unity.pcg.parallel.parallelize import parallelize
-from unity.pcg.parallel.serial_view import erased
+from unity.pcg.parallel.serial_view import serial_graph
 from unity.plan.plan_family import PlanFamily
 from unity.plan.shardings.specs import Boundary
 from unity.search.cost.cost import Training
@@ -127,7 +127,7 @@ class PlannedProgram:
         for transformation in self.transformations:
             transformation.check()
         check(self.pcg)
-        if erased(self.pcg).key != self.serial.key:
+        if serial_graph(self.pcg).key != self.serial.key:
             raise DerivationError("the parallel graph without its parallelization operators is not the graph that was derived")
         self.check_parallelization()
         return self.rewriting.derivation.every

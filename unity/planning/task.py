@@ -20,7 +20,7 @@ from unity.base.errors import ConstraintError, InfeasibleError, OptionError
 from unity.base.formatting import size
 from unity.base.interruption import UntilInterrupted
 from unity.base.processes import same
-from unity.constraints.bound import Bound
+from unity.constraints.bound_constraints import BoundConstraints
 from unity.constraints.conflicts import conflict, possible
 from unity.constraints.kinds import Across, Constraint, Pin
 from unity.constraints.paths import matching
@@ -84,7 +84,7 @@ class Task:
     local: bool
     measure: bool
     say: Callable[[str], None]
-    bound: Bound
+    bound: BoundConstraints
     transforms: Transforms
 
     def plan_on(self, machine: Machine) -> Plan:

@@ -12,7 +12,7 @@ from unity.base.documents import plain
 from unity.base.formatting import duration, size
 from unity.machine.machine import Machine
 from unity.pcg.ir.graph import PCG, Node
-from unity.pcg.parallel.serial_view import erased
+from unity.pcg.parallel.serial_view import serial_graph
 from unity.plan.files.plan_file import read, reading, summaries
 from unity.plan.files.strategies import candidates
 from unity.plan.plan import Plan
@@ -73,7 +73,7 @@ def of_file(path: str | Path) -> Source:
     """
     document = read(path)
     captured, planned = summaries(path, document)
-    machine, serial = document.machine, erased(planned.graph)
+    machine, serial = document.machine, serial_graph(planned.graph)
     with reading(path):
         chosen, *others = candidates(serial, machine.axes, document)
     with reading(path, ".report"):

@@ -16,7 +16,7 @@ from unity.base.formatting import short
 from unity.diff.matching import matching
 from unity.pcg.ir.compact_json import folded_all, unfolded_all
 from unity.pcg.ir.graph import PCG, Node
-from unity.pcg.parallel.serial_view import erased
+from unity.pcg.parallel.serial_view import serial_graph
 from unity.plan.files.document import StepRecord, StepsRecord
 from unity.plan.plan import Plan
 from unity.plan.summary import RuleUse, Summary, rule_use
@@ -60,7 +60,7 @@ def _steps_at_lines(captured: Summary, planned: Summary) -> Iterator[ReportStep]
     kinds = {node.kind for node, _ in planned.graph.walk()}
     applied = [*([Rewriting] if planned.rules else []), *(t for t in (Pipelining, Branching) if t.kind in kinds)]
     if applied:
-        yield ReportStep(Rewriting.title, " ".join(f"{t.effect}." for t in applied), erased(planned.graph))
+        yield ReportStep(Rewriting.title, " ".join(f"{t.effect}." for t in applied), serial_graph(planned.graph))
 
 
 def _rule_step(uses: tuple[RuleUse, ...], graph: PCG) -> ReportStep:

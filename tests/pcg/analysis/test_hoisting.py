@@ -16,7 +16,7 @@ from small_models import MACHINE, Small, counted, f
 
 from unity.machine.machine import Machine
 from unity.optimize import optimize
-from unity.pcg.analysis.hoisting import hoisted, kept_once
+from unity.pcg.analysis.hoisting import hoisted, residual_factors
 from unity.pcg.capture.capture import capture
 from unity.pcg.parallel.parallelize import parallelize
 from unity.pcg.parallel.traffic import traffic
@@ -169,7 +169,7 @@ def test_a_recomputed_value_is_kept_for_its_own_step() -> None:
     graph = capture(model.loss, model.params, model.batch).graph
     inside = {id(n) for remat, _ in graph.walk() if remat.kind == "remat" and remat.inside for n, _ in remat.inside.walk()}
     assert inside & set(hoisted(graph))
-    assert not inside & set(kept_once(graph))
+    assert not inside & set(residual_factors(graph))
 
 
 @given(name=st.sampled_from(["shared", "shared, again", "nested scans"]), seed=st.integers(0, 2**32 - 1))

@@ -22,7 +22,7 @@ from benchmarks.random_programs import computed
 from unity.pcg.local.widening import _of_swapped_operands
 from unity.pcg.parallel.traffic import traffic
 from unity.pcg.propagation.choices import choices
-from unity.pcg.types.accumulation import exact, held, narrow
+from unity.pcg.types.accumulation import exact, narrow, storage_dtype
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, Type
 from unity.substitutions.language.term import Variable, applications, subterms
 from unity.substitutions.language.typecheck import typecheck
@@ -86,7 +86,7 @@ class Narrow(Application):
     def parts(self, whole: Any, type_: Type, rng: np.random.Generator) -> np.ndarray:
         """Return stacked pieces as devices hold them; those of a partial sum are large and cancel."""
         kind = np.asarray(whole).dtype
-        own = held(kind, type_, self.axes)
+        own = storage_dtype(kind, type_, self.axes)
         at = places(type_, self.axes)
         if type_[0] != PARTIAL or not _floats(np.asarray(whole)):
             return np.stack([np.asarray(whole)[_index(whole.shape, type_, self.axes, p)] for p in at]).astype(own)

@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unity.pcg.parallel.timetable import HALVES, back, coming, drained, forth, going, home, pairs
+from unity.pcg.parallel.timetable import (
+    HALVES,
+    backward_micro_batch,
+    drain_ticks,
+    forward_micro_batch,
+    home,
+    incoming_micro_batch,
+    pairs,
+    returning_micro_batch,
+)
 
 STAGES, ROWS = st.integers(2, 9), st.integers(1, 5)
 FORWARD, BACKWARD = "f", "b"
@@ -15,7 +24,10 @@ def timetable(stages: int, micro_batches: int) -> list[list[tuple[str, int] | No
     rows = []
     for tick in range(micro_batches + stages - 1):
         for half in HALVES:
-            row = [(FORWARD, forth(tick, s)) if s % 2 == half else (BACKWARD, back(tick, s, stages)) for s in range(stages)]
+            row = [
+                (FORWARD, forward_micro_batch(tick, s)) if s % 2 == half else (BACKWARD, backward_micro_batch(tick, s, stages))
+                for s in range(stages)
+            ]
             rows.append([entry if 0 <= entry[1] < micro_batches else None for entry in row])
     return rows
 
@@ -88,12 +100,12 @@ def test_without_draining_a_batch_begins_in_one_step_and_is_home_in_the_next(sta
     n = stages * rows
     for number in range(n):
         stage, _ = home(number, stages, rows)
-        sets_off = next(tick for tick in range(-stages, 2 * n) if coming(tick, stage) == number)
+        sets_off = next(tick for tick in range(-stages, 2 * n) if incoming_micro_batch(tick, stage) == number)
         assert sets_off >= 0 or (stage, number) == (0, 0)  # stage 0 begins with it
-        assert next(tick for tick in range(2 * n + stages) if forth(tick, stage) == number) >= 0
-        at_home = next(tick for tick in range(3 * n) if going(tick, stage, stages) == number)
-        assert at_home < min(2 * n, n + stages - 1 + drained(stages, rows))
-        assert next(tick for tick in range(3 * n) if back(tick, stage, stages) == number) < 2 * n
+        assert next(tick for tick in range(2 * n + stages) if forward_micro_batch(tick, stage) == number) >= 0
+        at_home = next(tick for tick in range(3 * n) if returning_micro_batch(tick, stage, stages) == number)
+        assert at_home < min(2 * n, n + stages - 1 + drain_ticks(stages, rows))
+        assert next(tick for tick in range(3 * n) if backward_micro_batch(tick, stage, stages) == number) < 2 * n
 
 
 def exchanged(before, stages, half):
@@ -112,11 +124,11 @@ def test_what_is_sent_arrives_where_and_when_it_is_wanted(stages, rows):
     n, last = stages * rows, stages - 1
     working, passing, item = [1] + [None] * last, [None] * stages, [None] * stages
     brought, items = set(), set()
-    for tick in range(n + last + drained(stages, rows)):
+    for tick in range(n + last + drain_ticks(stages, rows)):
         for half in HALVES:
             for k in range(stages):
                 onward = k % 2 == half
-                number = forth(tick, k) if onward else back(tick, k, stages)
+                number = forward_micro_batch(tick, k) if onward else backward_micro_batch(tick, k, stages)
                 if 0 <= number < n:
                     here = home(number, stages, rows)[0] == k
                     if onward and here:
@@ -126,17 +138,17 @@ def test_what_is_sent_arrives_where_and_when_it_is_wanted(stages, rows):
                         assert item[k] == number + 1
                     if not onward and here:
                         items.add(item[k])
-                number = coming(tick, k)
+                number = incoming_micro_batch(tick, k)
                 if not onward and 0 <= number < n and home(number, stages, rows)[0] == k:
                     passing[k] = number + 1
             done, waiting = list(working), list(passing)
             working, passing, item = (exchanged(xs, stages, half) for xs in (working, passing, item))
             if half == last % 2:
-                working[last] = item[last] = -(forth(tick, last) + 1)
+                working[last] = item[last] = -(forward_micro_batch(tick, last) + 1)
             if half == 1:
                 working[0], passing[0] = waiting[0], done[0]
             for k in range(stages):
-                number = going(tick, k, stages)
+                number = returning_micro_batch(tick, k, stages)
                 if k % 2 != half and 0 <= number < n and home(number, stages, rows)[0] == k:
                     brought.add(passing[k])
     assert brought == items == {-number - 1 for number in range(n)}

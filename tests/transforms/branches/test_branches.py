@@ -23,7 +23,7 @@ from unity.pcg.capture.group_slots import Slots
 from unity.pcg.capture.packed_arguments import Packing
 from unity.pcg.ir.graph import BRANCHES
 from unity.pcg.ir.payloads import Branches
-from unity.pcg.parallel.branches import check_ends, groups_of
+from unity.pcg.parallel.branches import check_boundary_types, groups_of
 from unity.pcg.parallel.traffic import traffic
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
@@ -456,7 +456,7 @@ def test_a_group_that_is_not_on_its_axes_is_refused_by_the_type_checker():
     for along, reason in (("d0 d1", "2 groups of branches along d0 d1"), ("d0", "of branches along d0 is")):
         wrong = replace(node, payload=structs.replace(node.of(Branches), along=tuple(along.split())))
         with pytest.raises(ParallelTypeError, match=reason):
-            check_ends(wrong, plan.program.pcg.axes)
+            check_boundary_types(wrong, plan.program.pcg.axes)
 
 
 def test_a_file_that_speaks_of_other_branches_is_refused():

@@ -149,9 +149,9 @@ def test_more_micro_batches_hold_no_more_and_what_is_held_was_predicted():
 
 def test_the_schedule_bounds_what_is_held():
     one = Schedule(4, 16, 24, ONE_F_ONE_B)
-    assert (one.ticks, one.held, one.kept, one.bubble) == (19, 4, 30, 3 / 19)
-    assert Schedule(4, 4, 24, ONE_F_ONE_B).held == 4
-    assert Schedule(4, 16, 24, GPIPE).held == 19
+    assert (one.ticks, one.buffered_micro_batches, one.residual_steps, one.bubble) == (19, 4, 30, 3 / 19)
+    assert Schedule(4, 4, 24, ONE_F_ONE_B).buffered_micro_batches == 4
+    assert Schedule(4, 16, 24, GPIPE).buffered_micro_batches == 19
 
 
 def test_under_a_limit_a_plan_is_found_that_gpipe_has_not(tmp_path):

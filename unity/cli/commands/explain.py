@@ -20,8 +20,8 @@ from unity.diff.formats.text import show
 from unity.explain.tables import blocked
 from unity.explain.why import answers
 from unity.pcg.ir.user_lines import line_behind
-from unity.pcg.types.parallel_type import copies
 from unity.pcg.types.parallel_type import show as in_types
+from unity.pcg.types.parallel_type import slice_count
 from unity.plan.plan import Plan
 from unity.plan.summary import RuleUse, Summary, summary_of
 from unity.plan.undivided import undivided
@@ -125,7 +125,7 @@ def _stored_arguments(summary: Summary) -> list[tuple[tuple[str, str, str], floa
     for node in summary.graph.inputs:
         tensor, type_ = node.tensors[0], node.types[0]
         names = node.name, str(tensor), in_types(type_, axes, tensor.ndim)
-        rows.append((names, tensor.nbytes / copies(type_, axes)))
+        rows.append((names, tensor.nbytes / slice_count(type_, axes)))
     return rows
 
 

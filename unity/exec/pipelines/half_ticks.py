@@ -38,7 +38,15 @@ from unity.pcg.ir.payloads import PipelineTail
 from unity.pcg.local import varying_loops as loops
 from unity.pcg.local.collectives import contribute
 from unity.pcg.parallel.stages import Schedule, ends_of, entering
-from unity.pcg.parallel.timetable import HALVES, back, coming, forth, going, home, pairs
+from unity.pcg.parallel.timetable import (
+    HALVES,
+    backward_micro_batch,
+    forward_micro_batch,
+    home,
+    incoming_micro_batch,
+    pairs,
+    returning_micro_batch,
+)
 from unity.pcg.types.parallel_type import REPLICATED
 from unity.pcg.types.varying_axes import vary, varying
 
@@ -236,7 +244,7 @@ class HalfTickLoop:
         # traced so that the shapes of residuals and of the tail's results are known
         jax.eval_shape(self.stage_forward, before.working, new.constants, own_of(self.pair.pipeline, new.weights))
         jax.eval_shape(self.tail_both, before.working, before.item, new.fixed)
-        ring = before.ring or tuple(_rows(zeros(), self.schedule.held) for zeros in self.pullback.kept)
+        ring = before.ring or tuple(_rows(zeros(), self.schedule.buffered_micro_batches) for zeros in self.pullback.kept)
         if age:
             return before._replace(ring=ring)
         working = _where(me == 0, taken(new.parts, jnp.asarray(0)), before.working)
@@ -271,12 +279,12 @@ class HalfTickLoop:
         """Load the device's own samples into registers where it is their turn, and store a gradient of what the tail has read."""
         item, passing, sums = s.item, s.passing, list[Sums]()
         for (age, batch), own in zip(self.batches, s.sums, strict=True):
-            mine, row = self.mine(forth(at.tick, at.me), age, at)
+            mine, row = self.mine(forward_micro_batch(at.tick, at.me), age, at)
             item = _where(mine & at.onward, taken(batch.read, row), item)
             if not age:  # all micro-batches of an older batch have begun
-                mine, row = self.mine(coming(at.tick, at.me), age, at)
+                mine, row = self.mine(incoming_micro_batch(at.tick, at.me), age, at)
                 passing = _where(mine & ~at.onward, taken(batch.parts, row), passing)
-            mine, row = self.mine(back(at.tick, at.me, self.schedule.stages), age, at)
+            mine, row = self.mine(backward_micro_batch(at.tick, at.me, self.schedule.stages), age, at)
             sums.append(own._replace(read=_kept(mine & ~at.onward, own.read, self.chosen.read.of(s.item), row)))
         return s._replace(item=item, passing=passing, sums=tuple(sums))
 
@@ -284,7 +292,7 @@ class HalfTickLoop:
         """Store the gradients of samples that have arrived at the device that stores them."""
         sums = []
         for (age, _), own in zip(self.batches, s.sums, strict=True):
-            mine, row = self.mine(going(at.tick, at.me, self.schedule.stages), age, at)
+            mine, row = self.mine(returning_micro_batch(at.tick, at.me, self.schedule.stages), age, at)
             sums.append(own._replace(parts=_kept(mine & ~at.onward, own.parts, self.chosen.parts.of(s.passing), row)))
         return s._replace(sums=tuple(sums))
 
@@ -316,8 +324,8 @@ class HalfTickLoop:
     def work(self, s: LoopState, at: _Moment) -> tuple[Arrays, LoopState]:
         """Run a forward pass, a backward pass, or nothing. Return the results, and the state with a new ring and new gradients."""
         schedule, many = self.schedule, len(self.batches)
-        number = jnp.where(at.onward, forth(at.tick, at.me), back(at.tick, at.me, schedule.stages))
-        place, batch = number % schedule.held, self.which(number)
+        number = jnp.where(at.onward, forward_micro_batch(at.tick, at.me), backward_micro_batch(at.tick, at.me, schedule.stages))
+        place, batch = number % schedule.buffered_micro_batches, self.which(number)
         which = jnp.where(batch > 0, batch + jnp.where(at.onward, 0, many), 0)
 
         def idle(working: Arrays, ring: Arrays, totals: Totals) -> Any:
@@ -325,7 +333,7 @@ class HalfTickLoop:
 
         branches = (idle, *(self.onward(b) for _, b in self.batches), *(self.backward(k, place) for k in range(many)))
         totals = tuple((one.constants, one.weights) for one in s.sums)
-        with taken_in(schedule.ticks, 2 * schedule.turns * many):
+        with taken_in(schedule.ticks, 2 * schedule.loop_ticks * many):
             results, kept, totals = loops.switch(which, branches, s.working, s.ring, totals)
         sums = (one._replace(constants=a, weights=b) for one, (a, b) in zip(s.sums, totals, strict=True))
         # without a forward pass zeros are stored: the residuals in that slot are not needed any more
@@ -376,11 +384,11 @@ class HalfTickLoop:
         def idling(results: Arrays, item: Arrays, totals: Totals) -> Any:
             return *(tuple(zeros() for zeros in some) for some in idle), totals
 
-        number = forth(at.tick, at.me)
+        number = forward_micro_batch(at.tick, at.me)
         which = jnp.where(at.me == self.last, self.which(number), 0)
         branches = (idling, *(self.closing(k) for k in range(len(self.batches))))
         totals = tuple((one.results, one.fixed) for one in s.sums)
-        with taken_in(self.schedule.micro_batches, self.schedule.turns * len(self.batches)):
+        with taken_in(self.schedule.micro_batches, self.schedule.loop_ticks * len(self.batches)):
             own, item, totals = loops.switch(which, branches, results, s.item, totals)
         sums = (one._replace(results=a, fixed=b) for one, (a, b) in zip(s.sums, totals, strict=True))
         return s._replace(sums=tuple(sums)), (own, item)

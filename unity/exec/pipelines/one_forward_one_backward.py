@@ -35,7 +35,7 @@ def alternated(pair: PipelinePair, operands: Sequence[Any]) -> list[Any]:
         leaves = whole([x.value for x in values], {k: x.value for k, x in rest.items()})
         active = {k for k, x in zip(real, values, strict=True) if x.perturbed}
         loop = HalfTickLoop(pair, ((0, batch_of(pair, leaves)),), schedule, *pair.moving(frozenset(active)))
-        (sums,) = loop.run(schedule.turns).sums
+        (sums,) = loop.run(schedule.loop_ticks).sums
         gradients = loop.gradients(sums)
         return sums.results, [gradients.get(k) for k in real]
 

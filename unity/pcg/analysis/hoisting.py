@@ -23,7 +23,7 @@ def hoisted(graph: PCG) -> Mapping[int, int]:
     return factors
 
 
-def kept_once(graph: PCG) -> Mapping[int, int]:
+def residual_factors(graph: PCG) -> Mapping[int, int]:
     """Return the factors of `hoisted` for nodes outside of remats, whose residuals are fewer by the same factor."""
     in_remat = {
         id(n) for node, _ in graph.walk() if node.kind == "remat" and node.inside is not None for n, _ in node.inside.walk()

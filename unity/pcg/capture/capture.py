@@ -113,7 +113,7 @@ def capture(
         *args: pytrees of arrays or `jax.ShapeDtypeStruct`s.
         argnums: the arguments that the gradient is for, as in `jax.grad`.
         clustering: partitions the equations into operators (`unity.plan.files.cache` replays a stored partition).
-        marking: returns the marks that keep the shardings that the function states (`unity.constraints.stated`).
+        marking: returns the marks that keep the shardings that the function states (`unity.constraints.program_shardings`).
 
     Raises:
         CaptureError: an argument is not an array, `argnums` has no argument that can be differentiated, or the function cannot be

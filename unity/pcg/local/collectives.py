@@ -14,8 +14,7 @@ from jax import lax
 from unity.pcg.local.widening import sent
 from unity.pcg.operators.layout import outer_here, take_digit
 from unity.pcg.parallel.resharding import ReshardingStep
-from unity.pcg.types.accumulation import backward, forward, held
-from unity.pcg.types.accumulation import partial as is_partial
+from unity.pcg.types.accumulation import backward_dtype, forward_dtype, is_wide_sum, storage_dtype
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Digit, digits
 from unity.pcg.types.varying_axes import aligned, common, position_along, vary, varying
@@ -32,8 +31,8 @@ def apply(step: ReshardingStep, x: jax.Array, axes: tuple[Axis, ...], dtype: Any
             is held and sent.
     """
     dtype = x.dtype if dtype is None else dtype
-    there, back = forward(dtype, step.before, axes), backward(dtype, step.after, axes)
-    result, summed = held(dtype, step.after, axes), is_partial(dtype, step.after, axes)
+    there, back = forward_dtype(dtype, step.before, axes), backward_dtype(dtype, step.after, axes)
+    result, summed = storage_dtype(dtype, step.after, axes), is_wide_sum(dtype, step.after, axes)
     if {x.dtype, there, back, result} == {dtype}:
         return _run(step, x, axes)
     return sent(lambda x: _run(step, x, axes), x, there, back, dtype, result, not summed)

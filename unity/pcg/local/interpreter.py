@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial as partial_arguments
+from functools import partial
 from typing import Any
 
 import jax
@@ -33,7 +33,7 @@ from unity.pcg.propagation.linear_solves import is_symmetric, program_names, sol
 from unity.pcg.propagation.placement import Placing, around_scatter, placing
 from unity.pcg.propagation.row_loops import rows_of
 from unity.pcg.propagation.solver import Solution, branches, is_reverse_only, nested_body, spec_of, vjp_solutions
-from unity.pcg.types.accumulation import backward, forward, narrow, narrowly, partial
+from unity.pcg.types.accumulation import backward_dtype, forward_dtype, is_wide_sum, narrow, without_widening
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.factors import Halo
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, Type
@@ -79,7 +79,7 @@ class BodyInterpreter:
             return s.matches[number].operands[position] if s.matches else REPLICATED
 
         placed = self.placed(atom, tuple(map(state, self.placing)))
-        return placed if isinstance(atom, int) else replace(placed, axes=narrowly(self.axes))
+        return placed if isinstance(atom, int) else replace(placed, axes=without_widening(self.axes))
 
     def result(self, variable: int) -> PlacedTensor:
         """Return a variable as its equation produces it."""
@@ -141,7 +141,7 @@ class BodyInterpreter:
             if solution is not None and variable in solution.reduced:
                 kinds.setdefault(solution.reduced[variable], []).append(axis.name)
         dtype = self.result(variable).dtype
-        summed = partial(dtype, tuple(UNUSED if s is None else s.seen(variable) for s in self.placing), self.axes)
+        summed = is_wide_sum(dtype, tuple(UNUSED if s is None else s.seen(variable) for s in self.placing), self.axes)
         for kind, names in kinds.items():
             if kind != "sum" and narrow(dtype):
                 x = x.astype(dtype)
@@ -198,8 +198,8 @@ class BodyInterpreter:
 
         if placed.held == placed.dtype or halo.outside != "sum":
             return with_halo(x)
-        there, back = (wire(placed.dtype, placed.type, placed.axes) for wire in (forward, backward))
-        return sent(with_halo, x, there, back, placed.dtype, placed.held, not partial(placed.dtype, placed.type, placed.axes))
+        there, back = (wire(placed.dtype, placed.type, placed.axes) for wire in (forward_dtype, backward_dtype))
+        return sent(with_halo, x, there, back, placed.dtype, placed.held, not is_wide_sum(placed.dtype, placed.type, placed.axes))
 
 
 def is_key(atom: Literal) -> bool:
@@ -265,7 +265,7 @@ def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[
     ruled = BodyInterpreter(rule.body, placing(rule.body, types + tangent_types, results * 2, len(axes)), axes)
     if widens(layout) or _has_wide_tangents(ruled, set(rule.body.inputs[len(types) :])):  # a widened operator has no transpose
         assert equation.origin is not None
-        narrow_axes = narrowly(axes)
+        narrow_axes = without_widening(axes)
         placed = (tuple(replace(p, axes=narrow_axes) for p in part) for part in (layout.operands, layout.results))
         inner = Layout(layout.primitive, layout.params, *placed)
         return applied(
@@ -273,7 +273,7 @@ def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[
             operands,
             layout,
             value=lambda pieces: varied(run_body(body, pieces, types, results, axes), layout.results),
-            guard=partial_arguments(with_checked_derivative, calls=(equation.origin, *rule.calls), place=equation.source),
+            guard=partial(with_checked_derivative, calls=(equation.origin, *rule.calls), place=equation.source),
         )
 
     @jax.custom_jvp

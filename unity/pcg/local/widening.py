@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from functools import partial as partial_arguments
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from jax.extend import core
 from unity.pcg.ir.program import INLINED
 from unity.pcg.jaxprs.jaxprs import LINEAR_SOLVE, NESTING, Program, called, floating
 from unity.pcg.operators.layout import Layout, PlacedTensor
-from unity.pcg.types.accumulation import WIDE, accumulator, narrow, partial
+from unity.pcg.types.accumulation import WIDE, accumulator, is_wide_sum, narrow
 from unity.pcg.types.varying_axes import vary, varying
 
 Arrays = Sequence[Any]
@@ -170,7 +170,7 @@ def _refusing(x: Any, error: Exception) -> Any:
 
 def _is_wide(placed: PlacedTensor, kinds: str) -> bool:
     """Return whether a tensor is a wide partial sum (`kinds` has "S"), or its cotangent is ("R")."""
-    return partial(placed.dtype, placed.type, placed.axes, kinds)
+    return is_wide_sum(placed.dtype, placed.type, placed.axes, kinds)
 
 
 def evaluated(closed: core.ClosedJaxpr, values: Sequence[Marked]) -> list[Marked]:
@@ -295,7 +295,7 @@ def _widened(program: Any) -> Any:
     return wide if isinstance(program, core.ClosedJaxpr) else wide.jaxpr
 
 
-@partial_arguments(jax.custom_vjp, nondiff_argnums=(1,))
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
 def rounded(x: jax.Array, dtype: Any) -> jax.Array:
     """Round a wide piece to a narrow type, but not its cotangent, which may be a partial sum."""
     return x.astype(dtype).astype(x.dtype)

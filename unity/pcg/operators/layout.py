@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unity.pcg.types.accumulation import held
+from unity.pcg.types.accumulation import storage_dtype
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Digit, Shape, Type, digits, local_shape
 from unity.pcg.types.varying_axes import position_along
@@ -33,7 +33,7 @@ class PlacedTensor:
     @property
     def held(self) -> Any:
         """The element type in which a device holds its piece."""
-        return held(self.dtype, self.type, self.axes)
+        return storage_dtype(self.dtype, self.type, self.axes)
 
     @cached_property
     def local_shape(self) -> Shape:

@@ -34,8 +34,9 @@ from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, Ty
 class Group:
     """The program of one group's devices.
 
-    graph: takes all operands of the branches operator.
-    results: the positions, among the operator's results, of the graph's outputs.
+    Attributes:
+        graph: the program, a function of all operands of the branches operator.
+        results: the positions, among the operator's results, of the graph's outputs.
     """
 
     graph: PCG
@@ -79,8 +80,8 @@ def outside_state(node: Node, position: int) -> State:
     return partitioned(0) if position in packed_of(node) else REPLICATED
 
 
-def everywhere(node: Node | None, operands: int, results: int) -> Choice:
-    """Return the choice, along the axes of the groups, of an operator inside of them: it is replicated.
+def replicated_choice(node: Node | None, operands: int, results: int) -> Choice:
+    """Return the choice of an operator inside of branches, along the axes of the groups: it is replicated.
 
     Args:
         node: the operator, or None for a boundary of the graph.
@@ -91,18 +92,18 @@ def everywhere(node: Node | None, operands: int, results: int) -> Choice:
     return Choice("replicated", (REPLICATED,) * operands, (state,) * results, 0, 0.0)
 
 
-def confined(graph: PCG) -> Node | None:
-    """Return the first operator of a graph that cannot run on only some of the devices, or None."""
+def first_unreplicable(graph: PCG) -> Node | None:
+    """Return the first operator of a graph that cannot be replicated, and so cannot be inside of branches; or None."""
     for node, _ in graph.walk():
         if node.body is None or not node.operands:
             continue
-        replicated = everywhere(node, len(node.operands), len(node.tensors)).states
+        replicated = replicated_choice(node, len(node.operands), len(node.tensors)).states
         if all(c.states != replicated for c in choices(node.body)):
             return node
     return None
 
 
-def check_ends(node: Node, axes: tuple[Axis, ...]) -> None:
+def check_boundary_types(node: Node, axes: tuple[Axis, ...]) -> None:
     """Raise ParallelTypeError unless the operator's boundary types fit its groups.
 
     Along the axes of the groups, operands and results have the states that the module describes; along all other axes a type is the

@@ -27,9 +27,9 @@ from unity.pcg.ir.graph import (
     carried_by,
     reserved_axes,
 )
-from unity.pcg.parallel.branches import check_ends
+from unity.pcg.parallel.branches import check_boundary_types
 from unity.pcg.parallel.resharding import absolute, kind_of, stationary
-from unity.pcg.parallel.stages import ends_of, inside_state, one_more, outside_state, positions_of
+from unity.pcg.parallel.stages import ends_of, inside_state, outside_state, stacked_state, stage_axes
 from unity.pcg.propagation.choices import choice_of, choices
 from unity.pcg.propagation.halos import halo_edges
 from unity.pcg.propagation.placement import along_axis
@@ -98,7 +98,7 @@ def _check_change(node: Node, axes: tuple[Axis, ...]) -> None:
 
 
 def _check_change_is_local(node: Node, axes: tuple[Axis, ...], divergent: Divergent) -> None:
-    """Raise ParallelTypeError if a parallelization operator changes types along an axis whose devices do not run it together."""
+    """Raise ParallelTypeError if a parallelization operator changes a state along an axis whose devices do not run it together."""
     before, after = (absolute(v.type, axes) for v in (*node.operands, *node.results))
     for k, around in divergent.items():
         if not stationary(before[k], after[k]):
@@ -140,7 +140,7 @@ def _hang(node: Node, action: str, axis: Axis, around: Node) -> ParallelTypeErro
 def _divergent_axes(node: Node, axes: tuple[Axis, ...]) -> tuple[int, ...]:
     """Return the axes, by position, along which devices do not run a node's nested graph together."""
     if node.kind in (PIPELINE, TAIL):
-        return positions_of(node, axes)
+        return stage_axes(node, axes)
     if node.kind in (BRANCHES, STAGES):
         names = reserved_axes(node)
         return tuple(k for k, axis in enumerate(axes) if axis.name in names)
@@ -156,7 +156,7 @@ def _check_nested(node: Node, axes: tuple[Axis, ...], divergent: Divergent) -> N
     if node.kind in (PIPELINE, TAIL):
         _check_stages(node, axes)
     if node.kind == BRANCHES:
-        check_ends(node, axes)
+        check_boundary_types(node, axes)
     if node.kind in THROUGH:
         boundary = [*zip(node.operands, map(Value, graph.inputs), strict=True), *zip(node.results, graph.outputs, strict=True)]
         for k, (v, w) in enumerate(boundary):
@@ -177,12 +177,13 @@ def _check_nested(node: Node, axes: tuple[Axis, ...], divergent: Divergent) -> N
 
 
 def _check_stages(node: Node, axes: tuple[Axis, ...]) -> None:
-    """Check the boundary types of a pipeline or its tail: as the stages need them along their axes, as in a step along others.
+    """Check the boundary types of a pipeline or its tail.
 
-    The check of the nested graph implies that every step treats samples independently.
+    Along the stage axes, operands and results must have the states in which stages store and receive them. Along other axes they
+    must have the states that they have in a step. The check of the nested graph shows that steps treat samples independently.
     """
     assert node.inside is not None
-    over, carried = positions_of(node, axes), ends_of(node).carried
+    over, carried = stage_axes(node, axes), ends_of(node).carried
     for p, (v, n) in enumerate(zip(node.operands, node.inside.inputs, strict=True)):
         _check_boundary(node, f"operand {p}", v, n.types[0], p, over, axes)
     if node.kind == TAIL:
@@ -193,7 +194,7 @@ def _check_stages(node: Node, axes: tuple[Axis, ...]) -> None:
 
 
 def _check_sums(node: Node, over: tuple[int, ...], axes: tuple[Axis, ...]) -> None:
-    """Check a tail's results: sums over the samples, which are distributed over the stages."""
+    """Check the results of a tail: each is a sum over the samples, of which every stage has a part."""
     assert node.inside is not None
     for k, (outside, inside) in enumerate(zip(node.results, node.inside.outputs, strict=True)):
         for s, t, (i, axis) in zip(outside.type, inside.type, enumerate(axes), strict=True):
@@ -215,13 +216,13 @@ def _check_boundary(
         name: the operand or result in words.
         v: the value outside.
         step: its type in a step.
-        position: the operand that it is, or that the result continues.
+        position: the position of the operand, or of the carried operand that the result continues.
         over: the stage axes.
         axes: the mesh.
     """
     stacked = position not in ends_of(node).constants
     for k, axis in enumerate(axes):
-        expected = one_more(step[k]) if stacked else step[k], step[k]
+        expected = stacked_state(step[k]) if stacked else step[k], step[k]
         if k in over:
             expected = outside_state(node, position), inside_state(node, position)
         if (v.type[k], step[k]) != expected:

@@ -20,12 +20,14 @@ from unity.pcg.types.parallel_type import REPLICATED, UNUSED, State
 
 
 class ValueNumbering:
-    """Numbers for the values of one parallel graph, and for their cotangents: equal values have equal numbers.
+    """Numbers, which are any hashable values, for the values of one parallel graph and for their cotangents.
 
-    A number is any hashable. Attributes:
+    Equal values have equal numbers.
+
+    Attributes:
         n_axes: the number of mesh axes.
         uses: the users of each value, as (node, operand); None is an output of the graph.
-        first: of each operator, the first operator in the graph that computes the same.
+        first: for each operator, the first operator in the graph that computes the same.
     """
 
     def __init__(self, graph: PCG) -> None:
@@ -55,7 +57,8 @@ class ValueNumbering:
     def cotangent(self, v: Value) -> Hashable:
         """Return the number of a value's cotangent.
 
-        It is that of the cotangent's unique source if it is forwarded unchanged; for a value that is split, those of its parts.
+        A cotangent that is forwarded unchanged has the number of its unique source. That of a value that is split has the numbers
+        of the parts' cotangents.
         """
         changes = []
         while True:
@@ -105,9 +108,9 @@ def _forwards_operand(node: Node) -> bool:
 
 
 def _forwards_cotangent(node: Node) -> bool:
-    """Return whether the cotangent of the operand of a change of type is that of its result.
+    """Return whether a change of type forwards the cotangent of its result to its operand unchanged.
 
-    It is for a sum, whose summands have its cotangent, and for a value that all devices hold and one device contributes to a sum.
+    It does for a sum, whose summands have the sum's cotangent, and for a value that all devices hold and one contributes to a sum.
     """
     if node.kind == "contribute":
         return all(s in (t, UNUSED) for s, t in zip(node.operands[0].type, node.types[0], strict=True))
@@ -115,7 +118,7 @@ def _forwards_cotangent(node: Node) -> bool:
 
 
 def _change_key(node: Node) -> Hashable:
-    """Return a key of a change of type. Replicated-for-use counts as unused: the value is the same."""
+    """Return a key of a change of type. It does not tell replicated-for-use from unused, where devices hold the same values."""
     types = (node.operands[0].type, node.types[0])
     return (node.kind.removesuffix("_replicate"), *(tuple(UNUSED if s == REPLICATED else s for s in t) for t in types))
 

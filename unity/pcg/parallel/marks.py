@@ -1,7 +1,7 @@
-"""`unity.constrain`: the sharding of a value inside of the user's function. To JAX it is the identity.
+"""`unity.constrain`: a mark that constrains the sharding of a value inside of the user's function. To JAX it is the identity.
 
-It is a JAX primitive, so that it survives tracing. Tangents and cotangents pass it unconstrained, a new batch dimension is left
-open, and it lowers to no code.
+The mark is a JAX primitive, so that it survives tracing. Tangents and cotangents pass it unconstrained, a new batch dimension is
+left open, and it lowers to no code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jax.interpreters import ad, batching, mlir
 from unity.base.errors import ConstraintError
 from unity.pcg.ir.graph import CONSTRAIN, PCG, Node
 from unity.pcg.ir.nested_programs import has
-from unity.pcg.parallel.wanted_types import Entry, Wanted, wanted
+from unity.pcg.parallel.sharding_spec import Entry, ShardingSpec, sharding_spec
 
 _primitive = core.Primitive(CONSTRAIN)
 _primitive.def_impl(lambda x, *, entries: x)
@@ -37,7 +37,7 @@ batching.primitive_batchers[_primitive] = _batched
 
 
 def constrain(x: Any, spec: Any) -> jax.Array:
-    """Constrain the sharding of a value inside of a function: in every plan of the function this value has this sharding.
+    """Constrain the sharding of a value inside of a function: every plan of the function gives the value this sharding.
 
     Args:
         x: an array.
@@ -51,7 +51,7 @@ def constrain(x: Any, spec: Any) -> jax.Array:
     Raises:
         ConstraintError: the specification has more entries than the value has dimensions, or an entry of an unknown kind.
     """
-    x, constraint = jnp.asarray(x), wanted(spec)
+    x, constraint = jnp.asarray(x), sharding_spec(spec)
     entries = constraint.entries
     if len(entries) > x.ndim:
         raise ConstraintError(f"{constraint} has {len(entries)} entries, but the value has {x.ndim} dimensions: {jax.typeof(x)}")
@@ -63,19 +63,19 @@ def mark(entries: tuple[Entry, ...]) -> tuple[core.Primitive, dict[str, Any]]:
     return _primitive, {"entries": entries}
 
 
-def mark_of(node: Node) -> Wanted:
+def mark_of(node: Node) -> ShardingSpec:
     """Return the specification of a `constrain` node of a captured graph."""
     assert node.body is not None, node
-    return Wanted(node.body.equations[0].params["entries"])
+    return ShardingSpec(node.body.equations[0].params["entries"])
 
 
 def marks(graph: PCG) -> Iterator[Node]:
-    """Return the `constrain` nodes of a graph and of the graphs nested in it."""
+    """Iterate over the `constrain` nodes of a graph and of the graphs nested in it."""
     return (node for node, _ in graph.walk() if node.kind == CONSTRAIN)
 
 
 def hidden(graph: PCG) -> Iterator[Node]:
-    """Return the operators with a `constrain` in their body, where no type can be chosen.
+    """Iterate over the operators with a `constrain` in their body, where no type can be chosen.
 
     Such operators are conditionals, while loops and calls with custom derivatives.
     """

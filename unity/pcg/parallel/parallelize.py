@@ -17,14 +17,15 @@ from unity.pcg.types.parallel_type import Type, misfit
 class Assignment:
     """A strategy: the type of every value of a serial graph. Keys are ids of its nodes and graphs.
 
-    axes: the mesh.
-    results: the types of a node's results.
-    operands: by (id(node), position), the types that an operand passes through; the last is the one that the operator takes. There
-        are two if another user shares the first.
-    outputs: by (id(graph), position), the same for the outputs of a graph.
-    again: operands whose last change of type the backward pass repeats instead of keeping its result.
-    recomputed: operators whose inner values the backward pass recomputes.
-    rerun: operators that the backward pass recomputes as a whole, for their only user.
+    Attributes:
+        axes: the mesh.
+        results: by id(node), the types of the node's results.
+        operands: by (id(node), position), the types that an operand is changed to on its way, the last of which the operator reads.
+            There are two if another user shares the first.
+        outputs: by (id(graph), position), the types that an output of a graph is changed to.
+        again: operands whose last change of type the backward pass repeats instead of keeping its result.
+        recomputed: operators whose inner values the backward pass recomputes.
+        rerun: operators that the backward pass recomputes as a whole, for their only user.
     """
 
     axes: tuple[Axis, ...]
@@ -46,7 +47,7 @@ def parallelize(graph: PCG, assignment: Assignment) -> PCG:
 
 
 def on_one_device(graph: PCG, recomputed: frozenset[int] = frozenset(), rerun: frozenset[int] = frozenset()) -> PCG:
-    """Return a serial graph with the types of a machine of one device, which has no axes. Further arguments as in `Assignment`."""
+    """Return the parallel graph of a serial graph on one device, whose mesh has no axes. Further arguments as in `Assignment`."""
     whole = {id(n): ((),) * len(n.tensors) for n, _ in graph.walk()}
     return parallelize(graph, Assignment((), whole, {}, {}, recomputed=recomputed, rerun=rerun))
 
@@ -58,7 +59,7 @@ class _Builder:
         self.a = assignment
 
     def graph(self, graph: PCG, input_types: tuple[Type, ...] | None) -> PCG:
-        """Copy a graph. `input_types` are those of its operator's operands if the inputs must have them, as in a remat."""
+        """Copy a graph. Its inputs have `input_types`, those of the operands of a remat around it, or else their assigned types."""
         values: dict[Value, Value] = {}
         changed: dict[tuple[Value, tuple[Type, ...]], Value] = {}
         inputs = []
@@ -78,7 +79,7 @@ class _Builder:
         return PCG(tuple(inputs), outputs, self.a.axes)
 
     def operand(self, node: Node, p: int, v: Value, changed: dict) -> Value:
-        """Return the operand that a node reads at position `p`, changed from `v`."""
+        """Return the value that a node reads as operand `p`: its producer's copy `v` after the assigned changes of type."""
         return self.change(v, self.a.operands.get((id(node), p), ()), changed, (id(node), p) in self.a.again)
 
     def change(self, v: Value, through: tuple[Type, ...], changed: dict, again: bool) -> Value:
@@ -87,16 +88,12 @@ class _Builder:
         `changed` caches the results of shared changes. With `again`, the last change is not shared, and the backward pass repeats
         it.
         """
-        for k, goal in enumerate(through):
-            last = again and k == len(through) - 1
-            key = (v, goal)
-            if last:
-                v = self.convert(v, goal, True)
-            else:
-                if key not in changed:
-                    changed[key] = self.convert(v, goal, False)
-                v = changed[key]
-        return v
+        again = again and bool(through)
+        for goal in through[:-1] if again else through:
+            if (v, goal) not in changed:
+                changed[v, goal] = self.convert(v, goal, False)
+            v = changed[v, goal]
+        return self.convert(v, through[-1], True) if again else v
 
     def convert(self, v: Value, goal: Type, again: bool) -> Value:
         """Return a value after the change to one type, as parallelization operators or a view."""

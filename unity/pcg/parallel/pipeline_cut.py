@@ -1,4 +1,4 @@
-"""A graph cut in two at its pipeline. 2BW runs the part before the pipeline and the part after its tail on different batches."""
+"""Cutting a graph at its pipeline, since 2BW runs the part before the pipeline and the part after its tail on different batches."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from unity.pcg.parallel.stages import TWO_BW, ends_of, schedule_of
 class Cut:
     """A graph cut at a pipeline and its tail.
 
-    before: the graph's inputs to the operands of the pipeline, then those of the tail that the pipeline does not compute.
-    tail: the tail; its pipeline stands between the two parts.
-    after: the inputs of the graph in `read`, then the results of the tail, to the graph's outputs.
-    read: the positions of the graph's inputs that `after` reads.
+    Attributes:
+        before: the part before the pipeline. It maps the graph's inputs to the operands of the pipeline, followed by those operands
+            of the tail that the pipeline does not compute.
+        tail: the tail. Its pipeline is between the two parts.
+        after: the part after the tail. It maps the inputs of the graph in `read`, followed by the results of the tail, to the
+            graph's outputs.
+        read: the positions of the graph's inputs that `after` reads.
     """
 
     before: PCG
@@ -36,7 +39,7 @@ def undrained(graph: PCG) -> bool:
 
 
 def cut(graph: PCG) -> Cut:
-    """Cut a graph at its only pipeline and that one's tail."""
+    """Cut a graph at its only pipeline and the tail of that pipeline."""
     (tail,) = [node for node in graph.nodes if node.kind == TAIL]
     arriving = ends_of(tail).carried
     operands = (*tail.operands[arriving.start].node.operands, *tail.operands[: arriving.start])

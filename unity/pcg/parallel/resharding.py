@@ -52,9 +52,9 @@ def stationary(before: State, after: State) -> bool:
 
 
 def turned(step: ReshardingStep, over: Iterable[int]) -> bool:
-    """Return whether a step moves pieces of another dimension than the first along these of its axes.
+    """Return whether a step, along some of its axes, gathers or scatters another dimension than the first.
 
-    Such pieces are joined or cut inside of rows, so a transpose must copy them to another layout.
+    Its pieces are joined or cut inside of rows, so the step also transposes: it copies them to another layout.
     """
     return any(s.kind == "P" and s.dim != 0 for i in over for s in (step.before[i], step.after[i]))
 
@@ -78,10 +78,10 @@ def steps(before: Type, after: Type, axes: tuple[Axis, ...]) -> tuple[Resharding
 
     blocking: int | None = -1
     while blocking is not None:
-        while any(free(i, now, goal, axes) for kind in SLICING for i in pending(kind)):
-            for kind in shrinking(now, goal, axes):
-                apply(kind, [i for i in pending(kind) if free(i, now, goal, axes)])
-        blocking = in_the_way(now, goal, axes)
+        while any(can_take_digit(i, now, goal, axes) for kind in SLICING for i in pending(kind)):
+            for kind in shrinking_operators(now, goal, axes):
+                apply(kind, [i for i in pending(kind) if can_take_digit(i, now, goal, axes)])
+        blocking = blocking_axis(now, goal, axes)
         if blocking is not None:
             whole = goal[blocking] if goal[blocking] in (UNUSED, PARTIAL) else REPLICATED
             apply(kind_of(now[blocking], whole), [blocking], whole)
@@ -98,7 +98,7 @@ def steps(before: Type, after: Type, axes: tuple[Axis, ...]) -> tuple[Resharding
 SLICING = ("partition", "reduce_partition", "combine_partition")
 
 
-def shrinking(now: Sequence[State], goal: Type, axes: Sequence[Axis]) -> tuple[str, ...]:
+def shrinking_operators(now: Sequence[State], goal: Type, axes: Sequence[Axis]) -> tuple[str, ...]:
     """Return the operators that make pieces smaller, in order.
 
     A slice costs nothing forward, but an all-gather backward if the value was unused. If that runs over a slower level than the
@@ -116,15 +116,15 @@ def outermost_first(first: str, second: str, pending: Callable[[str], list[int]]
     return (second, first) if a and b and min(axes[i].level for i in b) < min(axes[i].level for i in a) else (first, second)
 
 
-def free(i: int, now: Sequence[State], goal: Type, axes: Sequence[Axis]) -> bool:
-    """Return whether axis `i` can take the digit that it has in the goal: no axis, itself included, occupies part of it now."""
+def can_take_digit(i: int, now: Sequence[State], goal: Type, axes: Sequence[Axis]) -> bool:
+    """Return whether axis `i` can take its digit in the goal, because no axis, itself included, occupies part of it now."""
     new = _digit(goal[i], axes[i])
     occupied = (_digit(s, a) for s, a in zip(now, axes, strict=True))
     return new is not None and now[i] != goal[i] and not any(d is not None and d.overlaps(new) for d in occupied)
 
 
-def in_the_way(now: Sequence[State], goal: Type, axes: Sequence[Axis]) -> int | None:
-    """Return the axis to gather because its digit blocks a change: of several the last of the fastest level, or None."""
+def blocking_axis(now: Sequence[State], goal: Type, axes: Sequence[Axis]) -> int | None:
+    """Return the axis to gather because its digit blocks a change: the last one of the fastest level, or None if none blocks."""
     goals = [d for s, t, a in zip(now, goal, axes, strict=True) if s != t and (d := _digit(t, a))]
     occupied = [(i, _digit(s, a)) for i, (s, t, a) in enumerate(zip(now, goal, axes, strict=True)) if s != t]
     blocking = [i for i, own in occupied if own and any(d.overlaps(own) for d in goals)]

@@ -1,4 +1,4 @@
-"""The serial graph that a parallel graph computes, and the correspondence between their nodes."""
+"""The serial graph of a parallel graph, and the correspondence between the nodes of the two."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.ir.payloads import Recompute
 
 
-def erased(graph: PCG) -> PCG:
-    """Return the serial graph: without parallelization operators, which are the identity on values, types and recomputation."""
+def serial_graph(graph: PCG) -> PCG:
+    """Return a parallel graph without parallelization operators (the identity on values), types and recomputation."""
     copies: dict[int, Node] = {}
     forwarded: dict[int, Value] = {}  # the operand of each parallelization operator, in the serial graph
 
@@ -21,7 +21,7 @@ def erased(graph: PCG) -> PCG:
         if node.kind in PARALLELIZATION:
             forwarded[id(node)] = serial(node.operands[0])
         else:
-            inside = erased(node.inside) if node.inside is not None else None
+            inside = serial_graph(node.inside) if node.inside is not None else None
             operands = tuple(map(serial, node.operands))
             copies[id(node)] = replace(node, operands=operands, inside=inside, types=(), again=Recompute.NOTHING)
     return PCG(tuple(copies[id(n)] for n in graph.inputs), tuple(map(serial, graph.outputs)))

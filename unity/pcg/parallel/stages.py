@@ -34,7 +34,7 @@ from math import prod
 from unity.base.errors import ParallelTypeError
 from unity.pcg.ir.graph import PCG, PIPELINE, TAIL, THROUGH, Node, Value, carried_by, reserved_axes, times_inside
 from unity.pcg.ir.payloads import Pipeline, PipelineTail, ScheduleKind
-from unity.pcg.parallel.timetable import drained, exchanges
+from unity.pcg.parallel.timetable import drain_ticks, exchanges_per_tick
 from unity.pcg.propagation.choices import Choice, choice_of, choices
 from unity.pcg.propagation.solver import Unmatched, solve
 from unity.pcg.types.axis import Axis
@@ -49,10 +49,11 @@ FOLLOWED = (ONE_F_ONE_B, TWO_BW)  # a tail follows the pipeline, and each backwa
 class Schedule:
     """The schedule of a pipeline.
 
-    stages: the number of stages, S.
-    micro_batches: the number of micro-batches, M.
-    steps: the number of steps of the scan, L.
-    kind: the kind of schedule.
+    Attributes:
+        stages: the number of stages, S.
+        micro_batches: the number of micro-batches, M.
+        steps: the number of steps of the scan, L.
+        kind: the kind of schedule.
     """
 
     stages: int
@@ -76,14 +77,14 @@ class Schedule:
         return self.ticks * self.slots
 
     @property
-    def held(self) -> int:
-        """The number of micro-batches for whose residuals a device has room. (GPipe keeps those of idle ticks, too.)"""
+    def buffered_micro_batches(self) -> int:
+        """The number of micro-batches whose residuals a device has buffers for. (GPipe has one for each idle tick, too.)"""
         return self.stages if self.kind in FOLLOWED else self.ticks
 
     @property
-    def kept(self) -> int:
-        """The number of scan steps whose residuals a device holds. Under 1F1B the current pass needs room beside the buffers."""
-        return (self.held + (self.kind in FOLLOWED)) * self.slots
+    def residual_steps(self) -> int:
+        """The number of scan steps whose residuals are live on a device: of all buffers and, under 1F1B, of the current pass."""
+        return (self.buffered_micro_batches + (self.kind in FOLLOWED)) * self.slots
 
     @property
     def rounds(self) -> int:
@@ -91,13 +92,13 @@ class Schedule:
         return self.micro_batches // self.stages
 
     @property
-    def turns(self) -> int:
-        """The number of ticks of a training step's loop under 1F1B or 2BW, with those that only send last gradients back."""
-        return self.ticks + (0 if self.kind == TWO_BW else drained(self.stages, self.rounds))
+    def loop_ticks(self) -> int:
+        """The number of ticks of a training step's loop under 1F1B or 2BW, with those that only send the last gradients home."""
+        return self.ticks + (0 if self.kind == TWO_BW else drain_ticks(self.stages, self.rounds))
 
     @property
-    def done(self) -> int:
-        """The tick after which no backward pass is left: of this batch, or under 2BW of the batch before."""
+    def backward_ticks(self) -> int:
+        """The number of ticks until all backward passes are over: of this batch or, under 2BW, of the batch before."""
         return self.stages - 1 if self.kind == TWO_BW else self.ticks
 
     @property
@@ -123,7 +124,7 @@ def schedule_of(node: Node) -> Schedule:
 
 
 def runs_of(loop: Node, flow: Callable[[Value], bool]) -> int:
-    """Return how often a device runs the nested graph of a loop.
+    """Return the number of times that a device runs the nested graph of a loop.
 
     Without a gradient a tail runs after its pipeline, and all stages share its micro-batches.
     """
@@ -132,7 +133,7 @@ def runs_of(loop: Node, flow: Callable[[Value], bool]) -> int:
     return times_inside(loop)
 
 
-def positions_of(node: Node, axes: Sequence[Axis]) -> tuple[int, ...]:
+def stage_axes(node: Node, axes: Sequence[Axis]) -> tuple[int, ...]:
     """Return the positions in the mesh of the axes along which a pipeline's stages lie.
 
     Raises:
@@ -152,10 +153,11 @@ def positions_of(node: Node, axes: Sequence[Axis]) -> tuple[int, ...]:
 class OperandRanges:
     """The operands of a pipeline or of its tail, by position.
 
-    constants: values without samples that every step reads.
-    read: values with samples that every step reads.
-    carried: the carry of a pipeline; for a tail, the results of its pipeline.
-    stepped: stacked values, of which each step reads its own slice.
+    Attributes:
+        constants: values without samples that every step reads.
+        read: values with samples that every step reads.
+        carried: the carry of a pipeline; for a tail, the results of its pipeline.
+        stepped: stacked values, of which each step reads its own slice.
     """
 
     constants: range
@@ -206,7 +208,7 @@ def sends(node: Node, position: int, flow: Callable[[Value], bool]) -> tuple[int
     assert node.inside is not None
     ranges, schedule = ends_of(node), schedule_of(node)
     followed = any(map(flow, node.results)) and schedule.kind in FOLLOWED
-    messages = exchanges(schedule.stages) * schedule.turns
+    messages = exchanges_per_tick(schedule.stages) * schedule.loop_ticks
     if node.kind == TAIL:
         return messages if followed and position in ranges.read else 0, 0
     if position not in ranges.sampled:
@@ -221,10 +223,10 @@ def sends(node: Node, position: int, flow: Callable[[Value], bool]) -> tuple[int
 
 
 def in_flight(node: Node, position: int, flow: Callable[[Value], bool]) -> int:
-    """Return how many copies of an operand of a 2BW pipeline, or of its tail, are live for the batch before.
+    """Return how many arrays of an operand's size are live for the batch before, in a 2BW pipeline or its tail.
 
-    There is one copy of its value for that batch, unless it has samples, whose forward pass has begun, and one for the sum of its
-    gradients.
+    One is the operand's value for that batch, unless it has samples, whose forward pass has begun already. Another is the sum of
+    its gradients.
     """
     if schedule_of(node).kind != TWO_BW or not any(map(flow, node.results)):
         return 0
@@ -267,7 +269,7 @@ def inside_state(node: Node, position: int) -> State:
     return partitioned(samples[position]) if position in samples else REPLICATED
 
 
-def one_more(state: State) -> State:
+def stacked_state(state: State) -> State:
     """Return the state of a stack of tensors of this state, along an axis without stages."""
     return State("P", state.dim + 1, state.outer) if state.kind == "P" else state
 

@@ -34,23 +34,23 @@ from typing import Any
 HALVES = (0, 1)
 
 
-def forth(tick: Any, stage: Any) -> Any:
+def forward_micro_batch(tick: Any, stage: Any) -> Any:
     """Return the micro-batch whose forward pass a stage runs in a tick. Numbers out of range mean no pass."""
     return tick - stage // 2
 
 
-def back(tick: Any, stage: Any, stages: int) -> Any:
+def backward_micro_batch(tick: Any, stage: Any, stages: int) -> Any:
     """Return the micro-batch whose backward pass a stage runs in a tick. Numbers out of range mean no pass."""
     return tick - (stages - 1) + stage // 2
 
 
-def coming(tick: Any, stage: Any) -> Any:
-    """Return the micro-batch whose samples pass a stage on the way to stage 0, after the stage's backward pass in a tick."""
+def incoming_micro_batch(tick: Any, stage: Any) -> Any:
+    """Return the micro-batch whose samples pass a stage on their way to stage 0, after the stage's backward pass in a tick."""
     return tick + stage // 2 + 1
 
 
-def going(tick: Any, stage: Any, stages: int) -> Any:
-    """Return the micro-batch whose gradient passes a stage on the way home, after the stage's backward pass in a tick."""
+def returning_micro_batch(tick: Any, stage: Any, stages: int) -> Any:
+    """Return the micro-batch whose gradient passes a stage on its way home, after the stage's backward pass in a tick."""
     return tick - (stages - 1) - (stage + 1) // 2
 
 
@@ -62,8 +62,8 @@ def home(number: Any, stages: int, rows: int) -> tuple[Any, Any]:
     return k + (row == rows - 1) * (stages - 1 - 2 * k), row
 
 
-def drained(stages: int, rows: int) -> int:
-    """Return the number of extra ticks until the last gradient is home."""
+def drain_ticks(stages: int, rows: int) -> int:
+    """Return the number of ticks after the last backward pass until the last gradient is home."""
     return int(rows == 1 and stages > 1)
 
 
@@ -72,6 +72,6 @@ def pairs(stages: int, half: int) -> list[tuple[int, int]]:
     return [(k, k + 1) for k in range(half, stages - 1, 2)]
 
 
-def exchanges(stages: int) -> int:
-    """Return the number of halves of a tick after which some stages exchange."""
+def exchanges_per_tick(stages: int) -> int:
+    """Return the number of exchanges in a tick: one after each half in which some stages have a partner."""
     return sum(bool(pairs(stages, half)) for half in HALVES)

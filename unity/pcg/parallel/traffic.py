@@ -19,14 +19,14 @@ from unity.pcg.ir.program import Tensor
 from unity.pcg.parallel.branches import groups_of, weight_of
 from unity.pcg.parallel.equal_values import ValueNumbering
 from unity.pcg.parallel.resharding import ReshardingStep, absolute, steps, turned
-from unity.pcg.parallel.stages import ends_of, positions_of, runs_of, scaled_over, sends
+from unity.pcg.parallel.stages import ends_of, runs_of, scaled_over, sends, stage_axes
 from unity.pcg.propagation.agreements import backward_agreements, nested_agreements
 from unity.pcg.propagation.halos import exchanges
 from unity.pcg.propagation.placement import Placing, around_scatter, placing
-from unity.pcg.types.accumulation import added, backward, forward, held
+from unity.pcg.types.accumulation import backward_dtype, forward_dtype, reduction_dtype, storage_dtype
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.factors import Agreement
-from unity.pcg.types.parallel_type import REPLICATED, UNUSED, copies
+from unity.pcg.types.parallel_type import REPLICATED, UNUSED, slice_count
 
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -165,13 +165,13 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
     (there, elements), (back, returned), over = _movements(step, tensor, graph.axes)
     if there:
         name = (FORWARD, there, _movement(step, step.axes), numbering.value(node.operands[0]))
-        size, turns = (elements, forward(tensor.dtype, step.before, graph.axes).itemsize), turned(step, step.axes)
+        size, turns = (elements, forward_dtype(tensor.dtype, step.before, graph.axes).itemsize), turned(step, step.axes)
         runs, less = context.runs(node), context.less(node)
         yield Collective(there, step.axes, *size, *runs, FORWARD, node, name=name, turned=turns, hoisted=less)
     if back and over and context.flow(Value(node)):
         name = (BACKWARD, back, _movement(step, over), numbering.cotangent(Value(node)))
         merged = step.kind == "replicate" and context.outermost and of_argument(node)
-        size, turns = (returned, backward(tensor.dtype, step.after, graph.axes).itemsize), turned(step, over)
+        size, turns = (returned, backward_dtype(tensor.dtype, step.after, graph.axes).itemsize), turned(step, over)
         yield Collective(back, over, *size, *context.once, BACKWARD, node, merged, name, turns)
 
 
@@ -180,7 +180,7 @@ def _movements(
 ) -> tuple[tuple[str, int], tuple[str, int], tuple[int, ...]]:
     """Return the collectives of a change forward and backward, each with its elements, and the axes of the backward one."""
     whole = tensor.nbytes // tensor.itemsize
-    before, after = whole // copies(step.before, axes), whole // copies(step.after, axes)
+    before, after = whole // slice_count(step.before, axes), whole // slice_count(step.after, axes)
     there, back = TRAFFIC[step.kind]
     full, over, copied = after if step.kind in ("combine", "combine_replicate") else before, step.axes, 1
     if step.kind == "partition":  # where the value was R, its cotangent is a partial sum, which is not gathered
@@ -220,7 +220,7 @@ def _of_cotangent(loop: Node, over: tuple[int, ...], context: _Context) -> Colle
     """Return the all-reduce of the cotangent of the loss of a loop over micro-batches."""
     loss = accumulated_loss(loop)
     assert loss is not None
-    itemsize = held(loss.tensor.dtype, loss.type, context.graph.axes).itemsize
+    itemsize = storage_dtype(loss.tensor.dtype, loss.type, context.graph.axes).itemsize
     return Collective("all-reduce", over, 1, itemsize, *context.once, BACKWARD, loop)
 
 
@@ -231,8 +231,8 @@ def _of_pipeline(node: Node, context: _Context) -> Iterator[Collective]:
     for p in ends_of(node).sampled:
         start = node.inside.inputs[p]
         tensor = start.tensors[0]
-        elements = tensor.nbytes // tensor.itemsize // copies(start.types[0], axes)
-        size, (there, back) = (positions_of(node, axes), elements, tensor.itemsize), sends(node, p, context.flow)
+        elements = tensor.nbytes // tensor.itemsize // slice_count(start.types[0], axes)
+        size, (there, back) = (stage_axes(node, axes), elements, tensor.itemsize), sends(node, p, context.flow)
         times, repeats, _ = context.runs(node)
         if there:
             yield Collective("collective-permute", *size, there * times, there * repeats, 0, FORWARD, node)
@@ -241,7 +241,7 @@ def _of_pipeline(node: Node, context: _Context) -> Iterator[Collective]:
     over = scaled_over(node, context.flow)
     if over:
         loss = node.of(PipelineTail).loss
-        itemsize = held(node.tensors[loss].dtype, node.types[loss], axes).itemsize
+        itemsize = storage_dtype(node.tensors[loss].dtype, node.types[loss], axes).itemsize
         yield Collective("all-reduce", over, 1, itemsize, *context.once, BACKWARD, node)
 
 
@@ -256,7 +256,7 @@ def _of_halos(node: Node, context: _Context) -> Iterator[Collective]:
         exchange = (x.edge.reach.dim, x.axes, x.message, x.before) if variable in body.inputs else None
         name = exchange and (FORWARD, *exchange, context.numbering.value(node.operands[body.inputs.index(variable)]))
         dtype, type_ = body.tensors[variable].dtype, tuple(UNUSED if s is None else s.seen(variable) for s in solutions)
-        wires = (forward, backward) if x.edge.reach.halo.outside == "sum" else (held, held)
+        wires = (forward_dtype, backward_dtype) if x.edge.reach.halo.outside == "sum" else (storage_dtype, storage_dtype)
         there, back = (wire(dtype, type_, graph.axes).itemsize for wire in wires)
         repeats = max(context.whole.recomputation.computed(node, v) for v in body.equations[x.edge.equation].results)
         runs, less = context.runs(node, repeats), context.less(node)
@@ -294,11 +294,11 @@ def _of_reductions(node: Node, context: _Context) -> Iterator[Collective]:
         runs = context.runs(node, context.whole.recomputation.computed(node, variable))
         if variable in over and variable not in scattered:
             axes = tuple(over[variable])
-            itemsize = added(tensor.dtype, (graph.axes[k] for k in axes)).itemsize if kind == "sum" else tensor.itemsize
+            itemsize = reduction_dtype(tensor.dtype, (graph.axes[k] for k in axes)).itemsize if kind == "sum" else tensor.itemsize
             yield Collective("all-reduce", axes, elements, itemsize, *runs, FORWARD, node, hoisted=context.less(node))
         if flows if kind == "sum" else not kind and variable in active:
             for axes in dict.fromkeys(map(tuple, replicated.get(variable, {}).values())):
-                itemsize = added(tensor.dtype, (graph.axes[k] for k in axes)).itemsize
+                itemsize = reduction_dtype(tensor.dtype, (graph.axes[k] for k in axes)).itemsize
                 yield Collective("all-reduce", axes, elements, itemsize, *context.once, BACKWARD, node)
     yield from _of_agreements(node, solutions, context)
 
@@ -312,11 +312,11 @@ def _of_scatter(node: Node, variable: int, solutions: Placing, context: _Context
     for step in steps(*around, axes) if around is not None else ():
         (there, elements), (back, returned), over = _movements(step, tensor, axes)
         if there:
-            size = elements, forward(tensor.dtype, step.before, axes).itemsize
+            size = elements, forward_dtype(tensor.dtype, step.before, axes).itemsize
             less = context.less(node)
             yield Collective(there, step.axes, *size, *runs, FORWARD, node, turned=turned(step, step.axes), hoisted=less)
         if back and over and active:
-            size = returned, backward(tensor.dtype, step.after, axes).itemsize
+            size = returned, backward_dtype(tensor.dtype, step.after, axes).itemsize
             yield Collective(back, over, *size, *context.once, BACKWARD, node, turned=turned(step, over))
 
 

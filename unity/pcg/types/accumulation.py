@@ -42,7 +42,7 @@ def accumulator(dtype: Any) -> Any:
 
 
 def widened(dtype: Any, reduce_in: str = "") -> bool:
-    """Return whether partial sums of a type are added in a wider one. `reduce_in`: the exempt type, as of an `Axis`."""
+    """Return whether partial sums of a type are added in a wider one. `reduce_in` is the exempt type, as in `Axis`."""
     return narrow(dtype) and reduce_in not in (dtype.name, OWN)
 
 
@@ -51,37 +51,37 @@ def growth(dtype: Any, reduce_in: str = "") -> float:
     return WIDE.itemsize / dtype.itemsize if widened(dtype, reduce_in) else 1.0
 
 
-def added(dtype: Any, over: Iterable[Axis]) -> Any:
-    """Return the type in which devices add along some axes."""
+def reduction_dtype(dtype: Any, over: Iterable[Axis]) -> Any:
+    """Return the element type in which devices reduce a tensor over some axes."""
     return accumulator(dtype) if any(widened(dtype, a.reduce_in) for a in over) else dtype
 
 
-def partial(dtype: Any, type_: Type, axes: Sequence[Axis], kinds: str = "S") -> bool:
-    """Return whether a tensor is a widened partial sum along any axis. With `kinds="R"`: whether its cotangent is one."""
+def is_wide_sum(dtype: Any, type_: Type, axes: Sequence[Axis], kinds: str = "S") -> bool:
+    """Return whether a tensor is a widened partial sum along any axis; with `kinds="R"`, whether its cotangent is one."""
     if not narrow(dtype):
         return False
     along = zip(type_, axes, strict=True)
     return any(s.kind in kinds and a.name != TIME and widened(dtype, a.reduce_in) for s, a in along)
 
 
-def narrowly(axes: Iterable[Axis]) -> tuple[Axis, ...]:
-    """Return the axes with partial sums of every type added in that type."""
+def without_widening(axes: Iterable[Axis]) -> tuple[Axis, ...]:
+    """Return the axes with every type exempt from widening: its partial sums are added in the type itself."""
     return tuple(Axis(a.name, a.size, a.level, OWN) for a in axes)
 
 
-def held(dtype: Any, type_: Type, axes: Sequence[Axis]) -> Any:
-    """Return the type of numbers in which a device stores its piece of a tensor."""
-    return accumulator(dtype) if partial(dtype, type_, axes, "SR") else dtype
+def storage_dtype(dtype: Any, type_: Type, axes: Sequence[Axis]) -> Any:
+    """Return the element type in which a device stores its piece of a tensor."""
+    return accumulator(dtype) if is_wide_sum(dtype, type_, axes, "SR") else dtype
 
 
-def forward(dtype: Any, before: Type, axes: Sequence[Axis]) -> Any:
-    """Return the type of numbers in which a value is sent when it is changed from a parallel type."""
-    return accumulator(dtype) if partial(dtype, before, axes, "S") else dtype
+def forward_dtype(dtype: Any, before: Type, axes: Sequence[Axis]) -> Any:
+    """Return the element type in which a change from a parallel type sends the value."""
+    return accumulator(dtype) if is_wide_sum(dtype, before, axes, "S") else dtype
 
 
-def backward(dtype: Any, after: Type, axes: Sequence[Axis]) -> Any:
-    """Return the type of numbers in which the cotangent is sent of a value that was changed to a parallel type."""
-    return accumulator(dtype) if partial(dtype, after, axes, "R") else dtype
+def backward_dtype(dtype: Any, after: Type, axes: Sequence[Axis]) -> Any:
+    """Return the element type in which a change to a parallel type sends the value's cotangent."""
+    return accumulator(dtype) if is_wide_sum(dtype, after, axes, "R") else dtype
 
 
 @cache

@@ -109,15 +109,15 @@ class Spec:
     """One application of an operator, as its table entry describes it.
 
     Attributes:
-        factors: the ranges it iterates over.
+        factors: the ranges that it iterates over.
         linear: groups of operands in which it is jointly linear: if all operands of a group are partial sums, and the others are
             replicated, the results are partial sums.
-        flops: of the whole application, forward.
-        blocked: the dimensions of the first operand along which windows move, but that cannot be divided, each with the reason.
-        windows: their moves along all dimensions.
+        flops: floating-point operations of the whole application, forward.
+        blocked: dimensions of the first operand along which windows move, but that cannot be divided, each with the reason.
+        windows: the windows that move along its dimensions.
         reads: the fraction of the first operand that it reads, and whose gradient it adds to.
-        view: each result is the first operand in another shape, or a block of it, so that nothing runs.
-        matched: a cache of `matching`, since propagation asks about an equation from every side.
+        view: whether each result is the first operand in another shape, or a block of it, so that nothing runs.
+        matched: the cache of `matching`, which propagation calls for an equation from every side.
     """
 
     factors: tuple[Factor, ...]
@@ -157,7 +157,7 @@ class Agreement:
     where: tuple[int, ...]  # the path to its variable, through equations and their programs
     itemsize: int
     kind: str  # "or", "max", ...
-    times: int = 1  # for one run of its equation, as far as the trip counts of loops are known
+    times: int = 1  # reductions in one run of its equation; a loop without a known trip count counts as one step
 
 
 @dataclass(frozen=True)
@@ -175,12 +175,12 @@ class Match:
     name: str
     operands: tuple[State, ...]
     results: tuple[State, ...]
-    size: int  # degrees on this choice must divide it; 0: any degree
+    size: int  # the degree of parallelism must divide it; 0: any degree
     divided: float  # the fraction of the work that the devices share
-    reduction: str = ""  # combines partial results
+    reduction: str = ""  # the operation that combines partial results
     halo: bool = False  # devices exchange the edges of their slices
-    agreed: tuple[Agreement, ...] = ()  # of its programs
-    ruled: Differentiated | None = None  # of the derivative rules among them
+    agreed: tuple[Agreement, ...] = ()  # the agreements in its nested programs
+    ruled: Differentiated | None = None  # the agreements in derivative rules of these programs
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -219,7 +219,7 @@ def at(*positions: int) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class Reads:
-    """The residuals of a derivative: the operands and results, by position, that it reads, or a function of which it reads."""
+    """The residuals of a derivative: the operands and results, by position, that it reads itself or a function of."""
 
     operands: Positions = EVERY
     results: Positions = NONE
@@ -228,7 +228,7 @@ class Reads:
 # What derivatives read: one entry for each operand, the last one for all that follow. None: no derivative flows through it.
 DerivativeReads = tuple[Reads | None, ...]
 OPERANDS: DerivativeReads = (Reads(),)
-RESULT: DerivativeReads = (Reads(NONE, EVERY),)  # as that of tanh does
+RESULT: DerivativeReads = (Reads(NONE, EVERY),)  # as the derivative of tanh does
 OPERANDS_AND_RESULT: DerivativeReads = (Reads(EVERY, EVERY),)
 NOTHING: DerivativeReads = (None,)
 
@@ -247,17 +247,18 @@ class Role(Enum):
 class Facts:
     """Facts about a primitive beside how it divides: its derivative, and how compilers and people see it.
 
-    reads: the residuals of the installed JAX' derivative, for the operands in which the primitive is not linear.
-    linear_in: further groups of operands, beside those of `Spec.linear`, in which JAX treats it as jointly linear: the derivative
-        reads only the other operands, but pieces of these operands cannot be summed.
+    Attributes:
+        reads: the residuals of its derivative in the installed JAX, for the operands in which the primitive is not linear.
+        linear_in: further groups of operands, beside those of `Spec.linear`, in which JAX treats it as jointly linear: the
+            derivative reads only the other operands, but pieces of these operands cannot be summed.
     """
 
     reads: DerivativeReads = OPERANDS
     linear_in: tuple[Positions, ...] = ()
     moves: bool = False  # the result has the operand's values, elsewhere or in another type
     cheap: bool = False  # the result is recomputed for the backward pass, not kept
-    fused_into_reductions: bool = False  # a reduction that reads the result computes it on the way
-    reads_buffers: bool = False  # it reads its operands from memory, rather than fused with their producers
+    fused_into_reductions: bool = False  # it fuses into a reduction that reads the result
+    reads_buffers: bool = False  # it reads its operands from memory: producers do not fuse into it
     product: bool = False  # a product of matrices or a convolution, whose work dominates
     alone: bool = False  # always a separate operator, never part of a composite
     distinct: bool = False  # equal applications are not merged into one
@@ -296,7 +297,7 @@ class Entry:
     name: str
     spec: Specification
     local: Local | None = None  # None: the primitive is bound to the local pieces as it is
-    exact: bool = False  # whether of the summands of a partial sum all but one are zero, so that nothing is rounded
+    exact: bool = False  # all but one summand of its partial sums are zero, so that nothing is rounded
     facts: Facts = Facts()
 
 
@@ -310,7 +311,7 @@ C = TypeVar("C", bound=Cached)
 
 
 class Table(dict[str, Entry]):
-    """The operator table. `version` counts its changes, for the keys of caches of whatever follows from it."""
+    """The operator table. `version` counts its changes, for the keys of caches whose values depend on the table."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -320,8 +321,8 @@ class Table(dict[str, Entry]):
     def clears(self, function: C) -> C:
         """Clear a function's cache whenever the table changes. Used as a decorator.
 
-        Caches by names, rules or jaxprs need this: everything else that follows from the table is cached by the identity of the
-        programs in such caches.
+        Caches with names, rules or jaxprs as keys need this. All other caches have the identities of programs as keys, and new
+        programs are made when these caches are cleared.
         """
         self._caches.append(function)
         return function

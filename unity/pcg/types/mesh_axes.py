@@ -1,4 +1,7 @@
-"""The axes of a user's mesh as products of a machine's axes, matched by name and size, else by size from the outermost inwards."""
+"""Correspondence between a user's mesh and a machine: each axis of the mesh as a product of the machine's axes.
+
+Axes are matched by name and size if all of them agree, or else by size, from the outermost inwards.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,9 @@ def mesh_axes(sizes: Mapping[str, int], axes: Sequence[Axis]) -> MeshAxes | None
 def sliced(over: Sequence[int], names: MeshAxes) -> tuple[str, ...]:
     """Return the mesh axes that slice a dimension as a plan does, or into fewer slices if mesh axes are too large for that.
 
-    `over` lists the machine's axes that slice the dimension, by position, outermost first.
+    Args:
+        over: the machine's axes that slice the dimension, by position, outermost first.
+        names: the machine's axes that make up each axis of the mesh.
     """
     chosen, left = list[str](), tuple(over)
     for name, parts in names.items():

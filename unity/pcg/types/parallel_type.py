@@ -63,7 +63,10 @@ class Digit:
 
 
 def digits(type_: Type, axes: Sequence[Axis]) -> tuple[Digit | None, ...]:
-    """Return each axis' absolute slice position, None unless partitioned. Axes on one slot nest in mesh order, first is major."""
+    """Return the absolute slice position of each axis, or None for an axis that partitions nothing.
+
+    Axes that partition one dimension at one digit nest in mesh order, the first one major.
+    """
     taken: dict[State, int] = {}
     result: list[Digit | None] = []
     for state, axis in zip(type_, axes, strict=True):
@@ -90,8 +93,8 @@ def local_shape(shape: Shape, type_: Type, axes: Sequence[Axis]) -> Shape:
     return tuple(n // d for n, d in zip(shape, degrees(type_, axes, len(shape)), strict=True))
 
 
-def copies(type_: Type, axes: Sequence[Axis]) -> int:
-    """Return the number of slices in all: the factor by which one device's piece is smaller than the tensor."""
+def slice_count(type_: Type, axes: Sequence[Axis]) -> int:
+    """Return the number of slices of a tensor: the factor by which one device's piece is smaller than the whole."""
     return prod(axis.size for state, axis in zip(type_, axes, strict=True) if state.kind == "P")
 
 

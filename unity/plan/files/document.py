@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from unity.base.documents import Natural, Record
-from unity.constraints.bound import BoundRecord
+from unity.constraints.bound_constraints import BoundRecord
 from unity.machine.machine import Machine
 from unity.pcg.ir.compact_json import FoldedGraphs
 from unity.plan.files.strategies import Figure, Strategies

@@ -16,11 +16,11 @@ from typing import Any, TypeVar, cast
 
 from msgspec.structs import asdict
 
-import unity.constraints.bound as constraints
+import unity.constraints.bound_constraints as constraints
 from unity.base import atomic_files as atomic
 from unity.base.documents import Misfit, encoded, parsed, refuse_unknown, typed
 from unity.base.errors import PlanError, PlanFileError, UnityError
-from unity.constraints.stated import marking
+from unity.constraints.program_shardings import marking
 from unity.pcg.capture.capture import Captured, capture
 from unity.plan.files.document import SCHEMA, AnyTransformation, PlanDocument, SavedPlan, TrainingRecord
 from unity.plan.files.strategies import candidates, strategies

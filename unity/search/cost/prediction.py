@@ -24,7 +24,7 @@ from unity.pcg.parallel.stages import runs_of
 from unity.pcg.parallel.traffic import Collective, traffic
 from unity.pcg.propagation.choices import choice_of, part_of_work
 from unity.pcg.propagation.placement import placing
-from unity.pcg.types.parallel_type import copies, local_shape
+from unity.pcg.types.parallel_type import local_shape, slice_count
 from unity.search.cost.cost import Pieces, seconds
 from unity.search.cost.roofline import touches
 
@@ -167,4 +167,4 @@ def work_share(node: Node, body: Body, graph: PCG) -> float:
 def local_bytes(node: Node, body: Body, graph: PCG) -> float:
     """Return the bytes of an operator's operands and results that one device reads or writes."""
     values: list[Value] = [*node.operands, *node.results]
-    return sum(v.tensor.nbytes * part / copies(v.type, graph.axes) for v, part in zip(values, touches(body), strict=True))
+    return sum(v.tensor.nbytes * part / slice_count(v.type, graph.axes) for v, part in zip(values, touches(body), strict=True))

@@ -273,7 +273,7 @@ class Region(ResidualCollector):
         """
         inside = self.region_inside(node)
         carried = carried_by(node)
-        length = schedule_of(node).kept if node.kind == PIPELINE else times_inside(node)
+        length = schedule_of(node).residual_steps if node.kind == PIPELINE else times_inside(node)
         residuals: list[Held] = []
         for p in sorted(inside.needs):
             start = Value(inside.graph.inputs[p])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from unity.pcg.analysis.hoisting import kept_once
+from unity.pcg.analysis.hoisting import residual_factors
 from unity.pcg.analysis.rematerialization import Recomputation, recomputation, runs_again
 from unity.pcg.analysis.residuals import Residuals
 from unity.pcg.ir.gradient_flow import Gradients
@@ -29,8 +29,8 @@ class Setting:
 
     @cached_property
     def kept_once(self) -> Mapping[int, int]:
-        """The factor by which a node in a scan has fewer residuals than one per step (`pcg.analysis.hoisting.kept_once`)."""
-        return kept_once(self.program)
+        """The factor by which a node in a scan has fewer residuals than one per step (`pcg.analysis.hoisting.residual_factors`)."""
+        return residual_factors(self.program)
 
     @cached_property
     def recomputed(self) -> Recomputation:

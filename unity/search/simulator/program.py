@@ -237,7 +237,7 @@ class _Region:
         early, sampled = length, range(0)
         if node.kind == PIPELINE:
             schedule = schedule_of(node)
-            early, sampled = length * schedule.done // schedule.ticks, ends_of(node).sampled
+            early, sampled = length * schedule.backward_ticks // schedule.ticks, ends_of(node).sampled
         first = self.loop(node, Phase.BACKWARD, step, early, after)
         last = self.communicate(node, Phase.BACKWARD, self.loop(node, Phase.BACKWARD, step, length - early, first, LATER))
         first = last if early == length else first

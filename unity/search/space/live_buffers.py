@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from unity.pcg.capture.group_slots import is_part
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, UNCHANGED, Node, Value
 from unity.pcg.types.factors import facts_of
-from unity.pcg.types.parallel_type import Type, copies
+from unity.pcg.types.parallel_type import Type, slice_count
 
 ARGUMENTS, GRADIENTS, SLOTS, RESULTS = "arguments", "gradients", "optimizer slots", "results"
 NOTHING_MOVES = ("replicate", "unreplicate", "view")
@@ -28,7 +28,7 @@ class Held:
 
 def local(v: Value, graph: PCG) -> float:
     """Return the bytes of a value on one device."""
-    return v.tensor.nbytes / copies(v.type, graph.axes)
+    return v.tensor.nbytes / slice_count(v.type, graph.axes)
 
 
 def stays(node: Node) -> bool:
@@ -73,7 +73,7 @@ class Lying:
             again = same or is_part(node) or (node.kind in PARALLELIZATION and bool(node.again))
             for v, tensor, type_ in zip(node.results, node.tensors, node.types, strict=True):
                 if type_ not in parts:
-                    parts[type_] = copies(type_, graph.axes)
+                    parts[type_] = slice_count(type_, graph.axes)
                 self.nbytes[v] = tensor.nbytes / parts[type_]
                 self.unmoved[v] = self.unmoved[node.operands[0]] if same else v
                 self.kept[v] = self.kept[node.operands[0]] if again else v

@@ -17,7 +17,7 @@ import numpy as np
 
 from unity.machine.machine import Machine
 from unity.pcg.parallel.marks import mark_of
-from unity.pcg.parallel.wanted_types import Names, Slices, Wanted
+from unity.pcg.parallel.sharding_spec import Names, ShardingSpec, Slices
 from unity.pcg.propagation.choices import Choice
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import State
@@ -160,9 +160,9 @@ def names_of(machine: Machine) -> Names:
     return names
 
 
-def pinned(position: int, wanted: Wanted, rank: int, machine: Machine) -> Pinned:
+def pinned(position: int, sharding: ShardingSpec, rank: int, machine: Machine) -> Pinned:
     """Return the rule that fixes the sharding of an operand or result. Raises ConstraintError if its rank does not allow it."""
-    return Pinned(position, wanted.slices(rank, names_of(machine)), tuple(axis.size for axis in machine.axes))
+    return Pinned(position, sharding.slices(rank, names_of(machine)), tuple(axis.size for axis in machine.axes))
 
 
 Restrict = Callable[[ProgramDimensions, Machine], Mapping[int, Mask]]  # returns the masks of the constrained sites

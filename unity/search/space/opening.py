@@ -323,7 +323,7 @@ class _Builder:
         first, schedule, ends = len(self.sites), schedule_of(node), ends_of(node)
         if schedule.kind == TWO_BW and any(map(self.flow, node.results)):
             self.leading = first
-        inner = around.pipeline(schedule.runs, schedule.kept)
+        inner = around.pipeline(schedule.runs, schedule.residual_steps)
         inputs: list[Where] = []
         for p, where in enumerate(operands):
             carried = p in ends.carried
@@ -412,7 +412,7 @@ class _Builder:
             results.append((free, 0))
         self.enclose(first, reserved_axes(node), [s for s, _ in inputs])
         for site in self.sites[first:]:
-            site.staged = site.staged or branches.everywhere(site.node, len(site.ports), len(site.results))
+            site.staged = site.staged or branches.replicated_choice(site.node, len(site.ports), len(site.results))
         self.results[id(node)] = tuple(results)
         return results
 

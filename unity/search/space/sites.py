@@ -65,7 +65,7 @@ class Around:
     def of(self, hoisted: int) -> float:
         """Return the live runs of a value that is produced `hoisted` times less often.
 
-        Inside a remat it is produced in every run again, so hoisting saves nothing (`pcg.analysis.hoisting.kept_once`).
+        Inside a remat it is produced in every run again, so hoisting saves nothing (`pcg.analysis.hoisting.residual_factors`).
         """
         return self.alive if self.again else self.alive / hoisted
 

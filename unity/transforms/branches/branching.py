@@ -17,7 +17,7 @@ from unity.pcg.ir.dead_code import deduplicated, extract, used
 from unity.pcg.ir.graph import BRANCHES, PCG, Node, Value
 from unity.pcg.ir.payloads import Branches, Input
 from unity.pcg.ir.program import Body
-from unity.pcg.parallel.branches import confined
+from unity.pcg.parallel.branches import first_unreplicable
 from unity.pcg.propagation.scan_programs import SCANNED, ambiguous
 from unity.pcg.propagation.solver import nested_body
 from unity.pcg.types.axis import Axis
@@ -209,7 +209,7 @@ class Forked:
         """Raises Apart if not all branches of a region can be on some devices only."""
         for branch in region.branches:
             graph, _ = self.graphs[branch]
-            node = confined(graph)
+            node = first_unreplicable(graph)
             if node is not None:
                 line = short(node.source) or "an unknown line"
                 raise Apart(f"the branches joined at {self.where(region)}: {node.kind} at {line} must run on all devices")

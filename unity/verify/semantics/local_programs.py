@@ -17,7 +17,7 @@ from unity.pcg.local.interpreter import is_key, run_body, varied
 from unity.pcg.operators.layout import PlacedTensor
 from unity.pcg.propagation.derivative_rules import as_function
 from unity.pcg.propagation.solver import dual
-from unity.pcg.types.accumulation import held
+from unity.pcg.types.accumulation import storage_dtype
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import UNUSED, Type, local_shape
 from unity.pcg.types.varying_axes import vary
@@ -114,7 +114,7 @@ def traced_locally(
     stacked = []
     for tensor, t in zip(tensors, operands, strict=True):
         devices = prod(sizes[name] for name in varying_names(t, axes))
-        stacked.append(jax.ShapeDtypeStruct((devices, *local_shape(tensor.shape, t, axes)), held(tensor.dtype, t, axes)))
+        stacked.append(jax.ShapeDtypeStruct((devices, *local_shape(tensor.shape, t, axes)), storage_dtype(tensor.dtype, t, axes)))
     with precision_of(body.tensors.values()):
         return _shard_map_body(jax.make_jaxpr(jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs))(*stacked))
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from unity.base.documents import Natural, Record
 from unity.base.errors import ConstraintError, OptionError, PlanError
 from unity.base.formatting import short
@@ -19,7 +21,7 @@ from unity.pcg.ir.graph import CONSTRAIN, PCG
 from unity.pcg.ir.user_lines import spoken
 from unity.pcg.parallel.marks import hidden, mark_of, marks
 from unity.pcg.parallel.serial_view import twins
-from unity.pcg.parallel.wanted_types import met
+from unity.pcg.parallel.sharding_spec import satisfies
 from unity.search.space.configurations import ranks
 from unity.search.space.dimensions import ProgramDimensions
 from unity.search.space.masks import Mask, names_of
@@ -30,27 +32,27 @@ from unity.search.space.opening import sites_of
 class BoundRecord(Record):
     """The constraints of a plan, and the numbers of the arguments that are weights."""
 
-    given: tuple[Passed, ...]
+    passed: tuple[Passed, ...] = msgspec.field(name="given")  # under this name in plan files
     weights: tuple[Natural, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Bound:
+class BoundConstraints:
     """All constraints on a captured function.
 
     Attributes:
         passed: constraints passed to `unity.optimize`.
         marked: constraints that the function itself states with `unity.constrain`.
         paths: the spellings of the arguments' paths.
-        learned: the numbers of the arguments that are weights, also where no gradients are planned.
-        instead: returns masks that replace the constraints at some sites, by which alternatives are searched.
+        learned: the numbers of the arguments that are weights, even if no gradients are planned.
+        overrides: returns masks that replace the constraints at some sites, so that alternatives can be searched there.
     """
 
     passed: tuple[Passed, ...] = ()
     marked: tuple[Marked, ...] = ()
     paths: Spellings = ()
     learned: frozenset[int] = frozenset()
-    instead: Callable[[ProgramDimensions], Mapping[int, Mask]] = field(default=lambda dimensions: {})
+    overrides: Callable[[ProgramDimensions], Mapping[int, Mask]] = field(default=lambda dimensions: {})
 
     @property
     def every(self) -> tuple[Constraint, ...]:
@@ -64,9 +66,9 @@ class Bound:
         """
         resolver, masks = self.resolver(dimensions, machine), dict[int, Mask]()
         for constraint in self.every:
-            for s, rule in constraint.rules(resolver):
+            for s, rule in constraint.mask_rules(resolver):
                 masks[s] = (*masks.get(s, ()), rule)
-        return masks | dict(self.instead(dimensions))
+        return masks | dict(self.overrides(dimensions))
 
     def resolver(self, dimensions: ProgramDimensions, machine: Machine) -> Resolver:
         """Return the resolver of constraints' names for a program on a machine, whose first input sites are the arguments."""
@@ -74,7 +76,7 @@ class Bound:
         learned = frozenset(inputs[k] for k in self.learned)
         return Resolver(replace(dimensions, learned=learned), machine, self.paths, inputs)
 
-    def of(self, some: Collection[Constraint]) -> Bound:
+    def of(self, some: Collection[Constraint]) -> BoundConstraints:
         """Return a copy with only some of the constraints."""
         passed = tuple(c for c in self.passed if c in some)
         return replace(self, passed=passed, marked=tuple(c for c in self.marked if c in some))
@@ -96,7 +98,7 @@ class Bound:
         if isinstance(constraint, Pin):
             for k in matching(constraint.path, self.paths):
                 node = parallel.inputs[k]
-                if not met(constraint.wanted.slices(node.tensors[0].ndim, names), node.types[0], axes):
+                if not satisfies(constraint.sharding.slices(node.tensors[0].ndim, names), node.types[0], axes):
                     yield self.paths[k][0]
         elif isinstance(constraint, OperatorPin):
             named = [n for n, _ in parallel.walk() if constraint.means(n)]
@@ -104,11 +106,11 @@ class Bound:
                 yield "no operator has this name"
             for node in named:
                 for tensor, type_ in zip(node.tensors, node.types, strict=True):
-                    if not met(constraint.wanted.slices(tensor.ndim, names), type_, axes):
+                    if not satisfies(constraint.sharding.slices(tensor.ndim, names), type_, axes):
                         yield f"{node.kind} at {short(node.source)}"
         elif isinstance(constraint, Marked):
-            for node in (n for n, _ in parallel.walk() if n.kind == CONSTRAIN and mark_of(n) == constraint.wanted):
-                if not met(constraint.wanted.slices(node.tensors[0].ndim, names), node.types[0], axes):
+            for node in (n for n, _ in parallel.walk() if n.kind == CONSTRAIN and mark_of(n) == constraint.sharding):
+                if not satisfies(constraint.sharding.slices(node.tensors[0].ndim, names), node.types[0], axes):
                     yield f"the value at {constraint.source}"
         elif isinstance(constraint, Across):
             yield from self.violations_across(constraint, serial, parallel, machine)
@@ -122,12 +124,16 @@ class Bound:
         for before, after in twins(serial, parallel):
             site = opened.of_node.get(id(before), -1)
             for k, type_ in enumerate(after.types if site >= 0 else ()):
-                for axis in levels:
-                    state = type_[axis]
+                for state in (type_[axis] for axis in levels):
                     follows = split(site, k, state) if state.kind == "P" else False
-                    wrong = {"forbid": follows is True, "only": state.kind == "P" and follows is False}
-                    wrong["require"] = not follows and before.kind == "input" and _can_follow(resolver, site, constraint)
-                    if wrong[constraint.word]:
+                    match constraint.word:
+                        case "forbid":
+                            violates = follows is True
+                        case "only":
+                            violates = state.kind == "P" and follows is False
+                        case "require":
+                            violates = not follows and before.kind == "input" and _can_follow(resolver, site, constraint)
+                    if violates:
                         yield f"{before.name or before.kind} ({short(before.source)})"
 
 
@@ -136,7 +142,9 @@ def _can_follow(resolver: Resolver, site: int, constraint: Across) -> bool:
     return site in resolver.inputs and any(resolver.split(site, resolver.follows(constraint.dimension)))
 
 
-def bound(constraints: Iterable[Constraint], captured: Captured, fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Bound:
+def bind(
+    constraints: Iterable[Constraint], captured: Captured, fn: Callable[..., Any], argnums: int | Sequence[int] = 0
+) -> BoundConstraints:
     """Bind constraints to a captured function.
 
     Raises:
@@ -164,7 +172,7 @@ def bound(constraints: Iterable[Constraint], captured: Captured, fn: Callable[..
     count = max((int(path[5 : path.index("]")]) for path in captured.paths), default=-1) + 1
     starts = tuple(f"args[{i % count}]" for i in weights) if count else ()
     learned = frozenset(k for k, path in enumerate(captured.paths) if path.startswith(starts))
-    return Bound(bound_to, marked, paths, learned)
+    return BoundConstraints(bound_to, marked, paths, learned)
 
 
 def _argument_or_operator_pin(pin: Pin, paths: Spellings, captured: Captured) -> Pin | OperatorPin:
@@ -175,16 +183,16 @@ def _argument_or_operator_pin(pin: Pin, paths: Spellings, captured: Captured) ->
     if matching(pin.path, paths):
         return pin
     operators = [node for node, _ in captured.graph.walk() if node.body is not None]
-    unbound = OperatorPin(pin.path, pin.wanted, ())
+    unbound = OperatorPin(pin.path, pin.sharding, ())
     named = [node for node in operators if unbound.means(node)]
     if not named:
         near = difflib.get_close_matches(pin.path, {s for node in operators for s in spoken(node) if s}, 3)
         hint = f"; the nearest operators are {', '.join(near)}" if near else ""
         arguments = f"no argument has the path {pin.path}{nearest(pin.path, paths)}"
         raise ConstraintError(f"{arguments}, and no operator the name{hint} (docs: constraints#paths)")
-    return OperatorPin(pin.path, pin.wanted, results_of(named))
+    return OperatorPin(pin.path, pin.sharding, results_of(named))
 
 
-def restored(record: BoundRecord, captured: Captured, fn: Callable[..., Any]) -> Bound:
+def restored(record: BoundRecord, captured: Captured, fn: Callable[..., Any]) -> BoundConstraints:
     """Return the constraints of a saved plan from their record. Raises ConstraintError if they name nothing of the function."""
-    return replace(bound(record.given, captured, fn), learned=frozenset(record.weights))
+    return replace(bind(record.passed, captured, fn), learned=frozenset(record.weights))

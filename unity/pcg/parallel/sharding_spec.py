@@ -1,4 +1,4 @@
-"""A user's constraint on the type of a tensor: a `PartitionSpec` whose names are axes of the mesh or levels of the machine."""
+"""A sharding that a user asks for: a `PartitionSpec` as data, whose names are axes of the mesh or levels of the machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Slices = tuple[frozenset[int] | int | None, ...]  # the constraints on all dimen
 Names = Mapping[str, tuple[int, ...]]  # from the names of axes and levels to the positions of their axes
 
 
-class Wanted(Record):
+class ShardingSpec(Record):
     """A `PartitionSpec` as plain data. Dimensions after the last entry are whole."""
 
     entries: tuple[Entry, ...]
@@ -54,7 +54,7 @@ class Wanted(Record):
         return f"P({', '.join(map(_entry_text, self.entries))})"
 
 
-def wanted(spec: Any) -> Wanted:
+def sharding_spec(spec: Any) -> ShardingSpec:
     """Return a `PartitionSpec`, or a sequence of such entries, as plain data.
 
     Raises:
@@ -62,7 +62,7 @@ def wanted(spec: Any) -> Wanted:
     """
     if isinstance(spec, (str, bytes)) or not isinstance(spec, (PartitionSpec, Sequence)):
         raise ConstraintError(f"{spec!r} is no specification: give a jax.sharding.PartitionSpec, such as P('device', None)")
-    return Wanted(tuple(_entry(e, spec) for e in spec))
+    return ShardingSpec(tuple(_entry(e, spec) for e in spec))
 
 
 def _entry(entry: Any, spec: Any) -> Entry:
@@ -99,7 +99,7 @@ def axes_of(name: str, names: Names) -> tuple[int, ...]:
     return names[name]
 
 
-def met(slices: Slices, type_: Type, axes: Sequence[Axis]) -> bool:
+def satisfies(slices: Slices, type_: Type, axes: Sequence[Axis]) -> bool:
     """Return whether a type satisfies the constraints on its dimensions.
 
     The slices of a dimension must be contiguous: nested in the order of the mesh for given axes, in any order for a number.

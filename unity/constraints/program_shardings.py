@@ -1,4 +1,4 @@
-"""Shardings that a program states for the user's mesh, kept as constraints on its plans (`unity.keep_shardings()`)."""
+"""Constraints from the shardings that a program states for the user's own mesh (`unity.keep_shardings()`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unity.constraints.kinds import Pin
 from unity.machine.machine import Machine
 from unity.pcg.jaxprs.shardings import Mark, Marking
 from unity.pcg.parallel.marks import mark
-from unity.pcg.parallel.wanted_types import Entry, Wanted
+from unity.pcg.parallel.sharding_spec import Entry, ShardingSpec
 from unity.pcg.types.mesh_axes import mesh_axes
 
 
@@ -36,7 +36,7 @@ def pins(paths: Sequence[str], leaves: Sequence[Any], machine: Machine) -> tuple
         sharding = getattr(x, "sharding", None)
         if isinstance(sharding, NamedSharding):
             rank = len(x.shape)
-            constraints.append(Pin(path, Wanted(entries_of(sharding, frozenset(), rank, machine))))
+            constraints.append(Pin(path, ShardingSpec(entries_of(sharding, frozenset(), rank, machine))))
     return tuple(constraints)
 
 

@@ -1,4 +1,4 @@
-"""Exclusion of rules from the library by the user's constraints."""
+"""Rules that the user's constraints exclude from the library (`unity.without_rules`)."""
 
 from __future__ import annotations
 
