@@ -447,3 +447,17 @@ def test_a_file_with_a_cast_has_second_derivatives(tmp_path: Path) -> None:
     names = names_of_file(path)
     found = second(names["fn"])(*jax.device_put(args, names["in_shardings"]))
     np.testing.assert_allclose(found, second(loss)(*args), rtol=1e-10)
+
+
+def test_a_policy_that_may_offload_other_names_still_saves_its_own(tmp_path: Path) -> None:
+    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=["saved"], names_which_can_be_offloaded=["absent"], offload_src="device", offload_dst="pinned_host"
+    )
+
+    def loss(w: Any, x: Any) -> Any:
+        layer = jax.checkpoint(lambda x, w: jnp.sin(checkpoint_name(jnp.tanh(x @ w), "saved")) @ w, policy=policy)
+        return (layer(x, w) ** 2).mean()
+
+    path = tmp_path / "policy.py"
+    planned(Small(loss, f(8, 8), f(4, 8)), PAIR).files.export(path)
+    assert 'save_only_these_names("saved")' in path.read_text()

@@ -1,4 +1,4 @@
-"""Export of plans: files of plain JAX, which do not import unity, and the user's source with sharding constraints."""
+"""Export of plans as files of plain JAX, which do not import unity, and as the user's source with sharding constraints."""
 
 from unity.base.errors import ExportError
 from unity.export.annotations import Annotation, Unannotated, annotate

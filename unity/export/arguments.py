@@ -39,7 +39,7 @@ class FileArguments:
 
     @property
     def plain(self) -> bool:
-        """Whether the arguments are made of dictionaries, lists and tuples alone, and so have a literal."""
+        """Whether the arguments consist of dictionaries, lists and tuples alone, and so have a literal."""
         return all(map(is_plain, self.trees))
 
     def table(self) -> Code:
@@ -97,7 +97,7 @@ def spec_code(spec: PartitionSpec) -> Code:
 
 
 def grouped_rows(rows: Mapping[str, Code]) -> dict[str, Code]:
-    """Return the rows, those joined whose paths differ in indices only, if all rows of such paths are equal."""
+    """Join rows whose paths differ in indices only, if all rows of such paths are equal."""
     groups: dict[str, list[str]] = {}
     for path in rows:
         groups.setdefault(re.sub(INDEX, "*", path), []).append(path)
@@ -110,14 +110,14 @@ def grouped_rows(rows: Mapping[str, Code]) -> dict[str, Code]:
 
 
 def is_plain(tree: Any) -> bool:
-    """Return whether a tree is made of values that have a Python literal."""
+    """Return whether a tree consists of values that have a Python literal."""
     if type(tree) is dict:
         return all(isinstance(k, (str, int)) and is_plain(v) for k, v in tree.items())
     return tree is None or type(tree) is int or (type(tree) in (list, tuple) and all(map(is_plain, tree)))
 
 
 def tree_literal(tree: Any, leaf: Callable[[Any], Code] = code) -> Code:
-    """Return a tree as a literal, with a list of equal items as a repetition."""
+    """Return a tree as a literal. A list of equal items is written as `[item] * n`."""
     if type(tree) is dict:
         return mapping([(literal(k).text, tree_literal(v, leaf)) for k, v in tree.items()])
     if type(tree) in (list, tuple):

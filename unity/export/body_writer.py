@@ -1,4 +1,4 @@
-"""A local program as the statements of one function: short expressions stand where they are used, the others get a name."""
+"""The statements of one function, written from a local program: short expressions are inlined, the others get a name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONGER = 72  # characters of an expression that its only user merges into its ow
 
 
 class Block:
-    """The statements of one function, while they are written."""
+    """The statements of one function under construction."""
 
     def __init__(self, module: ModuleWriter, scope: Scope, indent: int = 4) -> None:
         self.module, self.scope, self.indent = module, scope, indent
@@ -52,7 +52,7 @@ class Block:
         """Return an operand as a name or a constant, so that a loop that reads it does not compute it in every step."""
         if operand.code.text.isidentifier() or (operand.constant is not None and operand.bare is None):
             return operand
-        return replace(operand, code=self.let([preferred], operand.code)[0], maker=None, bare=None, constant=None)
+        return replace(operand, code=self.let([preferred], operand.code)[0], producer=None, bare=None, constant=None)
 
 
 class BodyWriter:
@@ -64,7 +64,7 @@ class BodyWriter:
         self.uses = Counter(a for e in body.equations for a in e.operands if isinstance(a, int))
         self.uses.update(a for a in body.outputs if isinstance(a, int))
         self.users = {a: e for e in body.equations for a in e.operands if isinstance(a, int)}
-        self.maker = {v: e for e in body.equations for v in e.results}
+        self.producers = {v: e for e in body.equations for v in e.results}
         self.place = {id(e): k for k, e in enumerate(body.equations)}
         self.reads: dict[int, set[int]] = {}  # the named values that the expression of a value reads
 
@@ -99,14 +99,14 @@ class BodyWriter:
         if e.primitive.multiple_results:
             code = first_of(code)
         (v,) = e.results
-        result = Operand(code, tensors[0], varying[0], maker=application)
+        result = Operand(code, tensors[0], varying[0], producer=application)
         if e.name == "pvary" and (is_number(operands[0]) or operands[0].bare or not tensors[0].floating):
             bare = operands[0].bare or operands[0]
-            result = replace(result, constant=operands[0].constant, maker=operands[0].maker, bare=bare)
+            result = replace(result, constant=operands[0].constant, producer=operands[0].producer, bare=bare)
         elif is_number(result):
             result = with_bare_number(result)
         elif not self.is_inlined(v, e, code):
-            result = replace(result, code=self.block.let([RESULT_NAMES.get(e.name, e.name)], code)[0], maker=None)
+            result = replace(result, code=self.block.let([RESULT_NAMES.get(e.name, e.name)], code)[0], producer=None)
         self.env[v] = result
 
     def is_inlined(self, v: int, e: Equation, code: Code) -> bool:
@@ -133,24 +133,24 @@ class BodyWriter:
 
     def predicate(self, branch_index: Atom) -> Atom | None:
         """Return the boolean that a branch index is converted from, if it is."""
-        maker = self.maker_of(branch_index)
-        if maker is None or maker.name != "convert_element_type" or self.body.tensor(maker.operands[0]).dtype != bool:
+        producer = self.producer_of(branch_index)
+        if producer is None or producer.name != "convert_element_type" or self.body.tensor(producer.operands[0]).dtype != bool:
             return None
-        return maker.operands[0]
+        return producer.operands[0]
 
     def platforms(self, branch_index: Atom) -> tuple[tuple[str, ...] | None, ...] | None:
-        """Return the platforms of each branch, if the branch index is the number of one; None among them is any other platform."""
-        maker = self.maker_of(branch_index)
-        return None if maker is None or maker.name != "platform_index" else maker.params["platforms"]
+        """Return the platforms of each branch if the branch index is a platform's number. None among them is any other platform."""
+        producer = self.producer_of(branch_index)
+        return None if producer is None or producer.name != "platform_index" else producer.params["platforms"]
 
-    def maker_of(self, atom: Atom) -> Equation | None:
+    def producer_of(self, atom: Atom) -> Equation | None:
         """Return the equation that computes a value, casts left out."""
-        return self.maker.get(a) if isinstance(a := through_casts(atom, self.maker), int) else None
+        return self.producers.get(a) if isinstance(a := through_casts(atom, self.producers), int) else None
 
     def would_reorder_reads(self, v: int, e: Equation, user: Equation | None) -> bool:
-        """Return whether computing `v` where it is used would read a value after others that it was read before.
+        """Return whether inlining `v` would move its reads of a value behind other reads of that value.
 
-        Gradients are added in the order of reads. Of two summands the order does not matter.
+        Gradients are added in the order of reads. The order of two summands does not matter.
         """
         shared = {a for a in self.reads[v] if self.uses[a] + (a in self.body.inputs) > 2 and self.body.tensors[a].floating}
         end = len(self.body.equations) if user is None else self.place[id(user)]
@@ -159,7 +159,7 @@ class BodyWriter:
 
 
 class InnerFunction:
-    """A function nested in the one that is written.
+    """A function nested in another one under construction.
 
     Its statements go to `block`, and `finish` writes the whole function into the outer block.
     """
@@ -208,15 +208,15 @@ def printed(application: AppliedPrimitive) -> Code:
 
 
 def is_number(x: Operand) -> bool:
-    """Return whether an operand is one number everywhere, and so is written again at each use."""
-    maker = x.maker
+    """Return whether all elements of an operand are one constant number, which is written again at each use."""
+    producer = x.producer
     return x.constant is not None or (
-        maker is not None and maker.name == "broadcast_in_dim" and maker.operands[0].scalar is not None
+        producer is not None and producer.name == "broadcast_in_dim" and producer.operands[0].scalar is not None
     )
 
 
 def with_bare_number(result: Operand) -> Operand:
-    """Return an operand that is one number everywhere with its form before the cast that makes it vary."""
+    """Return an operand whose elements are one number, together with its form before the cast that makes it vary."""
     if not result.varying:
         return result
     bare = replace(result, varying=frozenset())
@@ -225,15 +225,15 @@ def with_bare_number(result: Operand) -> Operand:
 
 
 def without_implied_casts(name: str, operands: Sequence[Operand], varying: frozenset[str]) -> list[Operand]:
-    """Return a function's operands without the casts that it inserts itself; with all casts if it does not."""
+    """Return a function's operands without casts if the function inserts these itself, or else with all casts."""
     bare = [o.bare or o for o in operands]
     if name in AUTOMATIC and frozenset().union(*(o.varying for o in bare)) == varying:
         return bare
-    return [replace(o, constant=None, maker=None) if o.bare is not None else o for o in operands]
+    return [replace(o, constant=None, producer=None) if o.bare is not None else o for o in operands]
 
 
 def with_jax_constant(operands: Sequence[Operand]) -> Sequence[Operand]:
-    """Return a function's operands, one of them as a JAX array if all are constants, which numpy would combine while tracing."""
+    """Return a function's operands. If all are constants, one becomes a JAX array, since NumPy would combine them while tracing."""
     first = next((k for k, o in enumerate(operands) if o.constant is not None and o.tensor.shape), None)
     if first is None or any(o.constant is None for o in operands):
         return operands

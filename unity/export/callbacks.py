@@ -1,4 +1,4 @@
-"""Calls of Python functions on the host (`jax.pure_callback`) as source: the file imports the function from its module."""
+"""Source of calls of Python functions on the host (`jax.pure_callback`), whose file imports the function from its module."""
 
 from __future__ import annotations
 

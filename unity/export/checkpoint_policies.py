@@ -1,4 +1,4 @@
-"""The policy of a `jax.checkpoint` as source, from its decisions about the operations inside."""
+"""Policies of `jax.checkpoint` as source, from their decisions about the operations inside."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import jax
 
 from unity.base.errors import ExportError
 from unity.export.source_code import Code, call
+from unity.pcg.analysis.rematerialization import saves
 from unity.pcg.ir.nested_programs import bodies
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.propagation.solver import nested_body
 
 
 def decisions(equation: Equation) -> dict[str, set[bool]]:
-    """Return the policy's decisions: for every kind of operation inside, whether its results are saved.
+    """Return the decisions of a checkpoint's policy: for every kind of operation inside, whether its results are saved.
 
-    A named value is a kind for each name. A set of both decisions means that the policy distinguishes operations of one kind.
+    Every name of `checkpoint_name` is a kind. A set of both decisions means that the policy distinguishes operations of one kind.
     """
     policy = equation.params.get("policy")
     by_kind: dict[str, set[bool]] = {}
@@ -26,10 +27,9 @@ def decisions(equation: Equation) -> dict[str, set[bool]]:
     for e in _equations_within(nested_body(equation)):
         assert e.origin is not None
         answer = policy(e.primitive, *(v.aval for v in e.origin.invars), **e.params)
-        saves = answer if isinstance(answer, bool) else type(answer).__name__ == "_Saveable" or answer is True
-        if not isinstance(answer, bool) and "offload" in repr(answer).lower():
+        if "offload" in repr(answer).lower():
             raise ExportError(equation.source, "jax.checkpoint", "its policy moves values to the host, which is not exported")
-        by_kind.setdefault(_kind(e), set()).add(bool(saves))
+        by_kind.setdefault(_kind(e), set()).add(saves(answer))
     return by_kind
 
 

@@ -1,7 +1,8 @@
-"""Custom derivative rules of local programs, as programs: traced on pieces, inside a `shard_map`.
+"""Custom derivative rules of local programs as programs themselves, traced on one device's pieces inside a `shard_map`.
 
-As in `unity.pcg.propagation.derivative_rules` for whole tensors, differentiating the call alone gives the rule's program. Custom
-calls in it are their values. Where a second derivative would differentiate these by another rule, the file refuses it.
+As in `unity.pcg.propagation.derivative_rules` for whole tensors, the rule's program is traced by differentiating the call. In it,
+calls with rules of their own are replaced by the programs of their values. If a second derivative would need such a rule, the
+exported file refuses it.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ class DerivativeRule:
 
     Attributes:
         value: the program of the call.
-        floating: which operands are floating-point.
-        forward: of a `custom_vjp`: operands → (results, residuals).
-        backward: of a `custom_vjp`: (residuals, cotangents of the results) → cotangents of the floating-point operands.
-        derivative: of a `custom_jvp`: (operands, tangents of the floating-point ones) → (results, their tangents).
-        once: whether its programs are not to be differentiated, as they call functions whose rules are not their derivatives.
+        floating: whether each operand is floating-point.
+        forward: for a `custom_vjp`, operands → (results, residuals).
+        backward: for a `custom_vjp`, (residuals, cotangents of the results) → cotangents of the floating-point operands.
+        derivative: for a `custom_jvp`, (operands, tangents of the floating-point ones) → (results, their tangents).
+        once: whether a second derivative is refused, because its programs call functions whose rules are not their derivatives.
     """
 
     value: LocalProgram
@@ -44,7 +45,7 @@ class DerivativeRule:
 
 @lru_cache(maxsize=4096)
 def rule_of(equation: Equation) -> DerivativeRule:
-    """Return the programs of an equation's custom rule. To be called inside the `shard_map` that the equation was traced in."""
+    """Return the programs of an equation's custom rule. Must be called inside the `shard_map` that the equation was traced in."""
     assert equation.origin is not None
     pieces = [like(v.aval) for v in equation.origin.invars]
     floating = differentiable_operands(equation)

@@ -1,4 +1,4 @@
-"""Equivalence of two local programs: every result is named by a hash of what it is computed from, whatever the equations' order.
+"""Equivalence of two local programs, by hashes of the expressions that their results are, in whatever order equations are.
 
 The exported file is traced again and compared with the plan, so that a file that computes anything else is never written.
 """
@@ -26,19 +26,19 @@ from unity.pcg.propagation.solver import branches, nested_body
 
 
 class Meaning(NamedTuple):
-    """A hash of what a value is computed from, and whether it is computed from constants alone."""
+    """A hash of the expression that computes a value from a program's operands, and whether it has constants alone."""
 
     name: str
     constant: bool = False
 
 
 def meanings(body: Body, operands: Sequence[Meaning] | None = None, depth: int = 0) -> list[Meaning]:
-    """Return the meanings of a program's results. To be called inside the program's `shard_map`.
+    """Return the meanings of a program's results. Must be called inside the program's `shard_map`.
 
     Args:
         body: the program.
         operands: the meanings of its operands; without them, each operand means itself.
-        depth: how deeply the program is nested, which tells its operands from those around it.
+        depth: the nesting depth of the program, which tells its operands from those of the programs around it.
     """
     body = simplified(body)
     env = dict(zip(body.inputs, operands if operands is not None else symbols(len(body.inputs), depth), strict=True))
@@ -113,8 +113,8 @@ def _operands_of_checkpoint(values: Sequence[Meaning]) -> list[str]:
     return sorted({v.name for v in values if not v.constant})
 
 
-# The constants of a loop, and the operands of branches, count where a body reads them. Those that no equation reads do not count,
-# such as a mask that a pipeline stage's backward pass receives and does not need.
+# The constants of a loop and the operands of branches are hashed where a body reads them. Those that no equation reads are omitted,
+# such as a mask that the backward pass of a pipeline stage receives and does not need.
 
 
 def _scan(e: Equation, operands: list[Meaning], depth: int) -> list[object]:

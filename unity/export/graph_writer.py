@@ -1,4 +1,4 @@
-"""A parallel graph as statements: operators, collectives, scans, and calls of the layers that repeat."""
+"""The statements of an exported program, written from a parallel graph: operators, collectives, scans, calls of repeated layers."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from unity.pcg.parallel.traffic import step_of
 from unity.pcg.types.factors import Role, facts_of
 from unity.pcg.types.varying_axes import CASTS
 
-NUMBER = "{number}"  # stands in a path for the loop's counter
-SMALL = 3  # equations of an operator that is written where it is used
+NUMBER = "{number}"  # a placeholder for the loop's counter in a path
+SMALL = 3  # equations of an operator that is inlined
 
 
 class GraphWriter:
@@ -201,7 +201,7 @@ def _consecutive_calls(order: Sequence[Item], layer: Layer) -> list[LayerCall]:
 
 @dataclass(frozen=True)
 class _LoopArgument:
-    """An argument of a layer in a loop over its calls: a result of the call before, by number, or else a text."""
+    """An argument of a layer in a loop over its calls: a result of the previous call, by number, or else a text."""
 
     text: str = ""
     result: int | None = None
@@ -237,7 +237,7 @@ def _numbered(texts: Sequence[str]) -> _LoopArgument | None:
 
 
 def _slot_order(layer: Layer, slot: int) -> tuple[int, int]:
-    """Return a sort key of a layer's parameters: first the carried ones, then those all calls share, then those of each call."""
+    """Return a sort key of a layer's parameters: carried ones, then those that all calls share, then others."""
     values = [layer.arguments_of(k)[slot] for k in range(len(layer.segments))]
     carried = values[1] in layer.results_of(0)
     return (0 if carried else 1 if values[0] == values[1] else 2), slot
@@ -254,7 +254,7 @@ def _in_node_order(unit: Unit, operands: Sequence[Code]) -> list[Code]:
 
 
 def _is_small(program: LocalProgram) -> bool:
-    """Return whether an operator has few equations, so that it is written where it is used."""
+    """Return whether an operator has so few equations that it is inlined, not written as a function."""
     equations = simplified(program.body).equations
     counted = [e for e in equations if facts_of(e.name).role not in (Role.LAYOUT, Role.CONVERSION) and e.name not in CASTS]
     return len(counted) <= SMALL
@@ -274,7 +274,7 @@ def _function_name(node: Node) -> str:
 
 
 def about(node: Node, graph: PCG) -> str:
-    """Return an operator in words: its kind with the source line, or for a parallelization operator with the mesh axes."""
+    """Describe an operator by its kind and source line, or a parallelization operator by its kind and mesh axes."""
     if node.kind in PARALLELIZATION:
         if node.kind == "view":
             return ""
@@ -284,6 +284,6 @@ def about(node: Node, graph: PCG) -> str:
 
 
 def _user_function(units: Sequence[Unit]) -> str:
-    """Return the name of the user's function that most operators are from, or nothing."""
+    """Return the name of the user's function that most operators are from, or ""."""
     counts = Counter(m[1] for u in units if (m := re.search(r"\((?:.*\.)?(\w+)\)$", u.node.source)))
     return counts.most_common(1)[0][0] if counts else ""

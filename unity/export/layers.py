@@ -1,15 +1,16 @@
-"""The pieces that an export writes: units, one for each operator of a parallel graph, and layers, which run several times.
+"""Division of a parallel graph into the pieces that an export writes: units, one for each operator, and repeated layers.
 
-A unit includes the gathers (and the operators) that run again for it in the backward pass. A layer is a sequence of units that
+A unit includes the gathers and operators that the backward pass recomputes for its operator. A layer is a sequence of units that
 occurs several times, wired alike, and becomes one function.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
+
+import networkx as nx
 
 from unity.export.tracing import LocalProgram, local_program
 from unity.pcg.analysis.rematerialization import runs_again
@@ -25,7 +26,7 @@ def _identity(node: Node) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """An operator, the nodes that run again whenever it runs, and the operands of all of them."""
+    """An operator, the nodes that are recomputed with it, and the operands of all of them."""
 
     node: Node
     rerun: tuple[Node, ...]
@@ -169,24 +170,11 @@ def _members(item: Item) -> tuple[Unit, ...]:
 
 
 def _in_order(items: Sequence[Item], place: dict[int, int]) -> list[Item]:
-    """Return items sorted topologically, otherwise in the order of the graph."""
-    maker = {v: k for k, item in enumerate(items) for u in _members(item) for v in u.results}
-    operands = [{maker[v] for u in _members(item) for v in u.operands if v in maker} - {k} for k, item in enumerate(items)]
-    users: list[list[int]] = [[] for _ in items]
-    for k, makers in enumerate(operands):
-        for j in makers:
-            users[j].append(k)
+    """Return items in topological order, and otherwise in the order of the graph."""
+    producer_of = {v: k for k, item in enumerate(items) for u in _members(item) for v in u.results}
+    operands = ((k, v) for k, item in enumerate(items) for u in _members(item) for v in u.operands)
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(len(items)))
+    graph.add_edges_from((producer_of[v], k) for k, v in operands if producer_of.get(v, k) != k)
     first = [min(place[id(u)] for u in _members(item)) for item in items]
-    ready = [(first[k], k) for k, makers in enumerate(operands) if not makers]
-    heapq.heapify(ready)
-    order: list[Item] = []
-    missing = [len(makers) for makers in operands]
-    while ready:
-        _, k = heapq.heappop(ready)
-        order.append(items[k])
-        for j in users[k]:
-            missing[j] -= 1
-            if not missing[j]:
-                heapq.heappush(ready, (first[j], j))
-    assert len(order) == len(items), "layers of a graph are in the order of its operators"
-    return order
+    return [items[k] for k in nx.lexicographical_topological_sort(graph, first.__getitem__)]

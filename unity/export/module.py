@@ -1,4 +1,4 @@
-"""The module that an export writes: functions, of which each different program has one, arrays, and imports."""
+"""The module that an export writes: one function for each distinct program, arrays, and imports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unity.pcg.ir.program import Literal
 from unity.pcg.types.varying_axes import CAST
 
 MAX_LITERAL = 24  # elements of an array that is written as a literal
-NAME = "__name_of_function__"  # stands for a function's name; about as long as names are, so that lines are broken alike
+NAME = "__name_of_function__"  # a placeholder for a function's name, about as long as names are, so that lines break alike
 ONCE = "differentiated_once"
 ONCE_FUNCTIONS = [
     ["@jax.custom_jvp", f"def {ONCE}(*values):", '    """The values, of which there is no derivative."""', "    return values"],
@@ -46,7 +46,7 @@ JAX_IMPORTS = [
 
 
 class ModuleWriter:
-    """The functions and arrays of a file, while they are written."""
+    """The functions and arrays of a file under construction."""
 
     def __init__(self) -> None:
         self.scope = Scope(("fn", "program", "ARRAYS", "array", CAST, "Primitive", "ad", "mlir", ONCE))
@@ -90,7 +90,7 @@ class ModuleWriter:
         parameters: Sequence[str] = (),
         about: str = "",
     ) -> str:
-        """Write a function that runs a program, unless there is one, and return its name."""
+        """Write a function that runs a program, unless an equal one exists, and return its name."""
         return self.add(preferred, [self.unnamed_function("", program, decorators, parameters, about)])
 
     def unnamed_function(
@@ -112,7 +112,7 @@ class ModuleWriter:
         return self.names[key]
 
     def custom_derivative(self, rule: DerivativeRule) -> str:
-        """Write a function with its custom derivative rule, unless there is one, and return its name."""
+        """Write a function with its custom derivative rule, unless an equal one exists, and return its name."""
         if rule.once and ONCE_FUNCTIONS[0] not in self.functions:
             self.functions += ONCE_FUNCTIONS
         slices = any(e.name == "axis_index" for e in rule.value.body.equations)
@@ -182,7 +182,7 @@ def function_lines(
 
 
 def _once(names: Sequence[str]) -> list[str]:
-    """Return the lines by which a second derivative of values is refused."""
+    """Return the lines that refuse a second derivative of values."""
     return unpacked(names, str(call(ONCE, *map(Code, names))), 4)
 
 

@@ -1,4 +1,4 @@
-"""Equations with nested programs as source.
+"""Source of equations with nested programs: loops, branches, reductions, checkpoints, custom derivatives.
 
 Loops, branches and combiners become inner functions; checkpoints and functions with custom derivatives become functions of the
 module.
@@ -49,7 +49,7 @@ def scan(writer: BodyWriter, e: Equation) -> list[Code]:
 
 @dataclass(frozen=True)
 class ScanLoop:
-    """A scan: how many of its operands are constants and how many are carried, and how it runs."""
+    """A scan. `parts` are the numbers of its operands that are constants, and that are carried."""
 
     parts: tuple[int, int]
     length: int
@@ -181,7 +181,7 @@ def platform_index(writer: BodyWriter, e: Equation) -> list[Code]:
 
 
 def refused(writer: BodyWriter, e: Equation) -> list[Code]:
-    """Refuse an equation that no public function is known to make."""
+    """Refuse an equation that no public function is known to write."""
     raise ExportError(e.source, e.name, "programs inside of it are not written yet")
 
 
@@ -214,7 +214,7 @@ def reduction(writer: BodyWriter, e: Equation) -> list[Code]:
 
 
 def is_scatter_apply(e: Equation) -> bool:
-    """Return whether a scatter applies a function to the elements (`x.at[i].apply(f)`), and does not replace them."""
+    """Return whether a scatter applies a function to elements (`x.at[i].apply(f)`) rather than replace them."""
     if e.name != "scatter" or e.params["update_jaxpr"] is None:
         return False
     program = e.params["update_jaxpr"]

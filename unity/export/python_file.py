@@ -1,4 +1,4 @@
-"""A plan as one file of plain JAX. The file is traced before it is written, and written only if it computes what the plan does."""
+"""Export of a plan as one Python file of plain JAX, which is written only if its trace computes the same as the plan."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ CLOSED_OVER = "closed over/"  # the paths of arrays that the planned function cl
 
 
 def write(plan: Plan, path: str | Path) -> tuple[Path, ...]:
-    """Write a plan as a Python file that needs nothing but JAX, and beside it a file with the arrays that it reads, if there are
-    any.
+    """Write a plan as a Python file that needs nothing but JAX, with any arrays that it reads in a second file.
 
     Returns the paths of the files, the Python file first.
 

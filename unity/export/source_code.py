@@ -1,4 +1,4 @@
-"""Python source as values: expressions that know their precedence, broken into lines as formatters break them."""
+"""Python expressions and statements as values: with precedences, and broken into lines as formatters break them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ ATOM, POWER, UNARY, TIMES, PLUS, SHIFT, AND, XOR, OR, COMPARE, NOT, TUPLE = rang
 class Code:
     """An expression: its text on one line, its precedence, and the items of a trailing call or collection, where it may be broken.
 
-    `head` is the text up to the items and `close` the text after them; `collection` is true for tuples, lists and dictionaries.
+    Attributes:
+        text: the expression on one line.
+        level: its precedence.
+        head: the text up to the items.
+        items: the items of the call or collection that the expression ends in.
+        close: the text after the items.
+        collection: whether it is a tuple, a list or a dictionary.
     """
 
     text: str
@@ -152,7 +158,7 @@ RESERVED = ("jax", "jnp", "lax", "primitives", "np", "re", "partial", "Path", "P
 
 
 class Scope:
-    """The names of one scope. A function's names never equal those of the module around it, nor the other way round."""
+    """The names of one scope. No name of a function equals a name of the module around it."""
 
     def __init__(self, taken: Iterable[str] = (), outside: Scope | None = None) -> None:
         self.taken = {*taken, *RESERVED, *keyword.kwlist, *dir(builtins)}
@@ -188,7 +194,7 @@ LETTERS = ("x", "y", "z", "u", "v")
 
 
 def letters(count: int) -> list[str]:
-    """Return parameter names for values that nothing is known of."""
+    """Return short parameter names for values without names."""
     return [LETTERS[k % len(LETTERS)] for k in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""Local programs as they will run: traced on the pieces of one device, inside a `shard_map`, without devices."""
+"""Tracing of local programs as they will run: on the pieces of one device, inside a `shard_map`, without devices."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class LocalProgram:
 
 
 def traced(run: Callable[..., Any], pieces: Sequence[jax.ShapeDtypeStruct], rule: bool = False) -> LocalProgram:
-    """Return the local program of a function, or of a derivative rule. To be called inside `within_mesh`."""
+    """Return the local program of a function, or of a derivative rule. Must be called inside `within_mesh`."""
     jaxpr = jax.make_jaxpr(run)(*pieces)
     body = used(close(first_order(jaxpr) if rule else jaxpr))
     varying = tuple(frozenset(p.manual_axis_type.varying) for p in pieces)

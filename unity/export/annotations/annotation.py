@@ -1,7 +1,7 @@
 """A user's source with a plan's sharding constraints written in, as a diff to apply.
 
-A constraint is written at every expression whose result the plan changes in type, or computes from operands that it changed, and at
-names in a product `x @ w` that it changes before the product: where `plan.constrained()` has its constraints. What no single
+A constraint is written wherever `plan.constrained()` has one: at every expression whose result the plan changes in type or computes
+from operands that it changed, and at names in a product `x @ w` that it changes before the product. A value that no single
 expression computes is left out, and listed with the reason.
 """
 
@@ -159,7 +159,7 @@ def _place(node: Node) -> tuple[str, int]:
 
 
 def _decisions(top: PCG, file: str) -> Iterator[_Decision]:
-    """Yield the decided results of operators that the lines of a file compute."""
+    """Yield the decisions about the operators that the lines of a file compute."""
     for graph in top.graphs():
         types: dict[Value, list[Type]] = defaultdict(list)  # of a result, those to constrain it to
         origins = origins_of(graph)
@@ -184,7 +184,7 @@ def _decisions(top: PCG, file: str) -> Iterator[_Decision]:
 
 
 def _decided_operands(node: Node, origins: Mapping[Value, Value]) -> Iterator[_Decision]:
-    """Yield the operands of a product that change their type before it."""
+    """Yield the decisions about the operands of a product that change in type before it."""
     body = node.body
     assert body is not None
     product = next((e for e in body.equations if e.results == body.outputs and e.primitive.name == "dot_general"), None)
@@ -289,7 +289,7 @@ class _Editor:
         return b"".join(lines).decode(), missing
 
     def is_alone(self, node: ast.AugAssign) -> bool:
-        """Return whether nothing else stands on a statement's lines."""
+        """Return whether a statement shares its lines with no other code."""
         first, last = self.lines[node.lineno - 1], self.lines[(node.end_lineno or node.lineno) - 1]
         rest = last[node.end_col_offset or 0 :].strip()
         return not first[: node.col_offset].strip() and (not rest or rest.startswith(b"#")) and last.endswith(b"\n")
@@ -324,7 +324,7 @@ def _computing(tree: ast.AST) -> Iterator[ast.expr | ast.AugAssign]:
 
 
 def _not_enclosed(node: ast.AST) -> Iterable[ast.AST]:
-    """Return the parts of a node whose place in the file Python gives to other values, and those in quotes.
+    """Return the parts of a node that a constraint cannot enclose: Python records their place for other values, or they are quoted.
 
     The equations that take a row from an array have the place of the iterable or of the target, and not of a row.
     """
@@ -345,7 +345,7 @@ def _extent(node: ast.expr | ast.AugAssign) -> tuple[int, int, int, int]:
 
 
 def _recorded_extents(node: ast.expr | ast.AugAssign) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the places that Python may record for a node: that of an attribute on a line below its object begins at its name."""
+    """Yield the extents that Python may record for a node. That of an attribute on a line below its object begins at its name."""
     line, column, end_line, end_column = _extent(node)
     yield line, column, end_line, end_column
     attribute = node.func if isinstance(node, ast.Call) else node

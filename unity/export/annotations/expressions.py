@@ -60,9 +60,9 @@ class _Call:
 
 
 def expression_values(fn: Callable[..., Any], *args: Any) -> frozenset[ExpressionValue]:
-    """Trace a function, and return the values of all expressions in the user's files that compute one.
+    """Trace a function, and return the values of all expressions in the user's files.
 
-    A value is that of an expression unless only equations of the expression itself read it.
+    A traced value is the value of the expression that computes it unless only equations of the same expression read it.
     """
     values: set[ExpressionValue] = set()
     _read(jax.make_jaxpr(fn)(*args).jaxpr, _Call(), values)
@@ -120,7 +120,7 @@ def _nested(params: Mapping[str, Any]) -> Iterator[core.Jaxpr]:
 def _call_of(eqn: core.JaxprEqn, around: _Call) -> _Call:
     """Return the expression of an equation, as the call around a program that is nested in it.
 
-    JAX may have traced the function around for an earlier call, and recorded that one's callers, so that only frames up to the
+    JAX may have traced the enclosing function for an earlier call and recorded the callers of that call. So only frames up to the
     function's own count (`unity.pcg.jaxprs.source_lines`).
     """
     name = str(eqn.params.get("name", ""))

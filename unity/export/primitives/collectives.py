@@ -38,8 +38,8 @@ def _ppermute(e: AppliedPrimitive) -> Code:
     return call("lax.ppermute", e.codes[0], axis_names(e["axis_name"]), sequence([literal(tuple(p)) for p in e["perm"]], "[]"))
 
 
-# A cast that JAX does not have, of values that are replicated although JAX infers that they vary. Files that use it define it.
-# Around it are custom rules, which give first derivatives; its own rule is for the derivatives of these.
+# A cast that JAX lacks, of values that are replicated although JAX infers that they vary. Files that use it define it.
+# The custom rules around it give first derivatives; its own rule is for the derivatives of those rules.
 UNREPLICATE_DEFINITION = """
 # What all devices hold alike, though JAX takes it to differ.
 unreplicate = Primitive("unreplicate")

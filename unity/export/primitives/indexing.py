@@ -1,4 +1,4 @@
-"""Reads and writes of parts of an array as source: slices, gathers, scatters."""
+"""Source of reads and writes of parts of an array: slices, gathers, scatters."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ def _index_options(e: AppliedPrimitive, starts: Sequence[Operand]) -> dict[str, 
 
 
 def _starts(starts: Sequence[Operand]) -> Code:
-    """Return the start indices. A Python number must have the dtype of the others, and so is used only beside the default integer
-    type.
-    """
+    """Return the start indices. JAX gives Python numbers the default integer type, so they are used only beside that type."""
     default_dtype = all(s.constant is not None or s.tensor.dtype == jax.dtypes.canonicalize_dtype(int) for s in starts)
     return sequence([(s.scalar if default_dtype else None) or s.code for s in starts])
 

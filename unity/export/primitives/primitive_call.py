@@ -1,4 +1,4 @@
-"""The application of a primitive to expressions, as the printers of primitives take it; and literals of numbers, dtypes, arrays."""
+"""The application of a primitive to expressions, which printers of primitives take; and literals of numbers, dtypes, arrays."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Operand:
         tensor: the shape and dtype.
         varying: the mesh axes along which it varies.
         constant: the literal, if the operand is one.
-        maker: the application that computes it, if it is used here only.
-        bare: the same value before a `pvary`, where JAX's functions insert that themselves and no gradient depends on it.
+        producer: the application that computes it, if this is its only use.
+        bare: the operand before a `pvary` that JAX's functions insert themselves, and that no gradient depends on.
     """
 
     code: Code
     tensor: Tensor
     varying: frozenset[str] = frozenset()
     constant: Literal | None = None
-    maker: AppliedPrimitive | None = None
+    producer: AppliedPrimitive | None = None
     bare: Operand | None = None
 
     @property

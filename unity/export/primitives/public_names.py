@@ -1,4 +1,4 @@
-"""Primitives by public names: of a function if one is the primitive and nothing more, else of the primitive itself."""
+"""Source of primitives by public names: of a function that is exactly the primitive, or else of the primitive itself."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ class _Application:
 def _options(application: _Application) -> tuple[Mapping[str, Any], bool] | None:
     """Return the keyword arguments with which a function of the primitive's name is exactly an equation, or None.
 
-    With them comes whether the function returns a bare array, as that for singular values alone does, where others return several.
+    The second value is whether the function returns a bare array although the primitive has a list of results, as the function
+    for singular values alone does.
     """
     e = application.equation
     function = getattr(PUBLIC_MODULES[application.module], e.name, None)

@@ -1,4 +1,4 @@
-"""Random numbers as source: functions of `jax.random`, or for several keys the primitive itself."""
+"""Source of random numbers: functions of `jax.random`, or for several keys the primitive itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _fold_in(e: AppliedPrimitive) -> Code:
 
 
 def _bind_primitive(e: AppliedPrimitive, *parameters: str) -> Code:
-    """Return a call of the primitive itself, since the functions that people call take one key."""
+    """Return a call of the primitive itself, since the functions of `jax.random` take a single key."""
     return call(f"{PRIMITIVES_MODULE}.{e.name}_p.bind", *e.codes, **{p: e[p] for p in parameters})
 
 

@@ -1,4 +1,4 @@
-"""The table of JAX's primitives that are exported by name: each with the function that writes it."""
+"""The table of JAX's primitives with the functions that write them as source."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ AUTOMATIC = SCALAR_OPERAND | {
     "select_n", "clamp", "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "pad", "dot_general",
     "conv_general_dilated", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max",
 }  # fmt: skip
-# Names of results in a file; the others are called like their primitive.
+# Names of results in a file, by primitive. Other results are named after their primitive.
 RESULT_NAMES = {
     "add": "plus", "add_any": "plus", "sub": "minus", "mul": "times", "div": "ratio", "reduce_sum": "total",
     "reduce_max": "largest", "reduce_min": "smallest", "dot_general": "product", "select_n": "chosen",
@@ -68,9 +68,7 @@ def function_printer(name: str, *parameters: str) -> Printer:
 
 
 def both_operands(e: AppliedPrimitive) -> list[Code]:
-    """Return the two operands of an elementwise primitive: a constant as a number, and one that lacks only leading dimensions
-    without them.
-    """
+    """Return the two operands of an elementwise primitive, a constant as a number, and without leading dimensions of size 1."""
     numbers = [o.scalar for o in e.operands]
     if all(n is not None for n in numbers) or e.name in COMPARISONS:
         numbers[0] = None
@@ -86,14 +84,14 @@ def both_operands(e: AppliedPrimitive) -> list[Code]:
 
 
 def _without_leading_ones(x: Operand) -> Code | None:
-    """Return an operand before dimensions of size 1 were put in front of it, or None if none were."""
-    maker = x.maker
-    if maker is None or maker.name != "broadcast_in_dim" or maker.operands[0].tensor.ndim == 0:
+    """Return an operand without the leading dimensions of size 1 that were added to it, or None if it has none."""
+    producer = x.producer
+    if producer is None or producer.name != "broadcast_in_dim" or producer.operands[0].tensor.ndim == 0:
         return None
-    inner = maker.operands[0]
+    inner = producer.operands[0]
     trailing_axes = tuple(range(x.tensor.ndim - inner.tensor.ndim, x.tensor.ndim))
     adds_leading_ones = (
-        tuple(maker["broadcast_dimensions"]) == trailing_axes and x.tensor.shape == (1,) * trailing_axes[0] + inner.tensor.shape
+        tuple(producer["broadcast_dimensions"]) == trailing_axes and x.tensor.shape == (1,) * trailing_axes[0] + inner.tensor.shape
     )
     return inner.code if adds_leading_ones else None
 
@@ -127,18 +125,18 @@ def _broadcast(e: AppliedPrimitive) -> Code:
         return call("jnp.full", shape, x.scalar, dtype_code(x.tensor.dtype))
     new_axes = tuple(k for k in range(len(shape)) if k not in dims)
     if tuple(shape[k] for k in dims) == x.tensor.shape and all(shape[k] == 1 for k in new_axes):
-        maker = x.maker
+        producer = x.producer
         if (
-            maker is not None
-            and maker.name in REDUCTION_METHODS
-            and tuple(maker["axes"]) == new_axes
-            and maker.operands[0].tensor.ndim == len(shape)
+            producer is not None
+            and producer.name in REDUCTION_METHODS
+            and tuple(producer["axes"]) == new_axes
+            and producer.operands[0].tensor.ndim == len(shape)
         ):
-            reduction = _reduce(maker)
+            reduction = _reduce(producer)
             if reduction.text.startswith("lax."):
                 return call("jnp.expand_dims", x.code, axis_argument(new_axes, 0) if len(new_axes) == 1 else new_axes)
             axes = axis_argument(new_axes, len(shape))
-            return method(maker.codes[0], REDUCTION_METHODS[maker.name], axis=axes, keepdims=True)
+            return method(producer.codes[0], REDUCTION_METHODS[producer.name], axis=axes, keepdims=True)
         return call("jnp.expand_dims", x.code, axis_argument(new_axes, len(shape)) if len(new_axes) < len(shape) else new_axes)
     return call("lax.broadcast_in_dim", x.code, shape, dims)
 
@@ -165,10 +163,10 @@ def _select(e: AppliedPrimitive) -> Code:
 
 
 def _broadcast_number(x: Operand) -> Code | None:
-    """Return the number that an operand has everywhere, or None if it is not the broadcast of a number."""
-    maker = x.maker
-    if maker is not None and maker.name == "broadcast_in_dim" and x.tensor.shape:
-        return maker.operands[0].scalar
+    """Return the number that an operand broadcasts, or None if it is no broadcast of a number."""
+    producer = x.producer
+    if producer is not None and producer.name == "broadcast_in_dim" and x.tensor.shape:
+        return producer.operands[0].scalar
     return x.scalar
 
 

@@ -2,11 +2,12 @@
 
 The backward pass of a remat recomputes the inner values that it reads, and everything that they depend on, from the remat's
 operands and from the values that its policy saves; the rest is dead code there. A remat nested in a remat runs again in the
-backward pass of the outer one, if results of it are read there, and again in its own. The carry of a scan inside of a remat is
+backward pass of the outer one, if its results are read there, and again in its own. The carry of a scan inside of a remat is
 recomputed, too.
 
-A node's `again` marks a change of type whose result is not kept, and an operator whose inner values (`Recompute.INNER`), or all of
-whose values (`Recompute.WHOLE`), are not. Such an operator runs again together with its only user, as in a remat around both.
+A node's `again` marks a change of type whose result is recomputed, and an operator whose inner values (`Recompute.INNER`) or whole
+result (`Recompute.WHOLE`) are recomputed. In the latter case the operator runs again together with its only user, as in a remat
+around both.
 """
 
 from __future__ import annotations
@@ -50,19 +51,20 @@ Place = tuple[int, int]  # an operand: id(node) and position; a variable: id(nod
 class Recomputation:
     """The runs that the backward pass adds to one run of the graph around a node.
 
-    A *region* is a remat, or an operator with operands marked "again"; each has a number. The tables map a node or place to the
-    regions whose backward pass recomputes it.
+    A *region* is a remat, or an operator with operands marked "again"; each has a number. The tables map nodes and places to the
+    regions in whose backward pass they are recomputed or read.
 
-    nodes: by id(node), for nodes that run again.
-    variables: for variables of operators that are computed again, with their reductions.
-    reads: for operands, and outputs of nested graphs, that are read.
-    passed: for those that are read to recompute a result, and not for a gradient alone.
-    saved: for variables of operators that a policy saves and the recomputation reads; a change of type has the variable 0.
-    marked: the regions that are operators with marked operands.
-    depths: by region, the number of remats around it, itself included.
-    apart: by id(node), for marked changes of type, the other regions in which they run for a single operator, too.
-    fenced: by id(node), for marked changes of type that run for a single operator in the forward pass: if JAX runs a remat in a
-        loop, or recomputes a remat in a remat, it separates the operands of the checkpoints inside of it by barriers.
+    Attributes:
+        nodes: nodes that run again, by id(node).
+        variables: variables of operators that are recomputed, with their reductions.
+        reads: operands, and outputs of nested graphs, that are read.
+        passed: those among the reads that recompute a result, and do not only serve a gradient.
+        saved: variables of operators that a policy saves and the recomputation reads. A change of type has the variable 0.
+        marked: the regions that are operators with marked operands.
+        depths: by region, the number of remats around it, itself included.
+        apart: marked changes of type, by id(node), with further regions in which they run for a single operator.
+        fenced: marked changes of type, by id(node), that run for a single operator in the forward pass. If JAX runs a remat in a
+            loop, or recomputes a remat in a remat, it separates the operands of the checkpoints inside of it by barriers.
     """
 
     nodes: dict[int, set[int]] = field(default_factory=dict)
@@ -80,7 +82,7 @@ class Recomputation:
         return len(self.nodes.get(id(node), ()))
 
     def alone(self, node: Node) -> int:
-        """Return how often a node runs again for a single operator, which shares the result with no other one."""
+        """Return how often a node runs again for a single operator, which shares the result with no other."""
         return len(self.nodes.get(id(node), set()) & self.marked | self.apart.get(id(node), set()))
 
     def computed(self, node: Node, variable: int) -> int:
@@ -92,7 +94,7 @@ class Recomputation:
         return tuple(self._by_node.get(id(node), ()))
 
     def saved_of(self, node: Node) -> tuple[tuple[int, int], ...]:
-        """Return the variables of an operator's program that a policy saves, each with the depth of the outermost remat that does.
+        """Return the variables of an operator's program that a policy saves, each with the depth of the outermost remat doing so.
 
         The variable is 0 for a change of type whose result is saved.
         """
@@ -113,7 +115,7 @@ class Recomputation:
         return {node: sorted(counts) for node, counts in by_node.items()}
 
     def read(self, places: Iterable[Place]) -> tuple[int, int]:
-        """Return how often a value is recomputed for any of these users: in all, and to recompute a result."""
+        """Return how often any of these users of a value reads it in the backward pass: in all, and to recompute a result."""
         places = tuple(places)
         every, passed = (len(set().union(*(table.get(p, ()) for p in places))) for table in (self.reads, self.passed))
         return every, passed
@@ -341,17 +343,21 @@ def _needed(body: Body, targets: frozenset[int], policies: Policies) -> _Needed:
 
 def _is_saved(policies: Policies, primitive: Any, *operands: Any, **params: Any) -> bool:
     """Return whether a policy saves the result of a primitive, on the device or on the host."""
-    answers = (policy(primitive, *operands, **params) for policy in policies)
-    return any(bool(answer) and type(answer).__name__ != "RecomputeType" for answer in answers)
+    return any(saves(policy(primitive, *operands, **params)) for policy in policies)
+
+
+def saves(answer: Any) -> bool:
+    """Return whether the answer of a checkpoint policy about a value, a boolean or one of JAX's marks, is to save the value."""
+    return bool(answer) and type(answer).__name__ != "RecomputeType"
 
 
 def _has_marked_operands(node: Node) -> bool:
-    """Return whether an operand of an operator is recomputed for it, by an operator or a change of type marked "again"."""
+    """Return whether an operand of an operator is the result of an operator or a change of type marked "again"."""
     return any(runs_again(v.node) or len(_through_marked_changes(v)) > 1 for v in node.operands)
 
 
 def _through_marked_changes(v: Value) -> list[Value]:
-    """Return an operand, and the values before each of the marked changes of type that made it, up to the one that is kept."""
+    """Return an operand, and the values before each of the marked changes of type that lead to it, down to the one that is kept."""
     values = [v]
     while v.node.kind in PARALLELIZATION and v.node.again:
         v = v.node.operands[0]
