@@ -92,7 +92,7 @@ def without_its_report(file: Path) -> Path:
 
 
 def steps_of(source: Source) -> list[ComparedStep]:
-    between = None if source.live is None else source.live.steps
+    between = None if source.figures is None else source.figures.steps
     return list(compared(all_steps(source.captured, source.planned, between)))
 
 

@@ -1,4 +1,4 @@
-"""The arguments of a plan, one row for those that are alike, with the slice that each device holds."""
+"""The arguments of a plan with the slice that each device holds, one row for equal arguments of all layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ArgumentKind:
     Attributes:
         name: the name, with `*` for its numbers.
         node: one of the arguments.
-        count: how many there are.
+        count: the number of arguments.
         whole: the bytes of all of them.
         here: the bytes of their pieces on one device.
     """
@@ -46,7 +46,7 @@ def argument_kinds(graph: PCG) -> tuple[ArgumentKind, ...]:
 
 
 def rows(graph: PCG) -> list[dict[str, Any]]:
-    """Return every kind as data: its type in words, its shape in slices, and the number of the slice on each device."""
+    """Return every kind of argument as data: its type in words, its shape in slices, and the number of each device's slice."""
     return [
         {
             "name": k.name,

@@ -19,9 +19,9 @@ from unity.plan.plan import Plan
 from unity.plan.summary import RuleUse, Summary, captured_summary_of, step_seconds, summary_of
 from unity.report import arguments, costs
 from unity.report.drawing import Drawing, drawing_of
-from unity.report.live import Live, live_of, restored
+from unity.report.frontier_points import points_of
+from unity.report.function_figures import FunctionFigures, figures_of, restored
 from unity.report.picture import Description, Interned, Legend, Rows, legend_of, picture
-from unity.report.points import points_of
 from unity.report.steps import ComparedStep, all_steps, compared
 from unity.report.timeline import on_page
 from unity.search.session import Candidate, unbeaten
@@ -42,7 +42,7 @@ class Source:
         candidates: the frontier's points.
         exact: whether the frontier is exact.
         whole: whether the candidates are the whole frontier, and not some of its points.
-        live: the figures that need the plan's function; None if a plan's file lacks them.
+        figures: the figures that need the plan's function; None if a plan's file lacks them.
     """
 
     captured: Summary
@@ -53,16 +53,15 @@ class Source:
     candidates: Sequence[Candidate]
     exact: bool
     whole: bool = True
-    live: Live | None = None
+    figures: FunctionFigures | None = None
 
 
 def of_plan(plan: Plan) -> Source:
     """Return the data of a plan's report."""
-    planned, points = summary_of(plan.program), plan.program.family.points
-    live = live_of(plan)
-    return Source(
-        captured_summary_of(plan.program), planned, plan.inspect.machine, plan.program.serial, plan.program.candidate, *points, live
-    )
+    program = plan.program
+    captured, planned = captured_summary_of(program), summary_of(program)
+    points, figures = program.family.points, figures_of(plan)
+    return Source(captured, planned, plan.inspect.machine, program.serial, program.candidate, *points, figures)
 
 
 def of_file(path: str | Path) -> Source:
@@ -77,8 +76,8 @@ def of_file(path: str | Path) -> Source:
     with reading(path):
         chosen, *others = candidates(serial, machine.axes, document)
     with reading(path, ".report"):
-        live = None if document.report is None else restored(document.report, planned.graph)
-    return Source(captured, planned, machine, serial, chosen, others, document.exact, document.whole, live)
+        figures = None if document.report is None else restored(document.report, planned.graph)
+    return Source(captured, planned, machine, serial, chosen, others, document.exact, document.whole, figures)
 
 
 def content(source: Source) -> dict[str, Any]:
@@ -86,7 +85,7 @@ def content(source: Source) -> dict[str, Any]:
     interned = Interned()
     legend = legend_of(source.planned.graph)
     levels = [level.name for level in source.machine.levels]
-    description, figures = _live_content(source.live, interned) if source.live is not None else _file_content(source)
+    description, parts = _function_content(source.figures, interned) if source.figures is not None else _file_content(source)
     return {
         "title": source.planned.name,
         "machine": str(source.machine.name),
@@ -99,22 +98,24 @@ def content(source: Source) -> dict[str, Any]:
         "arguments": arguments.rows(source.planned.graph),
         "mesh": [[a.name, a.size, " and ".join(levels[at] for at, _ in a.extent)] for a in source.planned.graph.axes],
         "rules": [_rule(u) for u in (*source.planned.rules, *source.planned.applications)],
-        **figures,
+        **parts,
         "shared": interned.data(),
     }
 
 
-def _live_content(live: Live, interned: Interned) -> tuple[Description, dict[str, Any]]:
-    figures = {
-        "memory": plain(live.memory),
-        "timeline": on_page(live.timeline, interned),
-        "blocked": list(live.blocked),
-        "gap": live.gap,
+def _function_content(figures: FunctionFigures, interned: Interned) -> tuple[Description, dict[str, Any]]:
+    """Return a function that describes a node, and the parts of a report that need the plan's function."""
+    parts = {
+        "memory": plain(figures.memory),
+        "timeline": on_page(figures.timeline, interned),
+        "blocked": list(figures.blocked),
+        "gap": figures.gap,
     }
-    return lambda node: live.costs[id(node)], figures
+    return lambda node: figures.costs[id(node)], parts
 
 
 def _file_content(source: Source) -> tuple[Description, dict[str, Any]]:
+    """Return what `_function_content` returns, as far as a plan's file tells without the function."""
     kinds = arguments.argument_kinds(source.planned.graph)
     total, arguments_size = source.planned.memory, sum(k.here for k in kinds)
     rest = total - arguments_size
@@ -153,7 +154,7 @@ def _figures(source: Source) -> list[list[str]]:
 
 def _steps(source: Source, legend: Legend, description: Description, interned: Interned) -> dict[str, Any]:
     """Return the steps with their pictures, which fold repeated layers, and the plan's own picture unfolded."""
-    between = None if source.live is None else source.live.steps
+    between = None if source.figures is None else source.figures.steps
     comparisons = list(compared(all_steps(source.captured, source.planned, between)))
     rules_of = partial(costs.rules_of_node, uses=source.planned.rules)
 

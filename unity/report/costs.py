@@ -1,4 +1,7 @@
-"""Costs of operators in words: for a plan with its function term by term, for a plan's file from its summary."""
+"""Costs in words and tables: of operators, collectives, source lines and memory.
+
+A plan with its function gives every term of the prediction. For a plan's file, costs are means of its summary.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The drawing of a graph: leaves for operators, boxes for nested graphs and repeated layers, and edges.
 
-A repeated layer is drawn once (`unity.pcg.capture.repetition`): the operators of its first repetition stand for those of the
-others, its weights for theirs. Equal arguments that one operator reads are drawn once too.
+A repeated layer is drawn once (`unity.pcg.capture.repetition`): the operators and weights of its first repetition stand for those
+of the others. Equal arguments that one operator reads are drawn once, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SOURCES = ("input", "constant")
 
 @dataclass(frozen=True, eq=False)
 class DrawnLeaf:
-    """An operator, an argument, or (without a node) a result. `times` is the number of nodes that it stands for."""
+    """A leaf: an operator, an argument, or (without a node) a result. `times` is the number of nodes that it stands for."""
 
     node: Node | None
     graph: PCG
@@ -48,8 +48,8 @@ class Drawing:
         leaves: the leaves.
         boxes: the boxes; the first is the whole picture.
         edges: pairs of leaves.
-        carried: pairs of a leaf and a box whose next repetition reads it.
-        places: the leaf of every node, by identity; for a node that another one stands for, the other's.
+        carried: pairs of a leaf and a box of which the next repetition reads the leaf's value.
+        places: the leaf of every node, by identity. A node that another one stands for has the other's leaf.
     """
 
     leaves: tuple[DrawnLeaf, ...]
@@ -74,11 +74,11 @@ def drawing_of(graph: PCG, fold: bool) -> Drawing:
     for k, v in enumerate(graph.outputs):
         title = "result" if len(graph.outputs) == 1 else f"result {k}"
         pen.add_leaf(DrawnLeaf(None, graph, OUTSIDE, 1, title), (v,))
-    reads = [*pen.reads, *((leaf, v) for w, v in pen.stand_in_reads if (leaf := pen.maker(w)) is not None)]
-    edges = {(source, leaf): None for leaf, v in reads if (source := pen.maker(v)) is not None}
-    makers = [(pen.maker(v), box) for v, box in pen.carried_reads]
-    carried = {(source, box): None for source, box in makers if source is not None and pen.is_in_box(source, box)}
-    places = {id(n): leaf for n, _ in graph.walk() if n.inside is None and (leaf := pen.maker(Value(n))) is not None}
+    reads = [*pen.reads, *((leaf, v) for w, v in pen.stand_in_reads if (leaf := pen.producing_leaf(w)) is not None)]
+    edges = {(source, leaf): None for leaf, v in reads if (source := pen.producing_leaf(v)) is not None}
+    sources = [(pen.producing_leaf(v), box) for v, box in pen.carried_reads]
+    carried = {(source, box): None for source, box in sources if source is not None and pen.is_in_box(source, box)}
+    places = {id(n): leaf for n, _ in graph.walk() if n.inside is None and (leaf := pen.producing_leaf(Value(n))) is not None}
     return _with_sources_in_layers(Drawing(tuple(pen.leaves), tuple(pen.boxes), tuple(edges), tuple(carried), places))
 
 
@@ -102,8 +102,8 @@ class _Pen:
         Args:
             graph: the graph.
             box: the box.
-            times: how many times the graph's nodes count.
-            operands: of a nested graph, the values of its inputs; None of the outermost graph.
+            times: the number of nodes that each node of the graph stands for.
+            operands: the values of a nested graph's inputs; None for the outermost graph.
         """
         folds = _Folds(graph, operands is None) if self.fold else NO_FOLDS
         if operands is not None:
@@ -137,7 +137,7 @@ class _Pen:
         self.reads += [(number, v) for v in operands]
 
     def add_repetition(self, folds: _Folds, node: Node, first: Node, box: int) -> None:
-        """Record the values that another repetition reads of the one before it, or that only it reads."""
+        """Record the values that a further repetition reads of the previous one, or that only this repetition reads."""
         run, segment = folds.place(node)
         for v in node.operands:
             run_of_operand, segment_of_operand = folds.place(v.node)
@@ -146,7 +146,7 @@ class _Pen:
             elif run_of_operand != run and v.node.kind not in SOURCES and first.inside is None:
                 self.stand_in_reads.append((Value(first), v))
 
-    def maker(self, v: Value) -> int | None:
+    def producing_leaf(self, v: Value) -> int | None:
         """Return the leaf of the node that computes a value."""
         while v in self.replaced:
             v = self.replaced[v]
@@ -172,7 +172,7 @@ def _box_title(node: Node) -> str:
 
 
 class _Folds:
-    """The repeated layers of a graph, and which node stands for which."""
+    """The repeated layers of a graph, and the nodes that stand for others."""
 
     def __init__(self, graph: PCG | None, outer: bool = False) -> None:
         runs = repeated(graph) if graph is not None else ()
@@ -216,7 +216,7 @@ class _Folds:
 
 
 def _argument_chain(graph: PCG, node: Node, own: Collection[int]) -> list[Node]:
-    """Return an argument that is read once, with the parallelization operators up to a node, the node first; else nothing."""
+    """Return a node, the parallelization operators before it, and the argument that they change, if each is read once; else []."""
     chain = [node]
     while is_parallelization(chain[-1]) and len(graph.users[id(chain[-1])]) == 1:
         chain.append(chain[-1].operands[0].node)

@@ -1,7 +1,7 @@
-"""The layout of a drawing: boxes from the inside out, each level laid out alone (`level_layout.py`).
+"""The layout of a drawing: boxes from the inside out, the contents of each laid out as one level (`level_layout.py`).
 
-An edge that crosses a box's border goes through a port: at the top for a value that is read from outside, at the bottom for one
-that is read outside.
+An edge that crosses a box's border goes through a port: at the top for a value that enters the box, at the bottom for a value that
+leaves it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Size = tuple[float, float]
 
 
 class EndKind(Enum):
-    """The kinds of ends: a leaf, the port for a value that is read inside a box, the port for one that is read outside."""
+    """The kinds of ends of an edge: a leaf, the port of a box for a value that enters, the port for a value that leaves."""
 
     LEAF = "leaf"
     IN = "in"
@@ -113,7 +113,7 @@ class _Boxes:
         self.add(level, start, LevelEnd(EndKind.LEAF, -1, target), target)
 
     def way_out(self, source: int, until: tuple[int, ...], target: int | None) -> LevelEnd:
-        """Add the edges from a leaf through the borders of its boxes, but for the outermost ones `until`; return the last end."""
+        """Add the edges from a leaf through the borders of its boxes, except the outermost ones `until`; return the last end."""
         path, start = self.drawing.path(self.drawing.leaves[source].box), LevelEnd(EndKind.LEAF, -1, source)
         for box in reversed(path[len(until) :]):
             end = LevelEnd(EndKind.OUT, box, source)

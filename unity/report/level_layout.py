@@ -1,7 +1,8 @@
 """The layout of one level of a picture: items in ranks from top to bottom, each below the items that it reads (Sugiyama's method).
 
-Ranks are longest paths, orders are barycenters, positions are least squares. Within a rank, the positions closest to those that
-the neighbours ask for, under a fixed order and minimum distances, are an isotonic regression, which pooling solves exactly.
+Ranks follow from longest paths, the order within a rank from barycenters, and positions from least squares. Within a rank, the
+positions closest to the desired ones, in a fixed order and at minimum distances, are an isotonic regression, which pooling of
+adjacent violators solves exactly.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import networkx as nx
 
 GAP, DROP = 16.0, 30.0  # between items of a rank, between ranks
 SWEEPS = 6
-STRAIGHT = 8.0  # the weight of an edge's own place in a rank; an item has weight 1
+STRAIGHT = 8.0  # the weight of the place that an edge has in a rank that it crosses; an item has weight 1
 Point = tuple[float, float]
 
 

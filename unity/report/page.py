@@ -1,4 +1,4 @@
-"""A report's document as one HTML page with its styles, scripts and data, and nothing from the network."""
+"""The HTML page of a report's document, with its styles, scripts and data, and nothing from the network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def page(document: dict[str, Any]) -> str:
 
 
 def data(document: dict[str, Any]) -> str:
-    """Return a document as JSON for a script element: nothing in it ends the element."""
+    """Return a document as JSON for a script element, in which no text can end the element."""
     text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 

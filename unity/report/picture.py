@@ -24,13 +24,13 @@ from unity.report.layout import lay_out
 from unity.search.memory.memory import local
 
 COLOURS = 8  # colours of placements; rarer placements share one more
-Rows = list[tuple[str, str]]  # a description: terms and texts
-Description = Callable[[Node], Rows]
+Rows = list[tuple[str, str]]  # a description: terms with texts
+Description = Callable[[Node], Rows]  # returns the description of a node
 
 
 @dataclass
 class Interned:
-    """Values that are written once and referred to by number, in the order of their first use."""
+    """An intern table: values that a page contains once and refers to by number, in the order of their first use."""
 
     numbers: dict[str, int] = field(default_factory=dict)
 
@@ -83,7 +83,7 @@ def picture(
         graph: the graph.
         interned: the texts of the page.
         legend: the colours.
-        keys: numbers of nodes, by identity, that are the same for matched nodes of several pictures.
+        keys: the numbers of nodes, by identity. Matched nodes of several pictures have the same number.
         describe: describes a node.
     """
     titles = [leaf_texts(leaf) for leaf in drawing.leaves]

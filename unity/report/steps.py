@@ -1,6 +1,6 @@
-"""The steps from the captured program to the plan: the graph after every rule of the derivation, then as it is parallelized.
+"""The steps from the captured program to the plan: the graph after every rule of the derivation, and the parallel graph.
 
-The steps between the first and the last are computed from a plan with its function, and kept in the plan's file. For a file that
+The steps between the first and the last are computed from a plan with its function, and saved in the plan's file. For a file that
 lacks them, every rule is shown on the captured program, at the lines that it was applied to.
 """
 
@@ -29,7 +29,7 @@ MAX_RULE_STEPS = 16  # if there are more rules, several that follow each other a
 
 @dataclass(frozen=True, eq=False)
 class ReportStep:
-    """A step: its title, what happened, the graph after it, and the rules that were applied."""
+    """A step: its title, a text that explains it, the graph after it, and the rules that were applied."""
 
     title: str
     says: str
@@ -127,7 +127,7 @@ def compared(steps: Sequence[ReportStep]) -> Iterator[ComparedStep]:
 
 @dataclass
 class _NodeKeys:
-    """The numbers of a graph's nodes, by identity; the nodes that are new; and those that compute or read something else."""
+    """The numbers of a graph's nodes, by identity; the added nodes; and those that compute or read something else than before."""
 
     keys: dict[int, int] = field(default_factory=dict)
     added: set[int] = field(default_factory=set)

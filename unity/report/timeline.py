@@ -1,4 +1,4 @@
-"""A simulated step as data: the tasks of every device and link over time. If all devices do the same, one stands for all."""
+"""The timeline of a simulated step as data: the tasks of every device and link. If all devices do the same, one stands for all."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Plan files: JSON with a schema version and checksums, written atomically, and refused for any other function or arguments.
 
 The file of a plan that a user saves also has two summaries (`unity.plan.summary`) and the further data of its report
-(`unity.report.live`), so that the plan can be shown and compared without its function.
+(`unity.report.function_figures`), so that the plan can be shown and compared without its function.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def document_of(family: PlanFamily, chosen: Candidate, points: bool) -> PlanDocu
 
 def save(path: str | Path, plan: Plan) -> None:
     """Write a plan's file: the plan, quickly found points of its frontier, its derivation, summaries and the report's data."""
-    from unity.report import live  # imports rich, which takes a while
+    from unity.report import function_figures  # imports rich, which takes a while
 
     planned = summary_of(plan.program)
     document = SavedPlan(
@@ -116,7 +116,7 @@ def save(path: str | Path, plan: Plan) -> None:
         captured=captured_summary_of(plan.program).record,
         planned=planned.record,
         parallelization=plan.program.parallelization.to_record(),
-        report=live.record_of(live.live_of(plan), plan.program.pcg),
+        report=function_figures.record_of(function_figures.figures_of(plan), plan.program.pcg),
     )
     atomic.save(path, written(document))
 

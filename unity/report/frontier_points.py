@@ -37,7 +37,7 @@ def _point(c: Candidate, chosen: Candidate) -> dict[str, Any]:
 
 
 def _differences(serial: PCG, c: Candidate, chosen: Candidate) -> list[str]:
-    """Return the arguments that are stored otherwise, by kind, and how many operators are split otherwise."""
+    """Return, in words, the arguments that are stored otherwise than in the chosen plan, and the numbers of other differences."""
     if _is_chosen(c, chosen):
         return []
     stored: Counter[str] = Counter()

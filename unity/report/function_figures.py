@@ -1,6 +1,6 @@
-"""The part of a report that needs a plan's function, as a value that the plan's file keeps.
+"""The figures of a report that need a plan's function: costs, memory, a simulated step, and the steps to the plan.
 
-The file has no programs, so that costs, memory and a simulated step cannot be computed from it: they are kept as they are shown.
+A plan's file has no programs, from which these figures are computed. So the file has the figures themselves, as they are shown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unity.search.memory.memory import predict_memory
 
 
 @dataclass(frozen=True, eq=False)
-class Live:
+class FunctionFigures:
     """The figures of a report that need the plan's function.
 
     Attributes:
@@ -44,14 +44,14 @@ class Live:
     gap: str
 
 
-def live_of(plan: Plan) -> Live:
+def figures_of(plan: Plan) -> FunctionFigures:
     """Return the figures of a plan."""
     differentiated = plan.program.family.differentiated
     prediction = predict(plan.program.pcg, plan.inspect.machine, differentiated)
     memory = predict_memory(plan.program.pcg, differentiated, plan.program.family.search.training, backend_of(plan.inspect.machine))
     description = costs.exact_costs(prediction, memory, plan.program.pcg.axes)
     by_node = {id(node): description(node) for node, _ in plan.program.pcg.walk()}
-    return Live(
+    return FunctionFigures(
         steps.steps_between(plan),
         by_node,
         costs.live_memory(memory),
@@ -61,15 +61,15 @@ def live_of(plan: Plan) -> Live:
     )
 
 
-def record_of(live: Live, graph: PCG) -> ReportRecord:
+def record_of(figures: FunctionFigures, graph: PCG) -> ReportRecord:
     """Return the figures for a plan's file. `graph` is the planned one."""
     rows: dict[tuple[tuple[str, str], ...], int] = {}
-    numbers = tuple(rows.setdefault(tuple(live.costs[id(node)]), len(rows)) for node, _ in graph.walk())
-    step_records, cost_records = steps.record_of(live.steps), CostsRecord(tuple(rows), numbers)
-    return ReportRecord(step_records, cost_records, live.memory, live.timeline, live.blocked, live.gap)
+    numbers = tuple(rows.setdefault(tuple(figures.costs[id(node)]), len(rows)) for node, _ in graph.walk())
+    step_records, cost_records = steps.record_of(figures.steps), CostsRecord(tuple(rows), numbers)
+    return ReportRecord(step_records, cost_records, figures.memory, figures.timeline, figures.blocked, figures.gap)
 
 
-def restored(record: ReportRecord, graph: PCG) -> Live:
+def restored(record: ReportRecord, graph: PCG) -> FunctionFigures:
     """Return the figures of a record, for the same graph. Raises Misfit if they do not fit it."""
     numbers, rows, labels = record.costs.nodes, record.costs.rows, record.timeline.labels
     nodes = [node for node, _ in graph.walk()]
@@ -79,4 +79,4 @@ def restored(record: ReportRecord, graph: PCG) -> Live:
         raise Misfit(f"a bar has none of the {len(labels)} labels", ".timeline.rows")
     by_node = {id(node): list(rows[k]) for node, k in zip(nodes, numbers, strict=True)}
     with at(".steps"):
-        return Live(steps.restored(record.steps), by_node, record.memory, record.timeline, record.blocked, record.gap)
+        return FunctionFigures(steps.restored(record.steps), by_node, record.memory, record.timeline, record.blocked, record.gap)
