@@ -1,4 +1,4 @@
-"""Calls with any arguments as functions of arrays alone: static leaves, and modules of Flax NNX that change in place."""
+"""Calls with any arguments as functions of arrays alone: static leaves and Flax NNX modules are separated."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Structured:
 
     @classmethod
     def of(cls, tree: Any, numbers: bool = False) -> Structured:
-        """Take a tree apart. Modules of Flax NNX keep the variables that they share.
+        """Separate the arrays of a tree from the rest. Modules of Flax NNX continue to share their shared variables.
 
         Args:
             tree: the tree.
@@ -77,7 +77,7 @@ class Structured:
 
     @property
     def tops(self) -> tuple[Any, ...]:
-        """The first key of each array: in a tuple of arguments, the number of its argument."""
+        """The first key of each array's path: in a tuple of arguments, the number of the argument."""
         return tuple(getattr(keys[0], "idx", getattr(keys[0], "key", None)) for keys in self.keys)
 
     @property
@@ -90,7 +90,7 @@ class Structured:
 
     @property
     def key(self) -> Hashable:
-        """Everything but the arrays. Static leaves of equal values and other types, such as 2 and 2.0, differ, as for `jax.jit`."""
+        """Everything but the arrays. Equal static leaves of different types, such as 2 and 2.0, differ, as for `jax.jit`."""
         leaves = self.static.leaves
         return self.structure, self.graph, self.places, leaves, tuple(map(type, leaves))
 
@@ -100,19 +100,19 @@ class Structured:
         return tree if self.graph is None else _nnx().merge(self.graph, tree)
 
     def state(self, arrays: Sequence[Any]) -> Any:
-        """Return the tree with other arrays, modules of Flax NNX by their state."""
+        """Return the tree with other arrays. In the place of a module of Flax NNX is its state."""
         leaves = list(self.leaves)
         for k, x in zip(self.places, arrays, strict=True):
             leaves[k] = x
         return jax.tree.unflatten(self.structure, leaves)
 
     def numbered(self) -> Any:
-        """Return the tree with the numbers of the arrays in their place, and without static leaves."""
+        """Return the tree with the numbers of the arrays in the arrays' places, and without static leaves."""
         numbers = dict(zip(self.places, range(len(self.places)), strict=True))
         return jax.tree.unflatten(self.structure, [numbers.get(k) for k in range(len(self.leaves))])
 
     def like(self, tree: Any, values: Sequence[Any]) -> Any:
-        """Return values for the arrays in the structure of `tree`, those for a module of Flax NNX in that of its state."""
+        """Return values for the arrays as a tree like `tree`. In the place of a module of Flax NNX is a tree like its state."""
         state = self.state(values)
         if self.graph is None:
             return state
@@ -133,11 +133,11 @@ class Structured:
 
 @dataclass(frozen=True)
 class Form:
-    """The form of the arrays that a call returns.
+    """The structure of the arrays that a call returns: those of the function's results, then next values of arguments.
 
     Attributes:
         results: the function's results, without arrays.
-        changed: the numbers of the arrays among the arguments whose next values follow.
+        changed: the numbers of the arrays among the arguments whose next values are returned.
     """
 
     results: Structured
@@ -145,11 +145,11 @@ class Form:
 
 
 class ArrayCall:
-    """A call of a function as a function from arrays to arrays: its results, and the next values of what modules of Flax NNX have.
+    """A call as a function from arrays to arrays: to those of its results, and the next values of the arrays in Flax NNX modules.
 
     Attributes:
-        arguments: `args`, or `(args, kwargs)` if there are any by name.
-        inputs: the arguments, taken apart.
+        arguments: `args`, or `(args, kwargs)` if there are keyword arguments.
+        inputs: the arguments, with arrays separated from the rest.
         form: the form of the results, once the call is traced.
     """
 
@@ -161,12 +161,12 @@ class ArrayCall:
         numbers: bool = False,
         donated: Collection[int] = (),
     ) -> None:
-        """Take a call apart.
+        """Separate the arrays of a call's arguments from the rest.
 
         Args:
             fn: the function.
-            args: its arguments by position.
-            kwargs: its arguments by name.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
             numbers: whether Python numbers among them are arrays, as for `jax.jit`.
             donated: the numbers of the donated arguments. All arrays of their modules are returned, changed or not, because their
                 memory is lost.
@@ -201,10 +201,10 @@ class ArrayCall:
         return (*results.arrays, *(after[k] for k in changed))
 
     def finish(self, arrays: Sequence[Any], form: Form) -> Any:
-        """Return the function's result from the arrays of a call. Change the modules among its arguments.
+        """Return the function's result from the arrays that a call returned, and change the modules among the arguments.
 
         Args:
-            arrays: those that a call returned.
+            arrays: the arrays.
             form: their form.
         """
         n = len(form.results.places)
@@ -217,7 +217,7 @@ class ArrayCall:
 
     @property
     def argument_trees(self) -> list[Any]:
-        """The numbers of the arrays in the structure of each argument, or in that of all where modules may share variables."""
+        """The numbers of the arrays as a tree like each argument; one tree for all if modules may share variables."""
         tree = self.inputs.numbered()
         if self.inputs.graph is not None:
             return [tree]
@@ -225,10 +225,10 @@ class ArrayCall:
 
 
 def next_values(inputs: Structured, form: Form, structs: Sequence[Any], results: Sequence[Any]) -> dict[int, int]:
-    """Return the arrays among a step's results that are sharded like arrays among its arguments, by their numbers.
+    """Pair the arrays among a step's results with the arrays among its arguments that they are sharded like, by number.
 
     These are the arrays of modules, and every part of the result that has the structure and the types of an argument, such as its
-    next value, or its gradient.
+    next value or its gradient.
 
     Args:
         inputs: the arguments.
@@ -250,7 +250,7 @@ def next_values(inputs: Structured, form: Form, structs: Sequence[Any], results:
 def _parts_like(
     argument: Any, tree: Any, structs: Sequence[Any], results: Sequence[Any], paired: Collection[int]
 ) -> list[list[int]]:
-    """Return the parts of a tree of results' numbers that an argument's numbers fit, and that are not paired yet."""
+    """Return the parts of a tree of result numbers that have the structure and types of an argument, and are not paired yet."""
     structure, own = jax.tree.structure(argument), [structs[k] for k in jax.tree.leaves(argument)]
     parts = jax.tree.leaves(tree, is_leaf=lambda part: jax.tree.structure(part) == structure)
     numbers = [jax.tree.leaves(part) for part in parts if jax.tree.structure(part) == structure]
@@ -259,8 +259,8 @@ def _parts_like(
 
 
 def _type_of(x: Any) -> Hashable:
-    own = isinstance(x, jax.Array | jax.ShapeDtypeStruct)  # unlike a NumPy array, of a type that JAX has
-    struct = x if own else struct_of(jax.typeof(x))
+    has_jax_type = isinstance(x, jax.Array | jax.ShapeDtypeStruct)  # unlike a NumPy array
+    struct = x if has_jax_type else struct_of(jax.typeof(x))
     return struct.shape, struct.dtype, getattr(struct, "weak_type", False)
 
 
@@ -287,7 +287,7 @@ def _flags(tree: Any, kinds: tuple[type, ...]) -> list[bool]:
 
 
 def _has_modules(tree: Any) -> bool:
-    """Return whether a tree has modules of Flax NNX. Nobody can have any who has not imported it."""
+    """Return whether a tree has modules of Flax NNX. Without an import of Flax NNX there are none."""
     return _nnx() is not None and any(map(_is_module, jax.tree.leaves(tree, is_leaf=_is_module)))
 
 

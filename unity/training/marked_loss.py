@@ -48,7 +48,7 @@ _numbers = count(1)
 def loss(fn: F) -> F:
     """Mark a function whose gradient a training step takes, so that `unity.step` plans it.
 
-    Outside of such a step it is the function itself. A marked function that another one calls is a part of that.
+    Outside of such a step the result behaves like the function itself. A marked function that another one calls is a part of it.
 
     Args:
         fn: the function. It may close over arrays of the step, and return auxiliary values beside the loss.
@@ -85,7 +85,7 @@ def _tracing(trace: Trace | None) -> Iterator[None]:
 def traced_with(trace: Trace) -> Iterator[None]:
     """Provide a context in which marked functions are calls of a trace.
 
-    JAX keeps the programs of functions that it has traced before, such as a scan's body, and would not call what is marked in them
+    JAX caches the programs of functions that it has traced, such as a scan's body, and would not call marked functions in them
     again. The metadata separate the programs of this context from all others.
     """
     with _tracing(trace), set_xla_metadata(unity_trace=str(next(_numbers))):
@@ -99,9 +99,9 @@ class MarkedCall:
     Attributes:
         name: the name of the function.
         program: its program. The operands are the arrays among its arguments, and those of the step that it closes over.
-        trees: the numbers of the operands, in the structure of each argument; the last has those that it closes over.
-        constant: whether each operand is a constant of the step, such as a frozen weight that it closes over.
-        perturbed: whether each operand is differentiated, at the end of the trace.
+        trees: the numbers of the operands, as a tree like each argument; the last tree has those that the function closes over.
+        constant: whether each operand is a constant of the step, such as a frozen weight that the function closes over.
+        perturbed: whether each operand is differentiated, which is known at the end of the trace.
     """
 
     name: str
@@ -144,7 +144,7 @@ class MarkedCall:
 
 
 def _traced(call: ArrayCall, name: str) -> tuple[MarkedCall, tuple[Any, ...]]:
-    """Trace a marked call. Returns it with its operands."""
+    """Trace a marked call. Return it with its operands."""
     arrays = call.inputs.arrays
     closed = jax.make_jaxpr(call)(*arrays)
     outer = [k for k, x in enumerate(closed.consts) if isinstance(x, jax.core.Tracer)]
@@ -163,10 +163,10 @@ def _traced(call: ArrayCall, name: str) -> tuple[MarkedCall, tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class PlanArguments:
-    """The arguments of a plan. Where only a part of a function's argument is differentiated, the rest is a further argument.
+    """The arguments of a plan. If only a part of a function's argument is differentiated, the rest is a further argument.
 
     Attributes:
-        trees: the numbers of operands, in the structure of each argument.
+        trees: the numbers of the operands, as a tree like each argument.
         differentiated: the numbers of the arguments that are differentiated.
     """
 
@@ -213,7 +213,7 @@ class Survey:
 
 
 def _watched(arrays: Sequence[Any], perturbed: list[bool]) -> Sequence[Any]:
-    """Return arrays, and record which are differentiated as soon as they are: maybe after a scan around them is traced."""
+    """Return arrays unchanged, and record in `perturbed` which are differentiated, even after a scan around them is traced."""
 
     @jax.custom_jvp
     def watch(*values: Any) -> tuple[Any, ...]:
@@ -261,7 +261,7 @@ class PlannedTrace:
 
 
 def _placed(x: Any, sharding: NamedSharding) -> Any:
-    """Return an array, a constant of the step where a plan needs it."""
+    """Return an operand of a plan. A constant of the step is placed where the plan needs it."""
     if isinstance(x, jax.core.Tracer):
         return x
     with jax.ensure_compile_time_eval():

@@ -1,4 +1,4 @@
-"""Sums of sums, such as a global norm, with one collective of a scalar.
+"""Fusion of the reductions of scalar sums over many arrays, such as a global norm, into one all-reduce of a scalar.
 
 XLA reduces the sum of every sharded array separately, and in several steps if its dimensions are on different axes.
 """
@@ -23,7 +23,7 @@ Specs = Mapping[Any, PartitionSpec]  # of variables
 
 @dataclass(frozen=True)
 class _Tree:
-    """Additions of scalars, of which some are sums of whole arrays, and are not read by anything else.
+    """A tree of additions of scalars, some of which are sums of whole arrays. Inner results have no other user.
 
     Attributes:
         root: the last addition.

@@ -29,9 +29,9 @@ from unity.plan.options import refuse_uncallable
 from unity.plan.plan import Plan
 from unity.plan.shardings.placement import Placement
 from unity.training.array_call import ArrayCall, Form, Structured, next_values
-from unity.training.following import following_specs
 from unity.training.marked_loss import MarkedCall, PlannedTrace, Survey, traced_with
 from unity.training.scalar_sums import with_single_reductions
+from unity.training.sharding_propagation import propagated_specs
 
 _SETTINGS = (  # of JAX, under which a function computes other values or types, or is refused
     "jax_accurate_erf_inv",
@@ -76,7 +76,7 @@ def step(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] | None =
 
 
 def _donated(fn: Callable[..., Any], donate_argnums: Any) -> tuple[int, ...]:
-    """Return the numbers of the donated arguments. Raises OptionError unless the function has them."""
+    """Return the numbers of the donated arguments. Raises OptionError if the function lacks one of them."""
     if donate_argnums is None:
         return ()
     numbers = tuple(donate_argnums) if isinstance(donate_argnums, Sequence) else (donate_argnums,)
@@ -128,7 +128,7 @@ class TrainingStep:
         return self if instance is None else MethodType(self, instance)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Run the step. What is committed to no device, as most arrays are before the first step, is placed as by `shard`.
+        """Run the step. Arrays that are not committed to devices, as most are before the first step, are placed as by `shard`.
 
         Raises:
             PlanError: the step differentiates no function that is marked by `unity.loss`; or the arguments have other structures or
@@ -142,9 +142,9 @@ class TrainingStep:
         return call.finish(results, compiled.form)
 
     def shard(self, *args: Any, **named: Any) -> Any:
-        """Place the arguments where the step needs them. What is there already is not copied.
+        """Place the arguments of a call where the step needs them. Arrays that are there already are not copied.
 
-        The arguments are those of a call. Returns them as a tuple; modules of Flax NNX change in place.
+        Returns the arguments as a tuple; modules of Flax NNX change in place.
         """
         call = self._call(args, named)
         return call.inputs.write(call.arguments, self._compiled_for(call).placement.whole(call.inputs.arrays))
@@ -152,7 +152,7 @@ class TrainingStep:
     def shardings(self, *args: Any, **named: Any) -> tuple[Any, ...]:
         """Return the shardings of the arguments, to create or to restore a state where it is needed.
 
-        Returns trees like the arguments, in the place of a module of Flax NNX like its state.
+        Returns trees like the arguments. In the place of a module of Flax NNX is a tree like its state.
 
         Args:
             args: the arguments of a call, or `jax.ShapeDtypeStruct`s in the place of their arrays.
@@ -183,7 +183,7 @@ class TrainingStep:
         return ArrayCall(self.fn, args, {}, numbers=True, donated=self._donated)
 
     def _compiled_for(self, call: ArrayCall) -> CompiledStep:
-        """Return the compiled step for a call. Other weak types and settings are compiled again, other shapes are an error."""
+        """Return the compiled step for a call. It compiles again for other weak types or settings; other shapes are an error."""
         key = call.inputs.key, call.inputs.types, tuple(getattr(jax.config, name, None) for name in _SETTINGS)
         try:
             is_compiled = key in self._compiled
@@ -208,7 +208,7 @@ class TrainingStep:
     def _compile(self, call: ArrayCall, structs: Sequence[jax.ShapeDtypeStruct]) -> CompiledStep:
         closed, mesh = self._trace(call, structs)
         jaxpr = closed.jaxpr
-        specs = following_specs(jaxpr, mesh)
+        specs = propagated_specs(jaxpr, mesh)
         shardings = tuple(NamedSharding(mesh, specs.get(v, PartitionSpec())) for v in jaxpr.invars)
         results: list[NamedSharding | None] = [
             NamedSharding(mesh, specs[v]) if not isinstance(v, core.Literal) and v in specs else None for v in jaxpr.outvars
@@ -320,7 +320,7 @@ class TrainingStep:
         )
 
     def _placed(self, inputs: Structured, shardings: Sequence[NamedSharding]) -> list[Any]:
-        """Return the arrays where the step needs them. As by `jax.jit`, it is an error if some are committed to other places."""
+        """Place the arrays where the step needs them. As for `jax.jit`, arrays that are committed elsewhere are an error."""
         arrays, wrong = list(inputs.arrays), []
         for k, (x, sharding) in enumerate(zip(arrays, shardings, strict=True)):
             if isinstance(x, jax.core.Tracer):
@@ -332,7 +332,7 @@ class TrainingStep:
                 arrays[k] = place(x, sharding)
             elif not own.is_equivalent_to(sharding, x.ndim):
                 wrong.append(k)
-            elif sharding_of(jax.typeof(x)) is not None:  # of a mesh with explicit axes, which that of the step has not
+            elif sharding_of(jax.typeof(x)) is not None:  # its mesh has explicit axes, which the step's mesh has not
                 arrays[k] = place(x, sharding)
         refuse_others(
             f"{self.__name__} is called with arrays that are placed otherwise than it needs them",

@@ -1,7 +1,7 @@
-"""Shardings of a whole step that follow from those of its plans: through the factors of the operators between them.
+"""Propagation of shardings from the plans of a step to all its other values, through the factors of the operators between them.
 
-An optimizer's moment is added to the gradient of its weight, element by element, so that it is sharded like the weight. The sums of
-rows that a factored optimizer keeps are sharded along the dimension that they have.
+An optimizer's moment is added to the gradient of its weight, element by element, so it is sharded like the weight. The row sums in
+the state of a factored optimizer are sharded along the dimension that they have.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from unity.pcg.operators.table import TABLE
 from unity.pcg.types.factors import Place, Slot
 
 Entries: TypeAlias = tuple[Any, ...]  # of a partition specification, one for every dimension
-Dims: TypeAlias = tuple[int | None, ...]  # the dimension of one value that each of another's dimensions follows, or None
+Dims: TypeAlias = tuple[int | None, ...]  # for each dimension of a value, the linked dimension of another value, or None
 
 
-def following_specs(jaxpr: core.Jaxpr, mesh: Mesh) -> dict[Any, PartitionSpec]:
-    """Return the specifications of a program's variables: each follows the nearest value that a plan constrains.
+def propagated_specs(jaxpr: core.Jaxpr, mesh: Mesh) -> dict[Any, PartitionSpec]:
+    """Return the specifications of a program's variables, each propagated from the nearest value that a plan constrains.
 
     Args:
         jaxpr: the program.
@@ -38,12 +38,13 @@ def following_specs(jaxpr: core.Jaxpr, mesh: Mesh) -> dict[Any, PartitionSpec]:
 
 
 class _Links:
-    """The values of a program, those inside of nested programs included, linked where an operator keeps a dimension.
+    """A graph of the values of a program and its nested programs, with links between dimensions that an operator preserves.
 
     Attributes:
-        values: the value of every variable.
-        links: for each value, the linked ones, with the dimensions that theirs follow.
-        planned: the values that plans constrain, in the program's order, and how.
+        values: by variable, the number of its value.
+        ranks: the rank of each value.
+        links: for each value, the linked values, each with the dimension of this value for every dimension of the other.
+        planned: the values that plans constrain, in the program's order, with the constraints.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -65,7 +66,7 @@ class _Links:
             self.links[source].append((target, tuple(dims.get(d) for d in range(self.ranks[target]))))
 
     def same(self, one: int | None, other: int | None, skip: int = 0) -> None:
-        """Link values of which the first has `skip` more dimensions, in front."""
+        """Link all dimensions of two values. The first has `skip` more dimensions in front."""
         if one is not None and other is not None:
             self.link(one, other, [(d + skip, d) for d in range(self.ranks[other])])
 
@@ -117,7 +118,7 @@ class _Links:
             self.same(outer, inner, skip=1)
 
     def constrain(self, sharding: Any, operand: int | None, result: int | None) -> None:
-        """Record a constraint on the mesh of the plans, which is where a plan begins."""
+        """Record a sharding constraint on the mesh of the plans. A plan constrains its arguments in this way."""
         self.same(operand, result)
         if operand is not None and isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh:
             spec = [None if entry is PartitionSpec.UNCONSTRAINED else entry for entry in sharding.spec]  # of a jax.vmap
@@ -135,7 +136,7 @@ class _Links:
                     self.link(operand, result, pairs)
 
     def specifications(self) -> dict[int, Entries]:
-        """Return the specification of every value that follows one that is planned. The nearest counts, of equal ones the first."""
+        """Return the specifications of all linked values, each from the nearest planned value, of equally near ones the first."""
         specs: dict[int, Entries] = {}
         queue = deque(self.planned)
         while queue:
@@ -151,7 +152,7 @@ class _Links:
 
 
 def _dim(place: Place, tensor: Tensor, size: int) -> int | None:
-    """Return the dimension that is all of a factor of this size."""
+    """Return the dimension at a place if the whole dimension is one factor of this size, or else None."""
     return place.dim if isinstance(place, Slot) and tensor.shape[place.dim] == size else None
 
 

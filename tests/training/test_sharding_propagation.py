@@ -1,4 +1,4 @@
-"""A step's values follow what a plan constrains, so that what is computed element by element of them sends nothing."""
+"""Shardings propagate from the values that a plan constrains, so that elementwise computations with these need no communication."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from unity.training.following import following_specs
+from unity.training.sharding_propagation import propagated_specs
 
 
 def mesh() -> Mesh:
@@ -26,7 +26,7 @@ def planned(x: jax.Array, *spec: Any) -> jax.Array:
 
 def followed(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> list[P]:
     jaxpr = jax.make_jaxpr(fn)(*(jnp.zeros(shape) for shape in shapes)).jaxpr
-    specs = following_specs(jaxpr, mesh())
+    specs = propagated_specs(jaxpr, mesh())
     return [specs.get(v, P()) for v in jaxpr.invars]
 
 
