@@ -17,7 +17,7 @@ from small_functions import Function, functions
 
 import unity
 from unity.explain.alternatives import alternatives, types_of
-from unity.explain.why import Costs, meant, typed
+from unity.explain.why import Costs, nodes_named, typed_nodes
 from unity.pcg.types.parallel_type import show
 from unity.search.cost.prediction import predict
 
@@ -97,19 +97,19 @@ def test_layers_that_are_alike_are_said_once() -> None:
 
 def test_operators_by_kind_line_label_and_scope() -> None:
     plan = plan_of()
-    line = next(t.serial.source for t in typed(plan) if t.serial.kind == "dot_general" and "head" not in t.serial.scope)
+    line = next(t.serial.source for t in typed_nodes(plan) if t.serial.kind == "dot_general" and "head" not in t.serial.scope)
     number = Path(line.partition(" (")[0]).name
-    kinds = {t.serial.kind for t in meant(plan, number)}
+    kinds = {t.serial.kind for t in nodes_named(plan, number)}
     assert "dot_general" in kinds
-    assert {t.serial.kind for t in meant(plan, f"dot_general at {number}")} == {"dot_general"}
-    assert len(meant(plan, "dot_general")) == 4
-    assert meant(plan, "head")
+    assert {t.serial.kind for t in nodes_named(plan, f"dot_general at {number}")} == {"dot_general"}
+    assert len(nodes_named(plan, "dot_general")) == 4
+    assert nodes_named(plan, "head")
     assert "computing: " in said(plan, "dot_general")
 
 
 def test_every_collective_and_all_computing_is_somebodys() -> None:
     plan = plan_of(constraints=[unity.pin("params['layers'][*]", P("node")), unity.pin("batch['x']", P("device"))])
-    costs, every = Costs(plan), [t.parallel for t in typed(plan)]
+    costs, every = Costs(plan), [t.parallel for t in typed_nodes(plan)]
     total = predict(plan.program.pcg, FOUR, plan.program.family.captured.differentiated)
     assert sum(map(costs.compute, every)) == pytest.approx(sum(t.forward + t.backward for t in total.operators))
     known = {id(t) for node in every for t in costs.collectives(node)}
@@ -147,7 +147,7 @@ def test_inside_of_a_pipeline() -> None:
     params, ids = {"words": f32(24, 16), "out": f32(16, 24), "layers": layers}, jax.ShapeDtypeStruct((16, 4), "int32")
     machine = unity.Machine.grid(2, 4)
     plan = pipelines.planned(pipelines.loss, (params, ids, ids), machine, machine.axes[:1], 2)
-    node = next(t.serial for t in meant(plan, "dot_general"))
+    node = next(t.serial for t in nodes_named(plan, "dot_general"))
     same, others = alternatives(plan.program.family, node, plan.program.candidate, 1e12, 2)
     assert same is not None
     assert same.candidate.time == pytest.approx(plan.time, rel=1e-3)

@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and the types of their values."""
+"""Options that several commands share, and the conversions of their values from text."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def add_devices(command: argparse.ArgumentParser) -> None:
 
 
 def use_devices(number: int | None) -> None:
-    """Make JAX provide virtual CPU devices. To be called before anything asks JAX for devices."""
+    """Make JAX provide virtual CPU devices. Must be called before JAX initializes its devices."""
     if number is not None:
         jax.config.update("jax_num_cpu_devices", number)
 
 
 def count(text: str) -> int:
-    """Return the whole number above zero that a text names."""
+    """Parse a positive integer."""
     if not re.fullmatch(r"0*[1-9]\d*", text):
         raise argparse.ArgumentTypeError(f"expected a whole number above zero, got {text}")
     return int(text)
 
 
 def nbytes(text: str) -> float:
-    """Return the number of bytes that a text names, such as 16GB, 40GiB, 512MB or 1e9."""
+    """Parse a number of bytes, such as 16GB, 40GiB, 512MB or 1e9."""
     quantity = re.fullmatch(r"(\d+(?:\.\d*)?(?:e\d+)?)\s*([a-z]*)", text.strip().lower())
     if quantity is None or quantity[2] not in UNITS:
         raise argparse.ArgumentTypeError(f"expected bytes, such as 16GB, 40GiB or 1e9, got {text}")
@@ -54,7 +54,7 @@ def nbytes(text: str) -> float:
 
 
 def growth(text: str) -> float:
-    """Return the growth that a text names in percent, such as 5% or 0.5%, as a part."""
+    """Parse a growth in percent, such as 5% or 0.5%, as a fraction."""
     percent = re.fullmatch(r"(\d+(?:\.\d+)?)%", text)
     if percent is None:
         raise argparse.ArgumentTypeError(f"expected a growth in percent that is not negative, such as 5% or 0.5%, got {text}")
@@ -62,7 +62,7 @@ def growth(text: str) -> float:
 
 
 def budget(text: str) -> int | float:
-    """Return a search budget: a number of programs (500, an int), or seconds (30s, a float)."""
+    """Parse a search budget: a number of programs (500, an int), or seconds (30s, a float)."""
     amount = re.fullmatch(r"(\d+)|(\d+(?:\.\d*)?)s", text)
     if amount is None:
         raise argparse.ArgumentTypeError(f"expected a number of programs (500) or seconds (30s), got {text}")
@@ -70,14 +70,14 @@ def budget(text: str) -> int | float:
 
 
 def slots(text: str) -> int | float:
-    """Return the number of an optimizer's values per weight, which may be a fraction (2, 2.5)."""
+    """Parse the number of an optimizer's values per weight, which may be a fraction (2, 2.5)."""
     if not re.fullmatch(r"\d+(?:\.\d+)?", text):
         raise argparse.ArgumentTypeError(f"expected a number that is not negative, such as 2 or 2.5, got {text}")
     return float(text) if "." in text else int(text)
 
 
 def pipeline(text: str) -> PipelineShape | None:
-    """Return the pipeline that a text names: None for "none", or stages and micro-batches (4x16) with a schedule (4x16:gpipe)."""
+    """Parse a pipeline: stages and micro-batches (4x16), perhaps with a schedule (4x16:gpipe), or None for "none"."""
     shape = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)(?::(\w+))?", text)
     if shape is None and text != "none":
         raise argparse.ArgumentTypeError(f"expected stages and micro-batches, such as 4x16 or 4x16:gpipe, or none, got {text}")
@@ -85,7 +85,7 @@ def pipeline(text: str) -> PipelineShape | None:
 
 
 def groups(text: str) -> int | None:
-    """Return the number of device groups for branches, or None for "none"."""
+    """Parse the number of device groups for branches, or None for "none"."""
     if text != "none" and not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected a number of groups of devices, such as 2, or none, got {text}")
     return None if text == "none" else int(text)
@@ -99,7 +99,7 @@ def micro_batches(text: str) -> int | bool:
 
 
 def positions(text: str) -> int | tuple[int, ...]:
-    """Return the argument positions that a text names: 0, or 0,2."""
+    """Parse argument positions: 0, or 0,2."""
     try:
         numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -113,7 +113,7 @@ def machine(text: str) -> Machine | None:
 
 
 def mesh(text: str) -> AbstractMesh:
-    """Return the mesh of the axes that a text names, data=4,tensor=8."""
+    """Parse the axes of a mesh, such as data=4,tensor=8."""
     axes = [re.fullmatch(r"([^=,]+)=([1-9]\d*)", part) for part in text.split(",")]
     named = {axis[1]: int(axis[2]) for axis in axes if axis is not None}
     if len(named) < len(axes):

@@ -15,7 +15,7 @@ from unity.plan.summary import Summary
 
 
 def read(path: Path) -> tuple[Summary, ...]:
-    """Return the summaries of a file: of a plan, the program as captured and as planned; of a graph, one summary without costs.
+    """Return the summaries in a file: for a plan, of the captured and of the planned program; for a graph, one without costs.
 
     Raises:
         PlanError: the file cannot be read, is not one of unity's, or has another version.

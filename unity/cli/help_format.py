@@ -1,4 +1,4 @@
-"""The layout of help texts, and the parser of command lines."""
+"""The layout of help texts, and a parser of command lines whose errors link to the documentation."""
 
 from __future__ import annotations
 

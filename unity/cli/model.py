@@ -30,7 +30,7 @@ class Model:
     options: Mapping[str, Any]
 
     def plan(self, path: Path) -> Plan:
-        """Return the plan of this model that a file holds.
+        """Return the plan in a file, which must be of this model.
 
         Raises:
             PlanError: the plan is of another model.

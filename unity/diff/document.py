@@ -11,7 +11,7 @@ from unity.diff.edits import ADDED, CHANGED, REMOVED
 from unity.diff.regions import CostChange, step_costs
 from unity.plan.summary import RuleUse, Summary
 
-MAX_ROWS = 400  # rows of a table that are shown; of more, the number is given
+MAX_ROWS = 400  # rows of a table that are shown; the others are counted
 UNMARKED = " "
 
 

@@ -25,8 +25,8 @@ class Edit:
 
     Attributes:
         mark: `REMOVED`, `ADDED` or `CHANGED`.
-        topic: "operator" (what is computed), "type" (how it is split), "move" (the same, on other devices), or "change" (a
-            parallelization operator).
+        topic: "operator" (another computation), "type" (another parallel type), "move" (the same slices on other devices), or
+            "change" (a parallelization operator).
         line: the source line.
         kind: the kind of operator.
         what: the difference in words.
@@ -90,7 +90,7 @@ def _single_edit(mark: str, node: Node, graph: PCG) -> Edit:
 
 @dataclass(frozen=True, eq=False)
 class _GraphPair:
-    """Two graphs and their matched nodes, for the words about a node that both have."""
+    """Two graphs and their matched nodes, from which the differences of matched nodes are described."""
 
     before: PCG
     after: PCG
@@ -126,7 +126,7 @@ class _GraphPair:
                 yield _topic(one, other), f"operand {k}: {in_words(one)} → {in_words(other)}"
 
     def rewired_operands(self, old: Node, new: Node) -> Iterator[tuple[str, str]]:
-        """Yield the operands that are other values, whatever their types."""
+        """Yield the operands that are other values than before, apart from their types."""
         roots = [list(map(_root, node.operands)) for node in (old, new)]
         if len(roots[0]) != len(roots[1]):
             yield "move", f"reads {len(roots[1])} values, read {len(roots[0])}"
@@ -146,7 +146,7 @@ def _placements(node: Node, graph: PCG) -> tuple[Placement, ...]:
 
 
 def _root(v: Value) -> Value:
-    """Return the value that a value is, whatever parallelization operators it went through."""
+    """Return the value before all parallelization operators that led to a value."""
     while is_parallelization(v.node):
         v = v.node.operands[0]
     return v
@@ -162,7 +162,7 @@ def _topic(before: Placement, after: Placement) -> str:
 
 
 def _program_words(before: Any, after: Any) -> str:
-    """Return the primitives that one of two programs with equal results has and the other has not."""
+    """Describe the primitives that only one of two programs with equal results has."""
     names = [list(dict.fromkeys(program.primitives)) if program else [] for program in (before, after)]
     removed, added = ([n for n in side if n not in rest] for side, rest in (names, reversed(names)))
     phrases = [f"with {', '.join(added)}"] if added else []
@@ -181,7 +181,7 @@ def _attribute_words(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
 
 
 def _boundary_edits(diff: GraphDiff, before: PCG, after: PCG) -> Iterator[Edit]:
-    """Yield the edits of a graph's boundary: arguments in another order, and results that are other values."""
+    """Yield the edits of a graph's boundary: the order of arguments, and the number and types of results."""
     if diff.inputs is not None and len(before.inputs) == len(after.inputs) and not any(r.added for r in diff.inputs):
         yield Edit(CHANGED, "operator", "", "arguments", "are in another order")
     if diff.outputs is None:

@@ -1,7 +1,7 @@
 """The difference of two graphs as a value: `diff` computes it, `apply` turns the first graph into the second.
 
-A node of both graphs is named by its index in the first graph's `nodes`, an added node by its index in `added`. Operator names and
-source lines are recorded too, so that `apply` can restore them, but graphs that differ in nothing else compare as equal.
+A node that both graphs have is named by its index in the first graph's `nodes`, an added node by its index in `added`. Operator
+names and source lines are recorded, too, so that `apply` can restore them, but graphs that differ in nothing else compare as equal.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ChangedNode:
 
     @property
     def different(self) -> bool:
-        """Whether more than labels differs: the name, the source line, the scope."""
+        """Whether more differs than labels: the name, the source line, the scope."""
         return self.operands is not None or not LABELS.issuperset(self.fields) or bool(self.inside)
 
 
@@ -180,7 +180,7 @@ def _changed(numbers: tuple[int, int], old: Node, new: Node, references: _Refere
 
 
 def _fields(old: Node, new: Node, headers: tuple[GraphHeader, GraphHeader]) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield every field in which two nodes differ with both values, operands and nested graphs left out."""
+    """Yield every field in which two nodes differ, with both values; operands and nested graphs are left out."""
     for field in ("tensors", "source", "scope"):
         pair = getattr(old, field), getattr(new, field)
         if pair[0] != pair[1]:
@@ -188,7 +188,7 @@ def _fields(old: Node, new: Node, headers: tuple[GraphHeader, GraphHeader]) -> I
     if name_of(old) != name_of(new):
         yield "name", (name_of(old), name_of(new))
     attributes = unnamed(old), unnamed(new)
-    if repr(sorted(attributes[0].items())) != repr(sorted(attributes[1].items())):  # 1, 1.0 and True are equal, and not the same
+    if repr(sorted(attributes[0].items())) != repr(sorted(attributes[1].items())):  # not ==, by which 1, 1.0 and True are equal
         yield "attributes", attributes
     if translated_types(old, *headers) != new.types or _uses_lost_axis(old, *headers):
         yield "types", (old.types, new.types)

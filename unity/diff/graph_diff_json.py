@@ -31,7 +31,7 @@ from unity.pcg.ir.graph_json import NodeRecord, node_record, read_node
 
 SCHEMA = 2
 MARK = "graph diff"
-KEYS = {"name": "attributes", "program": "body"}  # fields that stand under another key in a node's data
+KEYS = {"name": "attributes", "program": "body"}  # fields that have another key in a node's data
 
 ReferenceText = Annotated[str, Meta(pattern=r"^\+?[0-9]{1,9}\.[0-9]{1,9}\Z")]
 
@@ -52,7 +52,7 @@ class AddedRecord(Record):
 
 
 class ChangedRecord(Record, omit_defaults=True):
-    """A `ChangedNode`: as it is in the second graph, and the data of the first that differ."""
+    """A `ChangedNode`: the second graph's node, and in `was` the data of the first graph's node that differ."""
 
     number: Natural
     now: Natural
@@ -116,7 +116,7 @@ def _changed(c: ChangedNode) -> ChangedRecord:
 
 
 def _node_before(c: ChangedNode) -> Node:
-    """Return a changed node as it was in the first graph, as far as its data tell."""
+    """Return a changed node as it was in the first graph, as far as the difference tells."""
     old = {field: before for field, (before, _) in c.fields.items() if field in ("tensors", "types", "source", "scope")}
     old |= attribute_fields(c.node, {k: before for k, (before, _) in c.fields.items()})
     if "program" in c.fields:

@@ -1,8 +1,8 @@
-"""Lines of two versions of one source: which line of the second stands for a line of the first.
+"""Renumbering of source lines from one version of a source to the next.
 
-Lines above a change keep their numbers, those below it have others. Matched operators tell which: a line becomes the line of most
-of its operators' partners. A line without partners moves with the lines above it in its file, unless it would pass the lines below
-it: then its code was removed. A renamed argument is a line like any other.
+An edit of a source moves the lines below it. Their new numbers follow from matched operators: a line is mapped to the line of most
+of its operators' partners. A line without partners moves with the lines above it in its file. If it would pass the lines below it,
+its code was removed. A renamed argument is treated like a line.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from unity.pcg.ir.user_lines import line_behind
 from unity.plan.summary import LiveBytes, Summary, Talk, Work
 
 NUMBERED = re.compile(r"([^:]*):(\d+)(.*)")  # file, number, function
-BEFORE = " before"  # behind the line of code that only the first version has, and whose number the second has for other code
+BEFORE = " before"  # suffix of a line of removed code whose number is that of other code in the second version
 
-AMOUNTS = {Work: ("count", "seconds"), Talk: ("count", "seconds"), LiveBytes: ("nbytes",)}  # of rows, which add up
+AMOUNTS = {Work: ("count", "seconds"), Talk: ("count", "seconds"), LiveBytes: ("nbytes",)}  # fields that add up if rows are merged
 
 R = TypeVar("R", Work, Talk, LiveBytes)
 
 
 @dataclass(frozen=True)
 class Renumbering:
-    """The line of the second version for every line of the first.
+    """A mapping of the lines of the first version to lines of the second.
 
     Attributes:
-        known: by line, those that operators of both versions are at.
+        known: the mapping of the lines that have matched operators.
         anchors: by file, the numbers of such lines before and after, ascending.
         later: the lines of the second version.
     """
@@ -57,11 +57,11 @@ class Renumbering:
         return line + BEFORE if line in self.later else line
 
 
-SAME_LINES = Renumbering({}, {}, frozenset())  # of one version of a source
+SAME_LINES = Renumbering({}, {}, frozenset())  # the identity, for two plans of one version of a source
 
 
 def _between(number: int, anchors: Sequence[tuple[int, int]]) -> int | None:
-    """Return a line's number after a change, by the lines around it in its file; None if it would not be between them."""
+    """Return a line's new number, by the matched lines around it in its file; None if it would not be between them."""
     at = bisect(anchors, (number, 0))
     before, after = anchors[max(at - 1, 0)]
     moved = number + after - before
@@ -100,7 +100,7 @@ def _pairs(before: PCG, after: PCG, partner: Mapping[int, int]) -> Iterator[tupl
 
 
 def renumbered(summary: Summary, line: Renumbering) -> Summary:
-    """Return a summary with other lines, its rows merged where several lines become one. Its graph stays as it is."""
+    """Renumber the lines in a summary, and merge rows whose lines become equal. Its graph does not change."""
     every = (summary.rules, summary.applications)
     rules, applications = (tuple(structs.replace(u, lines=tuple(map(line, u.lines))) for u in uses) for uses in every)
     return replace(

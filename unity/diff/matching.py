@@ -1,19 +1,18 @@
-"""Matching of the nodes of two graphs: by what they compute first, then by their neighbours.
+"""Matching of the nodes of two graphs: first by the computations that lead to and from them, then by their neighbours.
 
 1. Inputs are matched by name and tensor, then by position and tensor, then by name alone.
-2. Operators are matched that are computed from the same values *and* used for the same, then those that are computed from the same
-   values (by a Merkle hash, bottom up), then those that are used for the same with the same inputs (by a Merkle hash, top down, so
-   that one changed leaf does not unmatch everything that follows it).
+2. Operators are matched whose operands *and* uses are computed in the same way, then those whose operands are (by a Merkle hash
+   from the inputs), then those whose uses are, with the same inputs (by a Merkle hash from the outputs, so that one changed leaf
+   does not unmatch everything that follows it).
 3. Operators that compute the same function of their operands (their *signature*) are matched where they are neighbours of matched
    operators, in the order of how many edges agree; then the remaining ones are aligned in order, as repeated layers are.
-4. Operators of one kind that compute something else (another shape, another program) are matched where they are neighbours of
-   matched operators; then those of one source line.
-5. Parallelization operators are matched by the value that they change, by its types before and after, and by who reads it.
+4. Operators of one kind that differ in their shapes or programs are matched where they are neighbours of matched operators; then
+   those of one source line.
+5. Parallelization operators are matched by the value that they change, by its types before and after, and by its users.
 
-In what sense the difference is minimal. Exact: of the operators of each signature, as many are matched as both graphs have, so no
-matching of operators to their like leaves fewer unmatched; of those computed from the same matched inputs by the same operators, as
-many are matched to one another as both graphs have; and equal graphs are matched node by node. Heuristic: *which* of several equal
-operators is matched to which, and which two different operators count as one that changed. Rewiring the fewest operands is a
+The matching is maximal in three respects. Of the operators of each signature, as many are matched as both graphs have. So are those
+that are computed from the same matched inputs by the same operators. And equal graphs are matched node by node. Heuristics choose
+among several equal operators, and decide which two different operators count as one that changed: rewiring the fewest operands is a
 quadratic assignment problem.
 """
 
@@ -113,9 +112,9 @@ class _Pairs:
                 vote(self._neighbours(x, y))
 
     def _neighbours(self, i: int, j: int) -> Iterator[Vote]:
-        """Yield pairs of nodes that have the same edge to the two nodes of a pair: the same operand, or users in the same place.
+        """Yield pairs of nodes that have the same edge to the two nodes of a pair: the same operand, or users at the same position.
 
-        An edge counts less the more readers the value has: a mask is read by many operators, a weight by one.
+        An edge counts less the more users the value has: a mask has many users, a weight has one.
         """
         for (x, index), (y, other) in zip(self.before.operands[i], self.after.operands[j], strict=False):
             if index == other:
@@ -139,9 +138,9 @@ def _match_inputs(pairs: _Pairs) -> None:
 
 
 def _match_by_content(pairs: _Pairs) -> None:
-    """Match operators that are computed from the same values, or used for the same.
+    """Match operators whose operands or uses are computed in the same way.
 
-    Use alone is evidence only where an input tells what for: all losses end alike.
+    Uses alone are evidence only if a matched input is part of them, since all losses end alike.
     """
     sides = pairs.before, pairs.after
     matched: list[dict[int, Hashable]] = [{i: i for i in pairs.partner}, {j: i for i, j in pairs.partner.items()}]
@@ -156,7 +155,7 @@ def _match_by_content(pairs: _Pairs) -> None:
 
 
 def _with_siblings(side: Skeleton, above: dict[int, int], below: dict[int, int]) -> dict[int, Hashable]:
-    """Return labels that tell equal operators with equal uses apart by the other operands of their users."""
+    """Return labels that distinguish equal operators with equal uses by the other operands of their users."""
     return {
         k: (above[k], below[k], tuple(sorted((above[user], position, index) for user, position, index in side.users[k])))
         for k in above
@@ -171,8 +170,8 @@ def _lines(side: Skeleton) -> dict[int, Hashable]:
 def _match_parallelization(pairs: _Pairs) -> None:
     """Match parallelization operators.
 
-    Those of one value are matched by what they do and by the readers, then by what they do, then by the readers; then those of any
-    value that do the same for the same readers.
+    Those of one value are matched by their changes of type and users, then by their changes, then by their users; then those of any
+    value with the same change and the same users.
     """
     names = {j: i for i, j in pairs.partner.items()}
     before = _Parallelization(

@@ -21,7 +21,7 @@ ARGUMENT = re.compile(r"(args\[\d+\])(.*)")
 
 @dataclass(frozen=True)
 class CostChange:
-    """Seconds of one step (or another figure), before and after."""
+    """Seconds of one step, or another figure, before and after."""
 
     before: float
     after: float
@@ -34,7 +34,7 @@ class CostChange:
 
 @dataclass(frozen=True)
 class RegionDiff:
-    """A source line: the rules that rewrote it, its edits with their counts, and the seconds that it computes and communicates."""
+    """The differences at a source line: rules that rewrote it, its edits with counts, and its costs in seconds."""
 
     line: str
     rules: tuple[RuleUse, ...]
@@ -70,7 +70,7 @@ def regions(edits: Iterable[Edit], before: Summary, after: Summary, line_after: 
 
     Args:
         edits: the differences of the graphs.
-        before: the first program, its lines named as in the second, but for those of its graph.
+        before: the first program. Except in its graph, its lines are named as in the second.
         after: the second program.
         line_after: the line of the second program for a line of the first.
     """
@@ -98,7 +98,7 @@ def regions(edits: Iterable[Edit], before: Summary, after: Summary, line_after: 
 
 
 def _folded_regions(regions: Iterable[RegionDiff]) -> tuple[RegionDiff, ...]:
-    """Return the regions with arguments that differ in numbers only, and have equal edits, joined where the first of them is."""
+    """Join the regions of arguments whose names differ in numbers only and that have equal edits, at the place of the first."""
     groups: dict[Hashable, list[RegionDiff]] = {}
     for r in regions:
         edits = frozenset((replace(edit, line=""), count) for edit, count in r.edits)
@@ -142,7 +142,7 @@ def collectives(before: Summary, after: Summary) -> tuple[Collectives, ...]:
 
 
 def _folded_collectives(every: Iterable[Collectives]) -> Iterator[Collectives]:
-    """Yield the collectives with those joined that have equal counts and are for arguments that differ in numbers only."""
+    """Join collectives with equal counts for arguments whose names differ in numbers only."""
     groups: dict[Hashable, list[Collectives]] = {}
     for c in every:
         t = c.alike

@@ -1,7 +1,7 @@
-"""A graph as the matching sees it: operators without parallelization operators, and labels of what each operator computes.
+"""The part of a graph that is matched first: its operators without parallelization operators, and labels of their computations.
 
-Parallelization operators are skipped, so an operator reads what it would read in the serial graph. A label is a small integer,
-equal for equal content; the two skeletons of a comparison share one `Labels`.
+Parallelization operators are skipped, so that operands are those of the serial graph. A label is a small integer, equal for equal
+content; the two skeletons of a comparison share one `Labels`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Skeleton:
         self.graph, self.labels = graph, labels
         self.nodes = graph.nodes
         self.number = {id(n): k for k, n in enumerate(self.nodes)}
-        self.roots: dict[int, End] = {}  # of each parallelization operator: the value whose type it changes
+        self.roots: dict[int, End] = {}  # by parallelization operator, the value whose type it changes
         for k, node in enumerate(self.nodes):
             if is_parallelization(node):
                 self.roots[k] = self.root(node.operands[0])
@@ -62,13 +62,13 @@ class Skeleton:
                 self.users[n].append((k, position, index))
 
     def root(self, v: Value) -> End:
-        """Return the value that a value is, whatever parallelization operators it went through."""
+        """Return the value before all parallelization operators that led to a value."""
         number = self.number[id(v.node)]
         return self.roots.get(number, (number, v.index))
 
     @cached_property
     def signature(self) -> Mapping[int, int]:
-        """A label for each operator of what it computes from its operands, however it is parallelized."""
+        """A label for each operator of its computation from its operands, however it is parallelized."""
         return {k: self.labels.of(_signature(self.nodes[k], self.labels)) for k in self.operators}
 
     @cached_property
@@ -77,10 +77,10 @@ class Skeleton:
         return {k: self.labels.of((self.nodes[k].kind, self.nodes[k].inside is None)) for k in self.operators}
 
     def above(self, inputs: Mapping[int, Hashable]) -> dict[int, int]:
-        """Return a label for each operator of everything that it is computed from.
+        """Return a label for each operator of the whole computation that leads to it.
 
         Args:
-            inputs: an identity for nodes whose operands are not looked at. Equal identities are one input.
+            inputs: an identity for nodes that count as inputs, without their operands. Equal identities are one input.
         """
         above: dict[int, int] = {}
         for k in self.operators:
@@ -92,7 +92,7 @@ class Skeleton:
         return above
 
     def below(self, inputs: Mapping[int, Hashable]) -> dict[int, int]:
-        """Return a label for each operator of everything that its results are used for, and with which inputs.
+        """Return a label for each operator of all computations that use its results, and of the inputs that these read.
 
         Args:
             inputs: an identity for each input that both graphs have.
@@ -126,5 +126,5 @@ class Skeleton:
 def _signature(node: Node, labels: Labels) -> Hashable:
     program = node.body or node.outline
     inside = Skeleton(node.inside, labels).content if node.inside is not None else None
-    computing = {k: v for k, v in sorted(unnamed(node).items()) if k != "again"}  # without when it is computed
+    computing = {k: v for k, v in sorted(unnamed(node).items()) if k != "again"}  # recomputation aside
     return (node.kind, repr(computing), tuple(map(str, node.tensors)), program.key if program else "", inside)

@@ -1,6 +1,6 @@
-"""Alternatives to the types of one tensor or operator, and the cost of the whole plan with each.
+"""Alternatives to the types of one argument or operator, each with the best plan that has them.
 
-Each alternative is the best plan of an exact search that excludes, for that one site, the types of all plans before it.
+Each alternative is found by an exact search that excludes, for that node, the types of all plans found before.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def alternatives(
 ) -> tuple[Alternative | None, list[Alternative]]:
     """Return the best plan with a node's present types, and the best plans with other types, the fastest first.
 
-    Types that differ only by interchangeable axes count as equal. All plans fit the limit, and obey the constraints, except that
-    constraints on this node are ignored.
+    Types that differ only by interchangeable axes count as equal. All plans fit the limit and obey the constraints, except those on
+    this node.
 
     Args:
         family: the plan's family.

@@ -1,4 +1,4 @@
-"""A plan in a few lines of words: its figures, the storage of weights and inputs, its collectives and transformations."""
+"""A summary of a plan in a few lines: its figures, the storage of weights and inputs, its collectives and transformations."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _rows(subject: str, rows: Sequence[str]) -> list[str]:
 
 
 def _arguments(nodes: Iterable[Node], machine: Machine) -> list[str]:
-    """Return a row for every way in which arguments are stored, the one with the most bytes first."""
+    """Return a row for every way in which arguments are stored, that of the most bytes first."""
     by_storage: dict[str, list[Node]] = {}
     for node in nodes:
         by_storage.setdefault(storage_in_words(node.types[0], machine), []).append(node)
@@ -117,7 +117,7 @@ def storage_in_words(type_: Type, machine: Machine) -> str:
 
 
 def _sent(prediction: Prediction, machine: Machine) -> list[str]:
-    """Return a row for every kind of collective along the same axes, the slowest first."""
+    """Return a row for every kind of collective and the axes that it runs over, the slowest first."""
     sums: dict[tuple[str, str], tuple[float, float]] = {}
     for t in prediction.collectives:
         c = t.collective

@@ -1,4 +1,4 @@
-"""Pallas kernels of a plan, with the divisions that were read off their grids."""
+"""The Pallas kernels of a plan, and the ways to divide them that were inferred from their grids."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _kernels(body: Body) -> Iterator[tuple[PallasKernel, str]]:
 
 
 def _rules(e: Equation) -> tuple[Body, ...]:
-    """Return the programs of a call's reverse-mode derivative rule: none for one that cannot be traced, which no plan needs."""
+    """Return the programs of a call's reverse-mode derivative rule, or none if it cannot be traced: no plan needs it then."""
     try:
         if e.origin is None or not is_reverse_only(e):
             return ()

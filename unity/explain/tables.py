@@ -30,8 +30,8 @@ from unity.search.memory.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPredic
 from unity.search.session import Candidate
 from unity.transforms.pipelining import scans
 
-ROWS = 25  # of a table; the others are counted
-AGAIN = ("", ", inner values again", ", again")  # beside an operator, by how much of it the backward pass recomputes
+ROWS = 25  # rows of a table that are shown; the others are counted
+RECOMPUTATION = ("", ", inner values again", ", again")  # suffix of an operator's name, by `Recompute`
 APPLICATIONS = 100  # lines about applications of rules
 
 
@@ -91,7 +91,7 @@ def _applications(plan: Plan) -> list[str]:
 
 
 def _tried(plan: Plan) -> list[str]:
-    """Return lines about the plans that were run, and that this one was chosen from."""
+    """Return lines about the plans that were run on devices, of which the first was chosen."""
     rows = [
         f"    {duration(seconds)} a step ({duration(t.predicted)} predicted, {duration(t.simulated)} simulated), {size(t.memory)}"
         for t in plan.inspect.tried
@@ -149,7 +149,7 @@ def _operators(prediction: Prediction, axes: tuple[Axis, ...]) -> Table:
     has_origins = any(t.how != ROOFLINE for t in prediction.operators)
 
     def key(t: OperatorTerm) -> tuple[str, str, str, str]:
-        v, kind = t.node.results[0], t.node.kind + AGAIN[t.node.again]
+        v, kind = t.node.results[0], t.node.kind + RECOMPUTATION[t.node.again]
         return kind, f"{v.tensor} {show(v.type, axes, v.tensor.ndim)}", short(t.node.source), f" {t.how}" if has_origins else ""
 
     rows = _grouped((key(t), t.forward + t.backward) for t in prediction.operators)

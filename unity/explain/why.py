@@ -1,4 +1,4 @@
-"""Explanation of one argument or operator: its types in words, its costs, and the cost of the whole plan with other types."""
+"""Explanation of one argument or operator: its types in words, its costs, and the costs of plans with other types of it."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from unity.search.space.configurations import ranks
 from unity.search.space.dimensions import ProgramDimensions
 from unity.search.space.offers import offered
 
-MOST = 3  # groups of equal nodes that a path is explained for
-ALTERNATIVES = 4  # plans with other types, for each of these
+MOST = 3  # groups of equal nodes that are explained for one path
+ALTERNATIVES = 4  # plans with other types for each group
 
 
 def why(plan: Plan, path: str, file: Any = None) -> None:
     """Print the explanations of the nodes that a path names, one for each group of equal nodes."""
     console = Console(file=file, markup=False, highlight=False)
     console.width = max(console.width, 140)
-    groups = grouped(plan, meant(plan, path))
+    groups = grouped(plan, nodes_named(plan, path))
     for group in groups[:MOST]:
         with console.status("searching for plans with other types"):
             explanation = answer(plan, group)
@@ -50,11 +50,11 @@ def why(plan: Plan, path: str, file: Any = None) -> None:
 
 def answers(plan: Plan, path: str) -> list[dict[str, Any]]:
     """Return the explanations that `why` prints, as data for other tools."""
-    return [asdict(answer(plan, group)) for group in grouped(plan, meant(plan, path))[:MOST]]
+    return [asdict(answer(plan, group)) for group in grouped(plan, nodes_named(plan, path))[:MOST]]
 
 
 @dataclass(frozen=True, eq=False)
-class Twin:
+class NodePair:
     """A node of the serial graph, and its counterpart in the parallel graph."""
 
     serial: Node
@@ -71,19 +71,19 @@ class Twin:
         return NodeTypes(tuple(v.type for v in self.parallel.operands), self.parallel.types)
 
 
-def typed(plan: Plan) -> list[Twin]:
+def typed_nodes(plan: Plan) -> list[NodePair]:
     """Return all nodes of a plan whose types the search chooses: operators, and inputs of the whole program."""
     own = {id(node) for node in plan.program.serial.inputs}
-    pairs = [Twin(before, after) for before, after in twins(plan.program.serial, plan.program.pcg)]
+    pairs = [NodePair(before, after) for before, after in twins(plan.program.serial, plan.program.pcg)]
     return [t for t in pairs if t.serial.inside is None and (t.serial.kind != "input" or id(t.serial) in own)]
 
 
-def meant(plan: Plan, path: str) -> list[Twin]:
+def nodes_named(plan: Plan, path: str) -> list[NodePair]:
     """Return the arguments with a path, or the operators of a kind, a line, both ("softmax at model.py:42") or a scope.
 
     Raises PlanError, with the most similar names, if there are none.
     """
-    nodes = typed(plan)
+    nodes = typed_nodes(plan)
     arguments = [t for t in nodes if t.serial.kind == "input"]
     paths = spellings(plan.program.family.fn, [t.name for t in arguments])
     operators = [t for t in nodes if t.serial.kind != "input"]
@@ -103,9 +103,9 @@ def _spoken(node: Node) -> tuple[str, ...]:
     return *spoken(node), label(node)
 
 
-def grouped(plan: Plan, nodes: Iterable[Twin]) -> list[list[Twin]]:
+def grouped(plan: Plan, nodes: Iterable[NodePair]) -> list[list[NodePair]]:
     """Group nodes of equal shapes and types that differ only in their layer."""
-    groups: dict[tuple, list[Twin]] = {}
+    groups: dict[tuple, list[NodePair]] = {}
     for t in nodes:
         kind = pattern(t.name) if t.serial.kind == "input" else (t.serial.kind, short(t.serial.source))
         groups.setdefault((kind, tuple(map(str, t.serial.tensors)), t.types), []).append(t)
@@ -198,7 +198,7 @@ class Answer:
 
     Attributes:
         alike: the number of equal nodes.
-        limit: bytes on one device that the plans of other choices had to fit.
+        limit: the memory limit of the plans with other types, in bytes on one device.
     """
 
     name: str
@@ -211,7 +211,7 @@ class Answer:
     choices: tuple[TypeChoice, ...]
 
 
-def answer(plan: Plan, group: Sequence[Twin]) -> Answer:
+def answer(plan: Plan, group: Sequence[NodePair]) -> Answer:
     """Explain the first of a group of equal nodes, and search for the best plans with other types of it."""
     twin, axes = group[0], plan.program.pcg.axes
     node = twin.parallel
@@ -235,7 +235,7 @@ def answer(plan: Plan, group: Sequence[Twin]) -> Answer:
     )
 
 
-def _choices(plan: Plan, twin: Twin, limit: float) -> tuple[TypeChoice, ...]:
+def _choices(plan: Plan, twin: NodePair, limit: float) -> tuple[TypeChoice, ...]:
     """Return the best plan with a node's present types, and the best plans with others."""
     same, others = alternatives(plan.program.family, twin.serial, plan.program.candidate, limit, ALTERNATIVES)
     rows = [Alternative(twin.types, plan.program.candidate) if same is None else same, *others]

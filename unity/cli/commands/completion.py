@@ -1,4 +1,4 @@
-"""The command `unity completion bash | zsh`. It prints a static script, since starting Python at every key takes seconds."""
+"""The command `unity completion bash | zsh`. It prints a static script, since starting Python at every key would take seconds."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _put(result: PlanDiff | ChangeVerdict, form: str, options: argparse.Namespac
 
 
 def _sides(before: Path, after: Path | None) -> tuple[Summary, Summary]:
-    """Return the two programs to compare. Those of two files are named by the files."""
+    """Return the two programs to compare. If they come from two files, the files' names are part of theirs."""
     first = read(before)
     if after is not None:
         one, other = first[-1], read(after)[-1]

@@ -82,7 +82,7 @@ def data(summary: Summary) -> dict[str, Any]:
 
 
 def data_with_model(plan: Plan, about: str | None) -> dict[str, Any] | list[dict[str, Any]]:
-    """Return `data` together with what takes memory and what could not be split; or the reasons for what `about` names."""
+    """Return `data` with live buffers and dimensions that could not be split, or explanations of the nodes that `about` names."""
     if about is not None:
         return answers(plan, about)
     memory = predict_memory(

@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def options_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `unity.optimize` that the command line has."""
+    """Return the options of `unity.optimize` that are on the command line."""
     specified = {name: value for name, value in vars(options).items() if name in OPTIONS}
     if "pipeline" in options:
         specified |= {"pipelines": options.pipeline is not None, "pipeline": options.pipeline}

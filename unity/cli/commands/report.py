@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def data(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the page in short as data for other tools: its figures, its steps, and what is missing."""
+    """Return a summary of the page as data for other tools: its figures, its steps, and the parts that are missing."""
     lacks = [name for name in ("timeline", "memory") if "missing" in report[name]]
     return {
         "name": report["title"],

@@ -59,7 +59,7 @@ def html(document: Document) -> str:
 
 
 def spans(row: DocumentRow) -> list[tuple[str, int]]:
-    """Return the cells of a row, each with the number of columns that it spans. A heading's cell spans the empty ones after it."""
+    """Return the cells of a row, each with the number of columns that it spans: in a heading, also the empty ones after it."""
     if not row.heading:
         return [(cell, 1) for cell in row.cells]
     filled = [k for k, cell in enumerate(row.cells) if cell or not k]
