@@ -18,7 +18,7 @@ from unity.constraints.bound_constraints import bind
 from unity.constraints.excluded_rules import without
 from unity.constraints.kinds import Constraint, KeptShardings, WithoutRules
 from unity.constraints.program_shardings import marking, pins
-from unity.exec.hosts.arrangement import check_order
+from unity.exec.hosts.device_order import check_order
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.gradient_flow import losses

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unity.exec.measure.local_machine import where
-from unity.exec.measure.plan_profile import MeasurementTask, Wanted, fill, missing, of_domains, of_graph
+from unity.exec.measure.plan_profile import MeasurementTask, Tasks, fill, missing, tasks_of_domains, tasks_of_graph
 from unity.machine.machine import Machine
 from unity.machine.profiles.store import Store
 from unity.optimize import optimize
@@ -53,7 +53,7 @@ def profile(
         machine = machine.with_profile(store.profile(place))
         options = {"progress": False, **options, "machine": machine}
         plan = optimize(fn, *args, **options)
-        tasks, _ = missing(wanted(plan, not number, every), machine.profile, machine)
+        tasks, _ = missing(tasks_of_plan(plan, not number, every), machine.profile, machine)
         if not tasks:
             break
         yield ProfilingProgress(number, len(tasks))
@@ -61,7 +61,7 @@ def profile(
             yield ProfilingProgress(number, len(tasks), task, problem)
 
 
-def wanted(plan: Plan, domains: bool, every: bool) -> Wanted:
+def tasks_of_plan(plan: Plan, domains: bool, every: bool) -> Tasks:
     """Return the operators whose times a plan's choice depends on.
 
     Args:
@@ -71,13 +71,13 @@ def wanted(plan: Plan, domains: bool, every: bool) -> Wanted:
         every: whether to include all of the domains' operators, not only those that are split in one way along all axes.
     """
     family, search = plan.program.family, plan.program.family.search
-    operators: Wanted = {}
+    operators: Tasks = {}
     if domains:
-        operators |= of_domains(search.assembled, every)
+        operators |= tasks_of_domains(search.assembled, every)
     original = family.original
     if domains and original is not family.captured:
-        operators |= of_domains(assemble(original.graph, original.differentiated, search.machine, search.training), every)
+        operators |= tasks_of_domains(assemble(original.graph, original.differentiated, search.machine, search.training), every)
     differentiated = search.differentiated if search.training.backward else ()
     for point in plan.frontier:
-        operators |= of_graph(point.program.pcg, differentiated)
+        operators |= tasks_of_graph(point.program.pcg, differentiated)
     return operators

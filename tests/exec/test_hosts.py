@@ -17,7 +17,7 @@ import pytest
 
 import unity
 from benchmarks.processes import ended, start
-from unity.exec.hosts.arrangement import arranged
+from unity.exec.hosts.device_order import in_mesh_order
 from unity.exec.measure import collective_curves as curves
 
 WORKER = Path(__file__).parents[1] / "support" / "hosts_worker.py"
@@ -153,22 +153,22 @@ GRID = unity.Machine.grid
 
 def test_devices_are_taken_host_by_host() -> None:
     shuffled = [FakeDevice(i, i % 2) for i in range(8)]  # as JAX may list them
-    assert [d.process_index for d in arranged(GRID(2, 4, "a100"), shuffled)] == [0] * 4 + [1] * 4
-    assert [d.id for d in arranged(GRID(2, 3, "a100"), shuffled)] == [0, 2, 4, 1, 3, 5]
-    assert arranged(GRID(2, 2, "a100"), [FakeDevice(i, 0) for i in range(8)]) == [FakeDevice(i, 0) for i in range(4)]
+    assert [d.process_index for d in in_mesh_order(GRID(2, 4, "a100"), shuffled)] == [0] * 4 + [1] * 4
+    assert [d.id for d in in_mesh_order(GRID(2, 3, "a100"), shuffled)] == [0, 2, 4, 1, 3, 5]
+    assert in_mesh_order(GRID(2, 2, "a100"), [FakeDevice(i, 0) for i in range(8)]) == [FakeDevice(i, 0) for i in range(4)]
 
 
 def test_processes_of_one_host_are_one_unit() -> None:
     devices = [FakeGPU(i, i, i % 2) for i in range(8)]  # a process for each GPU
-    assert [d.slice_index for d in arranged(GRID(2, 4, "a100"), devices)] == [0] * 4 + [1] * 4
+    assert [d.slice_index for d in in_mesh_order(GRID(2, 4, "a100"), devices)] == [0] * 4 + [1] * 4
     with pytest.raises(unity.PlanError, match="2 hosts with 4 devices"):
-        arranged(GRID(4, 2, "a100"), devices)
+        in_mesh_order(GRID(4, 2, "a100"), devices)
     with pytest.raises(unity.PlanError, match="processes 6, 7 would have none"):
-        arranged(GRID(2, 3, "a100"), devices)
+        in_mesh_order(GRID(2, 3, "a100"), devices)
 
 
 def test_all_levels_may_cross_processes_of_one_device() -> None:
     devices = [FakeDevice(i, i) for i in range(4)]
-    assert arranged(GRID(2, 2, "a100"), devices) == arranged(GRID(4, 1, "a100"), devices) == devices
+    assert in_mesh_order(GRID(2, 2, "a100"), devices) == in_mesh_order(GRID(4, 1, "a100"), devices) == devices
     with pytest.raises(unity.PlanError, match="2 node > 1 device"):
-        arranged(GRID(2, 1, "a100"), devices)
+        in_mesh_order(GRID(2, 1, "a100"), devices)

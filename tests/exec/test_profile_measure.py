@@ -22,7 +22,7 @@ from unity.exec.measure import operators as profile
 from unity.exec.measure.local_machine import where
 from unity.exec.measure.operator_programs import LocalOperator, without_views
 from unity.exec.measure.operators import CompiledOperator, Timing, measure, traced
-from unity.exec.measure.plan_profile import MeasurementTask, fill, measurement, missing, of_domains, of_graph
+from unity.exec.measure.plan_profile import MeasurementTask, fill, measurement, missing, tasks_of_domains, tasks_of_graph
 from unity.machine.collectives import KINDS, TURNING, collective
 from unity.machine.hardware import Level
 from unity.machine.machine import Machine
@@ -228,12 +228,12 @@ def drawn() -> tuple[Any, Any]:
 
 def test_all_operators_of_a_plan_are_listed_once() -> None:
     captured, graph = drawn()
-    found = of_graph(graph, captured.differentiated)
+    found = tasks_of_graph(graph, captured.differentiated)
     bodies = {n.body.key for n, _ in graph.walk() if n.body is not None and n.body.equations and n.kind not in ("view",)}
     assert {content[0] for content in found} == bodies
     _, assembled = named("gpt_scanned")
-    assert set(found) <= set(of_domains(assembled, every=True))
-    assert set(of_domains(assembled)) < set(of_domains(assembled, every=True))
+    assert set(found) <= set(tasks_of_domains(assembled, every=True))
+    assert set(tasks_of_domains(assembled)) < set(tasks_of_domains(assembled, every=True))
 
 
 def test_what_was_measured_is_not_missing(tmp_path: Any) -> None:
@@ -371,7 +371,7 @@ def test_a_plan_is_predicted_by_what_was_measured(tmp_path: Any) -> None:
     assembled = assemble(captured.graph, captured.differentiated, machine, Training())
     (point,) = Minimizer(assembled.problem).at([0.0])
     graph = parallelize(captured.graph, assembled.assignment(point))
-    tasks = of_graph(graph, captured.differentiated)
+    tasks = tasks_of_graph(graph, captured.differentiated)
     place = where(jax.devices()[:4])
     profile = Profile(
         place, tuple(measurement(t, measure(traced(t.operator, jax.devices()[:4]).compile())) for t in tasks.values())

@@ -472,10 +472,10 @@ def test_a_cache_that_may_not_be_written_or_looked_into_is_gone_without(tmp_path
     cached.write_text("{")
     (tmp_path / "here.json.corrupt" / "in the way").mkdir(parents=True)  # the file cannot be moved there, whoever runs this
     with pytest.warns(UserWarning, match="cannot be set aside"):
-        assert local._recalled(cached) is None
+        assert local._load(cached) is None
     with pytest.warns(UserWarning, match="Is a directory"):
-        assert local._recalled(tmp_path) is None
-    assert local._recalled(tmp_path / ("long" * 100) / "here.json") is None  # no such name can be looked up
+        assert local._load(tmp_path) is None
+    assert local._load(tmp_path / ("long" * 100) / "here.json") is None  # no such name can be looked up
 
 
 class FakeDevice:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from small_models import MACHINE, MODELS, counted, made, named, random_point
 
-from unity.exec.measure.plan_profile import of_domains
+from unity.exec.measure.plan_profile import tasks_of_domains
 from unity.machine.hardware import Curve, Device, Level, MachineError
 from unity.machine.machine import Machine
 from unity.machine.profiles.profile import SCHEMA, Measurement, Profile, Where
@@ -250,7 +250,7 @@ def profiled(name: str, part: float = 0.5) -> Machine:
     _, assembled = named(name)
     rng = np.random.default_rng(0)
     found = []
-    for (key, shapes, flags), task in of_domains(assembled, every=True).items():
+    for (key, shapes, flags), task in tasks_of_domains(assembled, every=True).items():
         if rng.random() < part:
             body = task.operator.body
             flops, dtype = dense_work(body)

@@ -10,7 +10,7 @@ from unity.machine.collectives import collective
 from unity.machine.machine import Machine
 from unity.machine.resharding_tables import Types, _PriceBook, changes
 from unity.pcg.parallel.resharding import absolute, steps
-from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, copies, misfit, partitioned
+from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, misfit, partitioned, slice_count
 
 STATES = (UNUSED, REPLICATED, PARTIAL, partitioned(0), partitioned(1), partitioned(2), partitioned(1, 3))
 SHAPE, NBYTES = (24, 36, 48), 1e6
@@ -32,7 +32,7 @@ def price(machine, before, after):
     forward = backward = 0.0
     for step in steps(before, after, axes):
         chosen = [axes[i] for i in step.axes]
-        full = NBYTES / min(copies(step.before, axes), copies(step.after, axes))
+        full = NBYTES / min(slice_count(step.before, axes), slice_count(step.after, axes))
         kinds = DIRECTIONS.get(step.kind, (None, "all-gather"))
         if step.kind == "partition":
             chosen = [axes[i] for i in step.axes if step.before[i] == UNUSED]
@@ -65,7 +65,7 @@ def test_pricing_all_pairs_at_once_is_pricing_every_step(nodes, per_node):
             step.kind.startswith("combine") and step.kind != "combine_partition" for step in steps(s, t, axes)
         )
         if made:
-            assert found.size[i, j] == pytest.approx(1 / copies(t, axes))
+            assert found.size[i, j] == pytest.approx(1 / slice_count(t, axes))
 
 
 def test_no_change_costs_nothing():

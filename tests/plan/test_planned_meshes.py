@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import unity
 from unity.base.errors import ConstraintError, OptionError, PlanError
-from unity.exec.hosts.arrangement import check_order
+from unity.exec.hosts.device_order import check_order
 from unity.machine.hardware import MachineError
 
 pytestmark = pytest.mark.usefixtures("own_cache")

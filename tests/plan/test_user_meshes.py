@@ -292,7 +292,7 @@ def test_planning_runs_programs_on_devices_of_its_own_choice_under_a_mesh(monkey
         there.extend(jax.jit(lambda x: x + 1)(jax.device_put(np.float32(k), d)).device for k, d in enumerate(devices))
         return unity.Machine.grid(1, 4, "a100")
 
-    monkeypatch.setattr(local_machine, "_remembered", measured)
+    monkeypatch.setattr(local_machine, "_load_or_measure", measured)
     w, x = matrices()
     with jax.set_mesh(MESH):
         plan = unity.optimize(lambda w, x: jnp.mean((x @ w) ** 2), w, x, measure=True, budget=0, pipelines=False, progress=False)

@@ -19,7 +19,7 @@ from unity.pcg.parallel.resharding import steps
 from unity.pcg.propagation.choices import Choice, choices, part_of_work
 from unity.pcg.propagation.solver import spec_of
 from unity.pcg.types.axis import Axis
-from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, Type, copies, misfit, partitioned
+from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, Type, misfit, partitioned, slice_count
 
 Types = tuple[Type, ...]
 Boundary = tuple[Types, Types]  # of operands and results
@@ -64,7 +64,7 @@ class Prices:
         total = 0.0
         for step in steps(before, after, self.axes):
             there, back = COLLECTIVES[step.kind]
-            pieces = [copies(step.before, self.axes), copies(step.after, self.axes)]
+            pieces = [slice_count(step.before, self.axes), slice_count(step.after, self.axes)]
             pieces = pieces[0] if there == EXCHANGE else min(pieces)
             over = [k for k in step.axes if step.kind != "partition" or step.before[k] == UNUSED]
             nbytes = {

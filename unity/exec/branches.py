@@ -3,9 +3,9 @@
 Every device returns all results, with zeros for other groups' branches. All operands are made to vary along these axes before the
 switch, so that their gradients are summed after it, where all devices take part.
 
-The gradient is a switch, too. JAX's own would return, from every branch, the residuals of all branches. Here the groups share
-buffers for their residuals (`_Buffers`), and operands do not count as residuals. Neither does a group's slice of a packed weight
-(`_Slices`), which the backward pass takes out again.
+The gradient is a switch, too. That of `lax.switch` would return, from every branch, the residuals of all branches. Here the groups
+share buffers for their residuals (`_Buffers`), and operands are not stored as residuals. Neither are a group's slices of packed
+weights (`_Slices`), which the backward pass takes out again.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ class _Case:
 
     Attributes:
         group: the group's graph.
-        parts: the group's slices of packed weights.
-        real: zeros that stand for the differentiated operands, by position.
+        slices: the group's slices of packed weights.
+        real: zeros that stand for the floating-point operands, by position, which are differentiated.
         results: zeros that stand for the results of all groups.
         run: runs a graph on one device's pieces.
         pullback: the structure of the group's pullback.
     """
 
     group: Group
-    parts: _Slices
+    slices: _Slices
     real: Mapping[int, Zeros]
     results: Sequence[Zeros]
     run: Run
@@ -76,41 +76,47 @@ class _Case:
     def slots(self) -> list[int]:
         """The packed weights that the group has slices of, by their index among `values`."""
         places = {k: n for n, k in enumerate(self.real)}
-        return [places[k] for k in self.parts.slots]
+        return [places[k] for k in self.slices.slots]
 
     @property
-    def ends(self) -> list[int]:
-        """The group's differentiated results."""
+    def floating_results(self) -> list[int]:
+        """The group's floating-point results, which are differentiated."""
         return [k for k in self.group.results if jnp.issubdtype(self.results[k].dtype, jnp.inexact)]
 
-    def outputs(self, values: Sequence[Any], rest: Mapping[int, Any], more: Sequence[Any] | None = None) -> Arrays:
-        """Return all results, with zeros for other groups. `more` are the slices of packed weights, if they are already taken."""
-        more = self.taken(values) if more is None else more
+    def outputs(self, values: Sequence[Any], rest: Mapping[int, Any], slices: Sequence[Any] | None = None) -> Arrays:
+        """Return all results, with zeros for other groups. `slices` are those of packed weights, if they are already taken."""
+        slices = self.take_slices(values) if slices is None else slices
         whole = {**rest, **dict(zip(self.real, values, strict=True))}
-        operands = [*(whole[k] for k in range(len(whole))), *more]
-        own = dict(zip(self.group.results, self.run(self.parts.rest(self.group.graph), operands), strict=True))
+        operands = [*(whole[k] for k in range(len(whole))), *slices]
+        own = dict(zip(self.group.results, self.run(self.slices.rest(self.group.graph), operands), strict=True))
         return [vary(own[k], piece.names) if k in own else piece() for k, piece in enumerate(self.results)]
 
-    def taken(self, values: Sequence[Any]) -> Arrays:
+    def take_slices(self, values: Sequence[Any]) -> Arrays:
         """Take the group's slices out of the packed weights."""
-        return self.parts.take(*(values[k] for k in self.slots))
+        return self.slices.take(*(values[k] for k in self.slots))
 
     def with_residuals(self, values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Arrays]:
         """Return all results, and the residuals other than operands."""
 
-        def differentiable(values: Arrays, more: Arrays) -> tuple[Arrays, Arrays]:
-            outputs = self.outputs(values, rest, more)
-            return [outputs[k] for k in self.ends], outputs
+        def differentiable(values: Arrays, slices: Arrays) -> tuple[Arrays, Arrays]:
+            outputs = self.outputs(values, rest, slices)
+            return [outputs[k] for k in self.floating_results], outputs
 
-        more = self.taken(values)
-        _, pull, outputs = jax.vjp(differentiable, values, more, has_aux=True)
-        return outputs, self.pullback.apart(pull, [*values, *rest.values(), *more])
+        slices = self.take_slices(values)
+        _, pull, outputs = jax.vjp(differentiable, values, slices, has_aux=True)
+        return outputs, self.pullback.split(pull, [*values, *rest.values(), *slices])
 
-    def pulled(self, kept: Arrays, given: Mapping[int, Any], cotangents: Mapping[int, Any]) -> Arrays:
-        """Return the gradients of `values`. `given` are the operands that the pullback reads, by index in `values` and `rest`."""
-        more, back = jax.vjp(self.parts.take, *(given[k] for k in self.slots))
-        own = dict(enumerate(more, start=len(self.group.graph.inputs)))
-        gradients, of_slices = self.pullback.together(kept, {**given, **own})([cotangents[k] for k in self.ends])
+    def gradients(self, residuals: Arrays, operands: Mapping[int, Any], cotangents: Mapping[int, Any]) -> Arrays:
+        """Return the gradients of `values`.
+
+        Args:
+            residuals: the residuals other than operands.
+            operands: the operands that the pullback reads, by index in `values` and `rest`.
+            cotangents: the cotangents of the floating-point results of all groups.
+        """
+        slices, back = jax.vjp(self.slices.take, *(operands[k] for k in self.slots))
+        own = dict(enumerate(slices, start=len(self.group.graph.inputs)))
+        gradients, of_slices = self.pullback.join(residuals, {**operands, **own})([cotangents[k] for k in self.floating_results])
         for k, x in zip(self.slots, back(of_slices), strict=True):
             gradients[k] += x
         return [vary(x, piece.names) for x, piece in zip(gradients, self.real.values(), strict=True)]
@@ -136,26 +142,26 @@ class _Switch:
     def forward(self, values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Any]:
         for case in self.cases:  # fills their pullbacks
             jax.eval_shape(case.with_residuals, values, rest)
-        buffers = _Buffers.shared([case.pullback.kept for case in self.cases])
+        buffers = _Buffers.shared([case.pullback.residuals for case in self.cases])
 
         def filling(case: _Case, values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Arrays]:
             outputs, residuals = case.with_residuals(values, rest)
             return outputs, buffers.filled(residuals)
 
-        outputs, full = self.pick([partial(filling, case) for case in self.cases], values, rest)
+        outputs, buffered = self.pick([partial(filling, case) for case in self.cases], values, rest)
         operands = [*values, *rest.values()]
-        reread = {k for case in self.cases for k in [*case.pullback.given, *case.slots] if 0 <= k < len(operands)}
-        return outputs, (buffers, full, {k: operands[k] for k in sorted(reread)})
+        reread = {k for case in self.cases for k in [*case.pullback.operand_numbers, *case.slots] if 0 <= k < len(operands)}
+        return outputs, (buffers, buffered, {k: operands[k] for k in sorted(reread)})
 
     def backward(self, residuals: Any, cotangents: Arrays) -> Any:
-        buffers, full, given = residuals
-        ends = {k for case in self.cases for k in case.ends}
+        buffers, buffered, operands = residuals
+        floating_results = {k for case in self.cases for k in case.floating_results}
 
-        def pulling(case: _Case, full: Arrays, given: dict[int, Any], cotangents: dict[int, Any]) -> Arrays:
-            return case.pulled(buffers.taken(full, case.pullback.kept), given, cotangents)
+        def pulling(case: _Case, buffered: Arrays, operands: dict[int, Any], cotangents: dict[int, Any]) -> Arrays:
+            return case.gradients(buffers.read(buffered, case.pullback.residuals), operands, cotangents)
 
         cases = [partial(pulling, case) for case in self.cases]
-        return self.pick(cases, full, given, {k: cotangents[k] for k in sorted(ends)}), None
+        return self.pick(cases, buffered, operands, {k: cotangents[k] for k in sorted(floating_results)}), None
 
     def pick(self, cases: Sequence[Callable[..., Any]], *operands: Any) -> Any:
         """Run the case of this device's group."""
@@ -224,12 +230,12 @@ class _Buffers:
             buffers.append(jnp.concatenate([*parts, Zeros((free,), piece.dtype, piece.names)()]))
         return buffers
 
-    def taken(self, full: Sequence[Any], pieces: Sequence[Zeros]) -> Arrays:
-        """Return the residuals that one group has put into the buffers, in its order. `pieces` are zeros that stand for them."""
+    def read(self, buffered: Sequence[Any], pieces: Sequence[Zeros]) -> Arrays:
+        """Return the residuals of one group from its buffers, in the group's order. `pieces` are zeros that stand for them."""
         direct: dict[Zeros, Arrays] = {}
-        for piece, x in zip(self.alike, full, strict=False):
+        for piece, x in zip(self.alike, buffered, strict=False):
             direct.setdefault(piece, []).append(x)
-        flat = {(p.dtype, p.names): x for p, x in zip(self.flat, full[len(self.alike) :], strict=True)}
+        flat = {(p.dtype, p.names): x for p, x in zip(self.flat, buffered[len(self.alike) :], strict=True)}
         done: Counter[tuple[Any, frozenset[str]]] = Counter()
         residuals = []
         for piece in pieces:

@@ -1,8 +1,8 @@
-"""The mesh context of a plan, which replaces any mesh that the user has set by `jax.set_mesh`.
+"""The mesh context in which a plan is traced and run. It replaces any mesh that the user has set by `jax.set_mesh`.
 
-Under a mesh with explicit axes, and with arguments of such a mesh, types state shardings. There a plan is a region in which these
-axes are automatic (`jax.sharding.auto_axes`). Its gradients have the types of its arguments, and its results those of the planned
-function.
+Under a mesh with explicit axes, and with arguments of such a mesh, JAX's types contain shardings. A plan is then a region in which
+these axes are automatic (`jax.sharding.auto_axes`). Its gradients have the types of its arguments, and its results the types of the
+planned function's results.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from unity.pcg.types.mesh_axes import mesh_axes, sliced
 
 
 def automatic(mesh: Mesh) -> Mesh:
-    """Return a mesh with automatic axes alone, of which programs are compiled: the same devices and names."""
+    """Return a mesh with the same devices and names and with automatic axes only, for which programs are compiled."""
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
@@ -51,8 +51,8 @@ def own(mesh: Mesh | AbstractMesh) -> AbstractContextManager[object]:
     """Return a context in which programs are traced under a plan's mesh.
 
     Raises:
-        PlanError: the plan is called inside of `jax.shard_map` or `jax.pmap`; or the user has set a mesh of another size; or one
-            with explicit axes, and the plan is a stream, whose arrays stay as the plan places them between steps.
+        PlanError: the plan is called inside of `jax.shard_map` or `jax.pmap`; or the user has set a mesh of another size, or a mesh
+            with explicit axes although the plan is a stream, whose arrays stay as the plan places them between steps.
     """
     refuse_manual()
     here = get_abstract_mesh()
@@ -74,7 +74,7 @@ def own(mesh: Mesh | AbstractMesh) -> AbstractContextManager[object]:
 
 
 def explicit_mesh(values: Iterable[Any]) -> AbstractMesh | None:
-    """Return the mesh with explicit axes that the user has set, else that of some values' types, or None."""
+    """Return the mesh with explicit axes that the user has set, or else the one in the types of values, or None."""
     here = get_abstract_mesh()
     if not here.empty:
         return here if AxisType.Explicit in here.axis_types else None
@@ -83,31 +83,31 @@ def explicit_mesh(values: Iterable[Any]) -> AbstractMesh | None:
 
 
 def typed(run: Callable[..., tuple], mesh: AbstractMesh, specs: Sequence[PartitionSpec]) -> Callable[..., tuple]:
-    """Return a function of whole arrays as one of values with types of a mesh with explicit axes.
+    """Convert a function of whole arrays to one of values whose types have shardings on a mesh with explicit axes.
 
     Args:
         run: the function.
-        mesh: the mesh of the types.
-        specs: the shardings of the results in their types.
+        mesh: the mesh in the types.
+        specs: the shardings in the types of the results.
     """
     region: Any = auto_axes(lambda *values: tuple(run(*values)), out_sharding=tuple(specs))
 
     def call(*leaves: Any) -> tuple:
         with use_abstract_mesh(mesh):
-            return region(*map(_with_mesh, leaves))
+            return region(*map(_on_current_mesh, leaves))
 
     return jax.jit(call)
 
 
-def _with_mesh(x: Any) -> Any:
-    """Return a value of no mesh, such as a NumPy array, as one of the current mesh, which its gradient then is of, too."""
+def _on_current_mesh(x: Any) -> Any:
+    """Return a value whose type has a mesh: the current one if it had none, as a NumPy array. Its gradient has that mesh, too."""
     return lax.squeeze(lax.expand_dims(x, (0,)), (0,)) if jax.typeof(x).sharding.mesh.empty else x
 
 
 def typed_mesh(own: Mesh) -> Mesh | None:
-    """Return the mesh with explicit axes that values have in their types, or None if types are not to state shardings.
+    """Return the mesh with explicit axes for the types of a plan's values, or None if types shall not have shardings.
 
-    It is the one that the user has set, if its devices are those of a plan's mesh in the same order, or the plan's mesh itself.
+    It is the mesh that the user has set if its devices are those of the plan's mesh in the same order, or else the plan's mesh.
     """
     planned = own if AxisType.Explicit in own.axis_types else None
     here = get_abstract_mesh()
@@ -115,13 +115,13 @@ def typed_mesh(own: Mesh) -> Mesh | None:
         return planned
     try:
         mesh = get_mesh()
-    except ValueError:  # inside of a jit, which does not tell its devices
+    except ValueError:  # inside of a jit, where the devices are unknown
         return planned
     return mesh if list(mesh.devices.flat) == list(own.devices.flat) else planned
 
 
 def on_mesh(sharding: NamedSharding, mesh: Mesh, axes: Sequence[Axis]) -> NamedSharding:
-    """Return a plan's sharding on a mesh of the user's: the same, or the nearest with fewer slices that the mesh's axes can state.
+    """Express a plan's sharding on the user's mesh, with fewer slices where the mesh's axes are too coarse for it.
 
     Returns the sharding unchanged if the sizes of the axes do not fit.
     """

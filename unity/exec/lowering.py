@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import jax
@@ -36,10 +37,7 @@ from unity.pcg.types.varying_axes import vary
 def mesh_of(axes: Sequence[Axis], devices: Sequence[Any]) -> Mesh:
     """Return the mesh of prime axes, outermost level first. Raises ValueError if there are fewer devices than the axes need."""
     sizes, names = tuple(a.size for a in axes) or (1,), tuple(a.name for a in axes) or ("d0",)
-    count = 1
-    for n in sizes:
-        count *= n
-    return Mesh(np.asarray(devices[:count]).reshape(sizes), names, axis_types=(AxisType.Auto,) * len(sizes))
+    return Mesh(np.asarray(devices[: prod(sizes)]).reshape(sizes), names, axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def platform_of(mesh: Mesh) -> str:
@@ -60,14 +58,14 @@ def spec_of(type_: Type, axes: Sequence[Axis], rank: int) -> PartitionSpec:
 
 
 def program(graph: PCG, mesh: Mesh) -> Callable[..., tuple]:
-    """Return the function of a parallel graph on whole arrays, whatever their sharding."""
+    """Return the function that a parallel graph computes, of whole arrays with any sharding."""
     into = tuple(spec_of(n.types[0], graph.axes, n.tensors[0].ndim) for n in graph.inputs)
     out = tuple(spec_of(v.type, graph.axes, v.tensor.ndim) for v in graph.outputs)
     mapped = jax.shard_map(lambda *pieces: tuple(run_graph(graph, pieces)), mesh=mesh, in_specs=into, out_specs=out)
 
     def placed_by_plan_shard(leaves: Sequence[Any]) -> list[Any]:
-        # The constraint names real devices: arguments that lie on one would otherwise keep the whole program there.
-        # JAX refuses arguments of `jax.jit` that are committed to others, in an error that names this function: the way out.
+        # The constraint names the devices: without it, arguments on a single device would keep the whole program there.
+        # JAX's error for arguments of `jax.jit` that are committed elsewhere names this function, which tells the way out.
         return [lax.with_sharding_constraint(x, NamedSharding(mesh, s)) for x, s in zip(leaves, into, strict=True)]
 
     def call(*leaves: Any) -> tuple:
@@ -78,7 +76,7 @@ def program(graph: PCG, mesh: Mesh) -> Callable[..., tuple]:
 
 
 def partitioned_program(graph: PCG, mesh: Mesh) -> Callable[..., tuple]:
-    """Return the function of a parallel graph on whole arrays, for XLA's partitioner (`unity.exec.sharding_constraints`)."""
+    """Return the function that a parallel graph computes, of whole arrays that XLA partitions (`exec.sharding_constraints`)."""
     whole = constrained(graph, mesh)
     into, out = ([own_sharding(v, graph, mesh) for v in values] for values in (map(Value, graph.inputs), graph.outputs))
 
@@ -91,24 +89,24 @@ def partitioned_program(graph: PCG, mesh: Mesh) -> Callable[..., tuple]:
 
 
 @dataclass(frozen=True)
-class Again:
-    """A rematerialized value: its readers compute it from `bases`, and once more in the backward pass."""
+class Rematerialized:
+    """A rematerialized value: its users compute it from its sources, and again in the backward pass."""
 
-    bases: tuple[Any, ...]
-    make: Callable[..., Any]
+    sources: tuple[Any, ...]
+    compute: Callable[..., Any]
 
     @property
     def value(self) -> Any:
-        return self.make(*self.bases)
+        return self.compute(*self.sources)
 
-    def then(self, step: Callable[[Any], Any]) -> Again:
+    def then(self, step: Callable[[Any], Any]) -> Rematerialized:
         """Return the value with one more step applied."""
-        return Again(self.bases, lambda *bases: step(self.make(*bases)))
+        return Rematerialized(self.sources, lambda *sources: step(self.compute(*sources)))
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A result of a pipeline that its tail will run, together with the tail."""
+class PendingPipeline:
+    """A placeholder for a result of a pipeline that has not run yet, because its tail runs both in one loop."""
 
     pipeline: Node
     operands: tuple[Any, ...]
@@ -122,24 +120,24 @@ def run_graph(graph: PCG, pieces: Sequence[Any]) -> list:
     for node in graph.nodes[len(graph.inputs) :]:
         operands = [env[v] for v in node.operands]
         with jax.named_scope(label(node, source_of_use(node, graph))):
-            results = _begun(node, operands, graph) or _run_node(node, operands, graph.axes)
+            results = _pending(node, operands, graph) or _run_node(node, operands, graph.axes)
         env.update((Value(node, k), x) for k, x in enumerate(results))
     return [settle(v, env[v], graph.axes) for v in graph.outputs]
 
 
-def _begun(node: Node, operands: list, graph: PCG) -> list:
-    """Return placeholders for the results of a pipeline that its tail runs; an empty list for any other node."""
+def _pending(node: Node, operands: list, graph: PCG) -> list:
+    """Return placeholders for the results of a pipeline that its tail will run, or an empty list for any other node."""
     if node.kind != PIPELINE or schedule_of(node).kind not in FOLLOWED:
         return []
     settled = [settle(v, x, graph.axes) for v, x in zip(node.operands, operands, strict=True)]
-    return [Begun(node, tuple(settled))] * len(node.tensors)
+    return [PendingPipeline(node, tuple(settled))] * len(node.tensors)
 
 
 def settle(v: Value, x: Any, axes: tuple[Axis, ...]) -> Any:
     """Return a value in its stored element type, made to vary for JAX along exactly the axes that its type uses."""
-    if isinstance(x, Begun):
+    if isinstance(x, PendingPipeline):
         return x
-    if isinstance(x, Again):
+    if isinstance(x, Rematerialized):
         x = x.value
     own = storage_dtype(v.tensor.dtype, v.type, axes)
     x = x.astype(own) if x.dtype != own else x
@@ -150,9 +148,9 @@ def _run_node(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
     if node.kind in PARALLELIZATION:
         return [_change(node, operands[0], axes)]
     if runs_again(node):
-        return [_later(node, operands, axes)]
-    if any(isinstance(x, Again) for x in operands):
-        return _with_makers(node, operands, axes)
+        return [_rematerialized(node, operands, axes)]
+    if any(isinstance(x, Rematerialized) for x in operands):
+        return _checkpointed(node, operands, axes)
     return _compute(node, operands, axes)
 
 
@@ -161,41 +159,41 @@ def _change(node: Node, x: Any, axes: tuple[Axis, ...]) -> Any:
         return x
     step = step_of(node, axes)
     dtype = node.tensors[0].dtype
-    if isinstance(x, Again):
+    if isinstance(x, Rematerialized):
         return x.then(lambda x: apply(step, x, axes, dtype))
     x = settle(node.operands[0], x, axes)
-    return Again((x,), lambda x: apply(step, x, axes, dtype)) if node.again else apply(step, x, axes, dtype)
+    return Rematerialized((x,), lambda x: apply(step, x, axes, dtype)) if node.again else apply(step, x, axes, dtype)
 
 
-def _later(node: Node, operands: list, axes: tuple[Axis, ...]) -> Again:
-    """Return the rematerialized result of an operator, which its reader runs."""
-    bases, run = _making(node, operands, axes)
+def _rematerialized(node: Node, operands: list, axes: tuple[Axis, ...]) -> Rematerialized:
+    """Return the rematerialized result of an operator, which its user computes."""
+    sources, run = _recomputation(node, operands, axes)
 
-    def make(*given: Any) -> Any:
+    def compute(*values: Any) -> Any:
         with jax.named_scope(label(node)):
-            (result,) = run(*given)
+            (result,) = run(*values)
         return result
 
-    return Again(bases, make)
+    return Rematerialized(sources, compute)
 
 
-def _with_makers(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
-    """Run an operator with a rematerialized operand: one checkpoint is around both.
+def _checkpointed(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
+    """Run an operator with a rematerialized operand, in one checkpoint around both.
 
-    Slices that neighbours have sent for its halos are residuals, so the backward pass repeats only marked changes of type.
+    The slices that neighbours send for its halos are saved, so that the backward pass repeats only marked changes of type.
     """
-    bases, run = _making(node, operands, axes)
-    return jax.checkpoint(run, policy=lambda primitive, *_, **__: primitive.name == "ppermute")(*bases)
+    sources, run = _recomputation(node, operands, axes)
+    return jax.checkpoint(run, policy=lambda primitive, *_, **__: primitive.name == "ppermute")(*sources)
 
 
-def _making(node: Node, operands: list, axes: tuple[Axis, ...]) -> tuple[tuple[Any, ...], Callable[..., list]]:
-    """Return the bases of an operator's operands, and the function that computes its results from them."""
-    parts = [x.bases if isinstance(x, Again) else (x,) for x in operands]
+def _recomputation(node: Node, operands: list, axes: tuple[Axis, ...]) -> tuple[tuple[Any, ...], Callable[..., list]]:
+    """Return the sources of an operator's operands, and the function that computes the operator's results from them."""
+    parts = [x.sources if isinstance(x, Rematerialized) else (x,) for x in operands]
 
-    def run(*given: Any) -> list:
-        left = iter(given)
+    def run(*values: Any) -> list:
+        left = iter(values)
         grouped = [[next(left) for _ in part] for part in parts]
-        ready = [x.make(*own) if isinstance(x, Again) else own[0] for x, own in zip(operands, grouped, strict=True)]
+        ready = [x.compute(*own) if isinstance(x, Rematerialized) else own[0] for x, own in zip(operands, grouped, strict=True)]
         return _compute(node, ready, axes)
 
     return tuple(x for part in parts for x in part), run
@@ -233,16 +231,16 @@ def _inside(node: Node) -> Callable[..., list]:
 
 
 def _tail(node: Node, operands: list) -> list:
-    """Run a tail together with its pipeline, or after it where the pipeline has run."""
-    begun = next((x for x in operands if isinstance(x, Begun)), None)
-    if begun is None:
+    """Run a tail together with its pipeline, or alone if the pipeline has run already."""
+    pending = next((x for x in operands if isinstance(x, PendingPipeline)), None)
+    if pending is None:
         return summed(node, operands, _inside(node))
-    more = [x for x in operands if not isinstance(x, Begun)]
-    return alternated(pair_of(node), [*begun.operands, *more])
+    more = [x for x in operands if not isinstance(x, PendingPipeline)]
+    return alternated(pair_of(node), [*pending.operands, *more])
 
 
 def pair_of(tail: Node) -> PipelinePair:
-    """Return a tail and the pipeline that it follows."""
+    """Return a tail and the pipeline that it follows, with their local programs."""
     pipeline = tail.operands[ends_of(tail).carried.start].node
     return PipelinePair(pipeline, tail, _inside(pipeline), _inside(tail))
 

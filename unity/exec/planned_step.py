@@ -1,4 +1,4 @@
-"""One step of a parallel graph on a mesh, as plain data: all that compiling, checking and timing a plan takes."""
+"""One step of a parallel graph on a mesh, as plain data, from which a plan is compiled, checked and timed."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from unity.pcg.parallel.pipeline_cut import undrained
 from unity.search.cost.cost import Training
 from unity.search.memory.backend import CPU, GPU, Backend
 
-# One pass joins all-reduces, and so keeps all gradients live at once. One drops the barriers of `jax.checkpoint`, after which what
-# should be recomputed is kept. And one hands small loops to an emitter that knows no barriers, and ends the process.
+# The first pass joins all-reduces, so that all gradients are live at once. The second drops the barriers of `jax.checkpoint`, so
+# that values are kept that should be recomputed. The third gives small loops to an emitter that lacks barriers, and crashes.
 DISABLED_PASSES = ("cpu-all-reduce-combiner", "cse_barrier_expander", "small-while-loop-hoisting")
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedStep:
-    """A step: the function, and with `training.backward` the gradients of its loss.
+    """A step of a plan: the function and, with `training.backward`, the gradients of its loss.
 
     Attributes:
         graph: the parallel graph.
         mesh: the devices, as a mesh of the graph's axes.
         differentiated: the inputs that gradients are taken for, by number; none without a backward pass.
         training: whether there is a backward pass, and the optimizer's slots.
-        partitioned: whether XLA's partitioner divides it, by constraints (`unity.exec.sharding_constraints`).
+        partitioned: whether XLA partitions it by sharding constraints (`unity.exec.sharding_constraints`).
     """
 
     graph: PCG
@@ -68,7 +68,7 @@ class PlannedStep:
         return [jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=s) for t, s in zip(tensors, self.shardings, strict=True)]
 
     def grouped(self, leaves: Sequence[Any]) -> list[Any]:
-        """Return the inputs as the compiled program takes them: weights apart from the others, where gradients are taken."""
+        """Return the inputs as the compiled program takes them: with a backward pass, the weights and the others as two lists."""
         if not self.training.backward:
             return list(leaves)
         weights = self.weights
@@ -77,7 +77,7 @@ class PlannedStep:
     def compile(self) -> Any:
         """Compile the step. Nothing is allocated.
 
-        The program takes `grouped` inputs; that of a pipeline by 2BW a flight and all inputs.
+        The program takes `grouped` inputs, or for a 2BW pipeline a flight and all inputs.
         """
         options = compiler_options(platform_of(self.mesh))
         with without_mesh():
@@ -104,14 +104,16 @@ class PlannedStep:
             ) from error
 
 
-def gradient_step(run: Callable[..., Any], count: int, weights: Sequence[int], ends: Sequence[int]) -> Callable[[list, list], Any]:
+def gradient_step(
+    run: Callable[..., Any], count: int, weights: Sequence[int], losses: Sequence[int]
+) -> Callable[[list, list], Any]:
     """Return a function of the weights and the other leaves that gives the weights' gradients and all results of `run`.
 
     Args:
         run: the function of all leaves.
         count: the number of leaves.
         weights: the leaves that gradients are taken for, by number.
-        ends: the results, by number, whose sum is differentiated.
+        losses: the results, by number, whose sum is differentiated.
     """
     position = {k: i for i, k in enumerate(weights)}
 
@@ -120,7 +122,7 @@ def gradient_step(run: Callable[..., Any], count: int, weights: Sequence[int], e
             rest = iter(others)
             leaves = [chosen[position[k]] if k in position else next(rest) for k in range(count)]
             results = run(*leaves)
-            return sum(jnp.sum(jnp.real(_cotangent_given(results[k]))) for k in ends), results
+            return sum(jnp.sum(jnp.real(_with_opaque_cotangent(results[k]))) for k in losses), results
 
         return jax.grad(scalar, has_aux=True)(chosen)
 
@@ -128,16 +130,17 @@ def gradient_step(run: Callable[..., Any], count: int, weights: Sequence[int], e
 
 
 @jax.custom_vjp
-def _cotangent_given(result: jax.Array) -> jax.Array:
-    """Return a result as it is, its cotangent hidden from the compiler.
+def _with_opaque_cotangent(result: jax.Array) -> jax.Array:
+    """Return a result unchanged, with its cotangent hidden from the compiler.
 
-    The cotangent of a sum is all ones. A compiler that sees that drops the collectives that move it, which no step drops whose
-    cotangents are data. A scalar is a loss, whose cotangent is one in every step.
+    The step differentiates a sum of the results, so that their cotangents are ones. A compiler that sees constants drops the
+    collectives that move them, but cotangents are data in the steps that this one stands for. The cotangent of a scalar, a loss, is
+    one in every step, and is not hidden.
     """
     return result
 
 
-_cotangent_given.defvjp(
+_with_opaque_cotangent.defvjp(
     lambda result: (result, None), lambda _, cotangent: (lax.optimization_barrier(cotangent) if cotangent.ndim else cotangent,)
 )
 
@@ -145,7 +148,7 @@ _cotangent_given.defvjp(
 def compiler_options(platform: str | None = None) -> dict[str, str | bool]:
     """Return the options with which programs are compiled for a comparison: on CPUs without the `DISABLED_PASSES`.
 
-    `platform` is that of this process's devices unless it is given.
+    `platform` is by default that of this process's devices.
     """
     platform = platform or jax.devices()[0].platform
     return {"xla_disable_hlo_passes": ",".join(DISABLED_PASSES)} if platform == CPU.name else {}

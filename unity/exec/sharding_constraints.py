@@ -1,8 +1,8 @@
-"""A parallel graph for XLA's partitioner: its operators on whole arrays, with sharding constraints where its types change.
+"""A parallel graph for XLA's partitioner: its operators on whole arrays, with sharding constraints where types change.
 
-A constraint is at the end of every change of type, at an operator that divides what none of its operands divides (a constant, an
-iota), and at arguments and results; everything else is left to the partitioner. What a `PartitionSpec` cannot state stays open:
-partial sums, and dimensions that are partitioned at an inner digit.
+Constraints are at the end of every change of type, at operators that are partitioned along axes that partition none of their
+operands (a constant, an iota), and at arguments and results. Everything else is left to the partitioner, as is everything that a
+`PartitionSpec` cannot state: partial sums, and dimensions that are partitioned at an inner digit.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def constrained(graph: PCG, mesh: Mesh) -> PCG:
 
 
 def origins_of(graph: PCG) -> dict[Value, Value]:
-    """Return the value before all changes of type, for the result of every change."""
+    """Return, for the result of every change of type, the value before that change and all changes before it."""
     origins: dict[Value, Value] = {}
     for node in graph.nodes:
         if node.kind in PARALLELIZATION:
@@ -63,7 +63,7 @@ def origins_of(graph: PCG) -> dict[Value, Value]:
 
 
 def refuse_per_device(node: Node) -> None:
-    """Raise PlanError if devices run different operators at a time in a node, which no sharding states."""
+    """Raise PlanError if devices run different operators at the same time in a node, which no sharding can state."""
     if node.kind in PER_DEVICE:
         raise PlanError(
             f"the plan has {node.kind} nodes, in which devices run different operators at a time, which no sharding constraints"
@@ -93,14 +93,14 @@ def own_sharding(v: Value, graph: PCG, mesh: Mesh) -> Sharded:
 
 
 def constrain(x: Any, sharded: Sharded) -> Any:
-    """Return a value with a sharding, whose cotangent has another."""
+    """Constrain the shardings of a value and of its cotangent."""
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return _constrained(x, sharded)
     return _placed(x, sharded.forward, sharded)
 
 
 def _placed(x: Any, sharding: NamedSharding, sharded: Sharded) -> Any:
-    """Return a value with a sharding. JAX leaves out the names around a derivative rule, so that the name is inside."""
+    """Constrain the sharding of a value. The name scope is inside, because JAX leaves out scopes around a derivative rule."""
     with jax.named_scope(sharded.name):
         return lax.with_sharding_constraint(x, sharding)
 

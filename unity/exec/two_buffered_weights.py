@@ -1,8 +1,8 @@
 """2BW (PipeDream-2BW): steps of a pipeline that does not drain between them.
 
-A step takes a new batch and the *flight* of the batch before: everything of it that is still in flight. In the step's M ticks the
-micro-batches of the new batch begin and those of the old one end, so it returns the results and gradients of the old batch, and the
-flight of the new one.
+A step takes a new batch and the *flight* of the batch before: all of that batch's arrays that are still in flight. In the step's M
+ticks the micro-batches of the new batch begin and those of the old one end, so it returns the results and gradients of the old
+batch, and the flight of the new one.
 
     stage 0   f0 b-2  f1 b-1  f2 b0  f3 b1      M = 4, S = 3: ticks 0 to 3 of a step. Micro-batches -2 and -1 are of the batch
                                                 before; 2 and 3 go back in the next step, and then are -2 and -1.
@@ -48,45 +48,47 @@ class _Flight(NamedTuple):
     """Everything of a batch that is in flight after a step, on one device."""
 
     batch: Batch  # the operands of the pipeline and its tail
-    kept: Arrays  # further residuals of the operators before the pipeline
+    residuals: Arrays  # residuals of the operators before the pipeline that are not among these operands
     read: Arrays  # inputs of the operators after the tail
     state: LoopState  # the carry of the loop over ticks
 
 
 class _Begun(NamedTuple):
-    """A batch after the operators before the pipeline have run: the pipeline's operands, and the rest of its flight."""
+    """A batch after the operators before the pipeline have run: the operands of the pair, and the rest of its flight."""
 
     batch: Batch
-    kept: Arrays
+    residuals: Arrays
     read: Arrays
 
 
 class _CoolDown(HalfTickLoop):
-    """The ticks after the last backward pass of the batch before: two batches are in flight, and the older one has no passes left.
+    """The ticks after the last backward pass of the batch before, of which only the samples' gradients are still in flight.
 
-    With S stages that pass is over after S - 1 ticks, on stage 0; only gradients of samples are still in flight. The weights'
-    gradients of that batch are complete, so these ticks do not carry them, and their collectives may overlap with them.
+    With S stages, that pass is over after S - 1 ticks, on stage 0. The gradients of that batch's weights are then complete, so the
+    carry of these ticks does not contain them, and their collectives may overlap with these ticks.
     """
 
     def after(self, state: LoopState, ticks: int) -> LoopState:
         """Run the rest of a step's ticks, of which the first `ticks` are over."""
         new, old = state.sums
         left = Sums((), (), old.parts, (), (), old.read)
-        state = self.on(state._replace(sums=(new, left)), range(ticks, self.schedule.loop_ticks))
+        state = self.run_ticks(state._replace(sums=(new, left)), range(ticks, self.schedule.loop_ticks))
         new, left = state.sums
         return state._replace(sums=(new, old._replace(parts=left.parts, read=left.read)))
 
     @cached_property
     def newest(self) -> HalfTickLoop:
         """The loop of the new batch alone."""
-        return HalfTickLoop(self.pair, self.batches[:1], self.schedule, self.wanted, self.moving, self.pullback, self.results)
+        return HalfTickLoop(
+            self.pair, self.batches[:1], self.schedule, self.differentiated, self.active, self.pullback, self.results
+        )
 
-    def work(self, s: LoopState, at: Any) -> tuple[Arrays, LoopState]:
-        results, after = self.newest.work(s._replace(sums=s.sums[:1]), at)
+    def run_stage(self, s: LoopState, at: Any) -> tuple[Arrays, LoopState]:
+        results, after = self.newest.run_stage(s._replace(sums=s.sums[:1]), at)
         return results, after._replace(sums=(*after.sums, *s.sums[1:]))
 
-    def ended(self, s: LoopState, at: Any, results: Arrays) -> tuple[LoopState, tuple[Arrays, Arrays]]:
-        after, gradients = self.newest.ended(s._replace(sums=s.sums[:1]), at, results)
+    def run_tail(self, s: LoopState, at: Any, results: Arrays) -> tuple[LoopState, tuple[Arrays, Arrays]]:
+        after, gradients = self.newest.run_tail(s._replace(sums=s.sums[:1]), at, results)
         return after._replace(sums=(*after.sums, *s.sums[1:])), gradients
 
 
@@ -102,7 +104,7 @@ class Streamed:
         """Return the flight of a first batch."""
 
         def local(pieces: Arrays) -> Any:
-            return self._lifted(self.local.started(pieces))
+            return self._with_leading_dim(self.local.start(pieces))
 
         return self._mapped(local, (self._into,), self._specs)(self._placed(leaves))
 
@@ -110,8 +112,8 @@ class Streamed:
         """Return the flight of a new batch, and the results and the weights' gradients of the batch before."""
 
         def local(arrays: Any, pieces: Arrays) -> Any:
-            flight, results, gradients = self.local.stepped(self._landed(arrays), pieces)
-            return self._lifted(flight), results, gradients
+            flight, results, gradients = self.local.step(self._without_leading_dim(arrays), pieces)
+            return self._with_leading_dim(flight), results, gradients
 
         into, out = (self._specs, self._into), (self._specs, *self._out)
         return self._mapped(local, into, out)(flight, self._placed(leaves))
@@ -120,7 +122,7 @@ class Streamed:
         """Return the results and the gradients of the last batch."""
 
         def local(arrays: Any) -> Any:
-            return self.local.finished(self._landed(arrays))
+            return self.local.finish(self._without_leading_dim(arrays))
 
         return self._mapped(local, (self._specs,), self._out)(flight)
 
@@ -164,7 +166,7 @@ class Streamed:
         layouts: list[tuple[list[Zeros], Any]] = []
 
         def look(pieces: Arrays) -> tuple[()]:
-            leaves, tree = jax.tree.flatten(self.local.started(pieces))
+            leaves, tree = jax.tree.flatten(self.local.start(pieces))
             layouts.append(([zeros_of(x) for x in leaves], tree))
             return ()
 
@@ -177,10 +179,10 @@ class Streamed:
         named = [tuple(name for name in self.mesh.axis_names if name in z.names) for z in self._layout[0]]
         return [PartitionSpec(names or None) for names in named]
 
-    def _lifted(self, flight: _Flight) -> list[Any]:
+    def _with_leading_dim(self, flight: _Flight) -> list[Any]:
         return [x[None] for x in jax.tree.leaves(flight)]
 
-    def _landed(self, arrays: Sequence[Any]) -> _Flight:
+    def _without_leading_dim(self, arrays: Sequence[Any]) -> _Flight:
         return jax.tree.unflatten(self._layout[1], [x[0] for x in arrays])
 
 
@@ -197,42 +199,45 @@ class _Local:
         return pair_of(self.cut.tail)
 
     @cached_property
-    def flowing(self) -> tuple[frozenset[int], tuple[bool, ...]]:
+    def active(self) -> tuple[frozenset[int], tuple[bool, ...]]:
         """The operands of the pair that are active for differentiation, and flags for the values that stages forward."""
         flow = gradients(self.graph, self.weights)
-        return self.pair.moving(frozenset(k for k, v in enumerate(self.pair.operands) if flow(v)))
+        return self.pair.active(frozenset(k for k, v in enumerate(self.pair.operands) if flow(v)))
 
     def loop(self, *batches: tuple[int, Batch]) -> HalfTickLoop:
-        return HalfTickLoop(self.pair, batches, schedule_of(self.cut.pipeline), *self.flowing)
+        return HalfTickLoop(self.pair, batches, schedule_of(self.cut.pipeline), *self.active)
 
-    def started(self, pieces: Sequence[Any]) -> _Flight:
-        begun, _ = self.begin(pieces)
+    def start(self, pieces: Sequence[Any]) -> _Flight:
+        """Begin a first batch, and return its flight."""
+        begun, _ = self.run_before(pieces)
         loop = self.loop((0, begun.batch))
-        return self.flown(begun, loop.run(loop.schedule.micro_batches))
+        return self.flight_of(begun, loop.run(loop.schedule.micro_batches))
 
-    def stepped(self, flight: _Flight, pieces: Sequence[Any]) -> tuple[_Flight, Arrays, Arrays]:
-        begun, pullback = self.begin(pieces)
+    def step(self, flight: _Flight, pieces: Sequence[Any]) -> tuple[_Flight, Arrays, Arrays]:
+        """Begin a new batch and end the one in flight. Return the new flight, and the old batch's results and gradients."""
+        begun, pullback = self.run_before(pieces)
         loop = self.loop((0, begun.batch), (1, flight.batch))
         done = loop.schedule.backward_ticks
         state = loop.run(done, flight.state)
-        rest = _CoolDown(loop.pair, loop.batches, loop.schedule, loop.wanted, loop.moving, loop.pullback)
+        rest = _CoolDown(loop.pair, loop.batches, loop.schedule, loop.differentiated, loop.active, loop.pullback)
         state = rest.after(state, done)
-        return self.flown(begun, state), *self.end(flight, pullback, loop, state)
+        return self.flight_of(begun, state), *self.run_after(flight, pullback, loop, state)
 
-    def finished(self, flight: _Flight) -> tuple[Arrays, Arrays]:
+    def finish(self, flight: _Flight) -> tuple[Arrays, Arrays]:
+        """End the batch in flight, and return its results and gradients."""
         loop = self.loop((1, flight.batch))
         state = loop.run(loop.schedule.flushed.loop_ticks - loop.schedule.micro_batches, flight.state)
         pullback = Pullback()
 
         def begin() -> tuple[()]:
             nonlocal pullback
-            pullback = self.begin([self.nothing(k) for k in range(len(self.graph.inputs))])[1]
+            pullback = self.run_before([self.zero_input(k) for k in range(len(self.graph.inputs))])[1]
             return ()
 
         jax.eval_shape(begin)  # traced so that the structure of the pullback is known
-        return self.end(flight, pullback, loop, state)
+        return self.run_after(flight, pullback, loop, state)
 
-    def nothing(self, number: int) -> Any:
+    def zero_input(self, number: int) -> Any:
         """Return zeros that stand for one of the graph's inputs."""
         node, axes = self.graph.inputs[number], self.graph.axes
         shape, names = list(node.tensors[0].shape), set[str]()
@@ -242,9 +247,9 @@ class _Local:
                 names.add(axis.name)
         return Zeros(tuple(shape), node.tensors[0].dtype, frozenset(names))()
 
-    def begin(self, pieces: Sequence[Any]) -> tuple[_Begun, Pullback]:
+    def run_before(self, pieces: Sequence[Any]) -> tuple[_Begun, Pullback]:
         """Run the operators before the pipeline forward."""
-        active = sorted(self.flowing[0])
+        active = sorted(self.active[0])
 
         def run(chosen: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             leaves = dict(enumerate(pieces)) | dict(zip(self.weights, chosen, strict=True))
@@ -254,13 +259,13 @@ class _Local:
         _, pull, operands = jax.vjp(run, [pieces[k] for k in self.weights], has_aux=True)
         batch, read = batch_of(self.pair, operands), tuple(pieces[k] for k in self.cut.read)
         pullback = Pullback()
-        return _Begun(batch, tuple(pullback.apart(pull, _shared(batch, read))), read), pullback
+        return _Begun(batch, tuple(pullback.split(pull, _shared(batch, read))), read), pullback
 
-    def flown(self, begun: _Begun, state: LoopState) -> _Flight:
+    def flight_of(self, begun: _Begun, state: LoopState) -> _Flight:
         """Return the flight of a batch whose micro-batches have all begun."""
-        return _Flight(begun.batch._replace(parts=()), begun.kept, begun.read, state._replace(sums=state.sums[:1]))
+        return _Flight(begun.batch._replace(parts=()), begun.residuals, begun.read, state._replace(sums=state.sums[:1]))
 
-    def end(self, flight: _Flight, pullback: Pullback, loop: HalfTickLoop, state: LoopState) -> tuple[Arrays, Arrays]:
+    def run_after(self, flight: _Flight, pullback: Pullback, loop: HalfTickLoop, state: LoopState) -> tuple[Arrays, Arrays]:
         """Run the operators after the tail, forward and backward, and those before the pipeline backward."""
         sums = state.sums[-1]
         own = [k for k, number in enumerate(self.cut.read) if number in self.weights]
@@ -274,9 +279,9 @@ class _Local:
         value, pull, results = jax.vjp(run, [flight.read[k] for k in own], sums.results[self.pair.loss], has_aux=True)
         direct, by = pull(vary(jnp.ones(value.shape, value.dtype), varying(value)))
         gradients = loop.gradients(sums)
-        order = sorted(self.flowing[0])
-        before = pullback.together(flight.kept, dict(enumerate(_shared(flight.batch, flight.read))))
-        (weights,) = before(scaled([gradients[k] for k in order], by, self.pair.repeated))
+        order = sorted(self.active[0])
+        before = pullback.join(flight.residuals, dict(enumerate(_shared(flight.batch, flight.read))))
+        (weights,) = before(scaled([gradients[k] for k in order], by, self.pair.replicated_axes))
         more = dict(zip((self.cut.read[k] for k in own), direct, strict=True))
         return results, tuple(g + more[k] if k in more else g for k, g in zip(self.weights, weights, strict=True))
 

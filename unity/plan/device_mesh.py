@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from unity.base.errors import PlanError
 from unity.base.formatting import duration, size
 from unity.base.processes import check_alike, check_devices, several, shared
-from unity.exec.hosts.arrangement import arranged, check_order
+from unity.exec.hosts.device_order import check_order, in_mesh_order
 from unity.exec.lowering import mesh_of
 from unity.machine.machine import Machine
 from unity.pcg.jaxprs.parameter_text import array_text
@@ -54,7 +54,7 @@ def mesh_for(program: PlannedProgram, chosen: Sequence[Any] | Mesh | None = None
             f" virtual devices: XLA_FLAGS=--xla_force_host_platform_device_count={machine.devices}. Without devices, a plan has"
             " in_specs, mesh_shape and inspect.abstract_mesh. (docs: plan#devices)"
         )
-    return _mesh(machine, arranged(machine, devices))
+    return _mesh(machine, in_mesh_order(machine, devices))
 
 
 def refuse_devices(machine: Machine, chosen: Sequence[Any] | Mesh) -> None:

@@ -17,7 +17,7 @@ from unity.machine.machine import Machine
 from unity.pcg.local.collectives import apply
 from unity.pcg.parallel.resharding import SLICING, ReshardingStep, absolute, kind_of, steps
 from unity.pcg.types.axis import Axis
-from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, Digit, copies, digits, misfit, partitioned
+from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, Digit, digits, misfit, partitioned, slice_count
 from unity.pcg.types.varying_axes import vary
 
 P = partitioned
@@ -39,7 +39,7 @@ def pairs(shape, axes):
 
 def promised(step, size, axes):
     """The collectives of one step on a tensor of so many elements: (direction, kind, elements of the full side, axes)."""
-    before, after = (size // copies(t, axes) for t in (step.before, step.after))
+    before, after = (size // slice_count(t, axes) for t in (step.before, step.after))
     if step.kind == "partition":
         chosen = tuple(i for i in step.axes if step.before[i] == UNUSED)
         sliced = math.prod(axes[i].size for i in step.axes if step.before[i] == REPLICATED)

@@ -17,13 +17,13 @@ from unity.pcg.types.parallel_type import (  # fmt: skip
     PARTIAL,
     REPLICATED,
     UNUSED,
-    copies,
     degrees,
     digits,
     local_shape,
     misfit,
     partitioned,
     show,
+    slice_count,
 )
 
 states = st.one_of(
@@ -56,8 +56,8 @@ def test_a_fitting_type_gives_every_device_an_equal_piece(given_):
     if misfit(shape, type_, axes) is None:
         count, shapes = holders(shape, type_, axes)
         assert shapes == {local_shape(shape, type_, axes)}
-        assert set(count.ravel().tolist()) == {prod(a.size for a in axes) // copies(type_, axes)}
-        assert prod(degrees(type_, axes, len(shape))) == copies(type_, axes)
+        assert set(count.ravel().tolist()) == {prod(a.size for a in axes) // slice_count(type_, axes)}
+        assert prod(degrees(type_, axes, len(shape))) == slice_count(type_, axes)
 
 
 @given(placed())

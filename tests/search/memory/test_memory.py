@@ -22,7 +22,7 @@ from unity.pcg.capture.capture import Captured, capture
 from unity.pcg.ir.gradient_flow import gradients
 from unity.pcg.ir.graph import PARALLELIZATION, Node, Value
 from unity.pcg.parallel.parallelize import parallelize
-from unity.pcg.types.parallel_type import copies, local_shape
+from unity.pcg.types.parallel_type import local_shape, slice_count
 from unity.search.cost.assembly import Assembled
 from unity.search.cost.cost import Training
 from unity.search.memory.backend import CPU, GPU, backend_of
@@ -170,7 +170,7 @@ def test_the_leanest_plan_partitions_recomputed_values_in_a_remat() -> None:
     graph = parallelize(captured.graph, assembled.assignment(leanest))
     hidden = [n for n, _ in graph.walk() if n.kind == "tanh"]
     assert len(hidden) == 6
-    assert {copies(n.types[0], graph.axes) for n in hidden} == {8}
+    assert {slice_count(n.types[0], graph.axes) for n in hidden} == {8}
 
 
 def test_under_a_limit_working_sets_fit_too() -> None:

@@ -1,20 +1,20 @@
 """Detection of collectives in a compiled program that some of their devices may not reach, so that the others wait for ever.
 
 A collective may be inside of a conditional, or of a loop that devices leave at different steps. It is safe if the devices of each
-of its groups provably take the same branch, or the same number of steps. The program is interpreted abstractly: the abstract value
-is an equivalence of devices, those that provably hold the same value, written as one label for each device.
+of its groups provably take the same branch, or the same number of steps. The program is interpreted abstractly. An abstract value
+is an equivalence relation on devices, by which provably equal values are equivalent, written as one label for each device.
 
-- Constants are equal on all devices, arguments where their shardings say so, and `partition-id` on no two.
-- A result is equal where all operands are. Small integers that are computed from `partition-id` and constants alone are tracked as
-  numbers (`hlo_integers`), so that two devices of one stage hold the same stage number.
-- A collective returns the same to all devices of a group, or to devices at the same position of groups with equal operands.
-- The result of a conditional or a loop is equal where the predicate is, too. A loop's carry is equal where it is in every step: the
-  finest equivalence of all steps, a fixed point that is reached after a few.
+- A constant is equal on all devices, an argument on those where its sharding says so, and `partition-id` on no two.
+- A result is equal on devices where all operands are. Small integers that are computed from `partition-id` and constants alone are
+  tracked as numbers (`hlo_integers`), so that two devices of one stage have the same stage number.
+- A collective returns equal values to all devices of a group, or to devices at the same position of groups with equal operands.
+- The result of a conditional or a loop is equal only on devices where the predicate is, too. A loop's carry is equal on devices
+  where it is equal after every step: a fixed point, which is reached after a few steps.
 
 A collective-permute has one group, all devices of the program, whatever its pairs: XLA's runtime for CPUs waits for all of them.
 
-Devices stay together while all predicates around them are equal. Nothing is assumed of the values themselves, so a program reported
-as safe is safe; one reported as unsafe may have predicates that happen to agree.
+Devices run a computation together while all predicates around it are equal. Nothing is assumed about the values, so a program that
+is reported as safe is safe. One that is reported as unsafe may have predicates that happen to agree.
 """
 
 from __future__ import annotations
@@ -35,18 +35,23 @@ from unity.exec.compiled.hlo_text import Computation, Groups, HloInstruction, Hl
 from unity.exec.compiled.trip_counts import loop_part
 
 Labels = tuple[int, ...]  # one for each device: equal for devices that surely agree
-ABSENT = -1  # the label of a device that surely does not run a computation
-_EVERY_DEVICE_ITS_OWN = frozenset({"infeed", "recv", "recv-done", "rng", "rng-get-and-update-state", "partition-id", "replica-id"})
-_SAME = frozenset({"optimization-barrier", "copy-start", "copy-done", "async-done", "async-update"})  # an operand, unchanged
+ABSENT = -1  # the label of a device that provably does not run a computation
+_DIFFERENT_ON_EACH_DEVICE = frozenset(
+    {"infeed", "recv", "recv-done", "rng", "rng-get-and-update-state", "partition-id", "replica-id"}
+)
+_FORWARDING = frozenset({"optimization-barrier", "copy-start", "copy-done", "async-done", "async-update"})  # an operand, unchanged
 
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A collective that not all devices of its groups surely reach.
+    """A collective that some devices of its groups may not reach.
 
-    kind, source, op_name: of the collective, as `hlo.Collective` has them.
-    groups: those of its groups whose devices may part before it.
-    control: the conditional or the loop in which they part, by its kind and the user's line.
+    Attributes:
+        kind: the kind of collective, as in `hlo.CompiledCollective`.
+        groups: the groups whose devices may diverge before it.
+        source: the plan's operator and the user's line, if the program's names tell.
+        op_name: JAX's path of the operation.
+        control: the conditional or the loop in which the devices diverge, by its kind and the user's line.
     """
 
     kind: str
@@ -65,20 +70,20 @@ def disagreements(text: str, inputs: Sequence[Labels | None] = ()) -> list[Disag
 
     Args:
         text: the compiled HLO, as `hlo.collectives` takes it.
-        inputs: for each argument a label for each device, equal where devices hold the same; None if that is unknown.
+        inputs: for each argument one label for each device, equal for devices with equal values; None if that is unknown.
     """
     module = parse(text)
     interpreter = _Interpreter(module)
-    if any(interpreter.collective(name) for name in interpreter.controlled):
+    if any(interpreter.communicates(name) for name in interpreter.controlled):
         arguments = [i for i in module.entry.instructions.values() if i.opcode == "parameter"]
         known = inputs if len(inputs) == len(arguments) else [None] * len(arguments)
-        values = tuple(_Value(own if own is not None else interpreter.apart) for own in known)
-        interpreter.run(module.entry, values, _Context(interpreter.together, "the program"))
-    return list(interpreter.found.values())
+        values = tuple(_Value(own if own is not None else interpreter.all_different) for own in known)
+        interpreter.run(module.entry, values, _Context(interpreter.all_equal, "the program"))
+    return list(interpreter.disagreements.values())
 
 
 def argument_labels(compiled: Any) -> list[Labels | None]:
-    """Return labels of the devices that hold equal parts of each argument of a compiled program (`jax.stages.Compiled`)."""
+    """Return labels, for each argument of a `jax.stages.Compiled`, that are equal for devices with equal parts of it."""
     labels: list[Labels | None] = []
     for sharding in jax.tree.leaves(compiled.input_shardings):
         if isinstance(sharding, NamedSharding):
@@ -92,19 +97,19 @@ def argument_labels(compiled: Any) -> list[Labels | None]:
 
 
 def _labels(keys: Iterable[Any]) -> Labels:
-    """Return labels that are equal where keys are."""
+    """Return one label for each key, equal for equal keys."""
     numbers: dict[Any, int] = {}
     return tuple(ABSENT if key == ABSENT else numbers.setdefault(key, len(numbers)) for key in keys)
 
 
-def _both(a: Labels, b: Labels) -> Labels:
-    """Return the labels of devices that agree by both. Those that are absent in the first stay absent."""
+def _refine(a: Labels, b: Labels) -> Labels:
+    """Return labels that are equal for devices that agree by both arguments. Devices that are absent in the first stay absent."""
     return a if a == b or not any(b) else _labels(x if x == ABSENT else (x, y) for x, y in zip(a, b, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
 class _Value:
-    """An array of the program: on which devices it is the same, and its numbers, where these are known."""
+    """An abstract array: the labels of devices, equal where the array is, and its numbers on all devices if they are known."""
 
     labels: Labels
     numbers: Numbers | None = None
@@ -126,22 +131,22 @@ Value = Any  # a `_Value`, or a tuple of values: what an HLO type is
 
 @dataclass(frozen=True)
 class _Context:
-    """The devices that run a computation together, and the instruction at which they last parted."""
+    """The devices that run a computation together, by equal labels, and the instruction at which they last diverged."""
 
     labels: Labels
     control: str
 
     def within(self, labels: Labels, control: str) -> _Context:
-        after = _both(self.labels, labels)
+        after = _refine(self.labels, labels)
         return self if after == self.labels else _Context(after, control)
 
 
-def _of(value: Value) -> Labels | None:
+def _labels_of(value: Value) -> Labels | None:
     """Return the labels by which all parts of a value are equal; None if it has no parts."""
     if isinstance(value, _Value):
         return value.labels
-    parts = [labels for part in value if (labels := _of(part)) is not None]
-    return reduce(_both, parts) if parts else None
+    parts = [labels for part in value if (labels := _labels_of(part)) is not None]
+    return reduce(_refine, parts) if parts else None
 
 
 def _joined(a: Value, b: Value) -> Value:
@@ -150,32 +155,39 @@ def _joined(a: Value, b: Value) -> Value:
         return tuple(map(_joined, a, b))
     if a == b:
         return a
-    labels = [labels for x in (a, b) if (labels := _of(x)) is not None]
-    return _Value(reduce(_both, labels))
+    labels = [labels for x in (a, b) if (labels := _labels_of(x)) is not None]
+    return _Value(reduce(_refine, labels))
 
 
-def _refined(value: Value, labels: Labels) -> Value:
-    """Return a value, refined by the labels of the control flow on which it depends."""
+def _with_control(value: Value, labels: Labels) -> Value:
+    """Return the result of control flow: equal on devices only where its predicate, with these labels, is equal, too."""
     if isinstance(value, tuple):
-        return tuple(_refined(part, labels) for part in value)
-    return value if value.numbers is not None else replace(value, labels=_both(value.labels, labels))
+        return tuple(_with_control(part, labels) for part in value)
+    return value if value.numbers is not None else replace(value, labels=_refine(value.labels, labels))
 
 
 @dataclass
 class _Interpreter:
-    """Interprets computations on values that are equivalences of devices."""
+    """An interpreter of computations on abstract values.
+
+    Attributes:
+        module: the program.
+        disagreements: the collectives that some devices may not reach, by computation and instruction.
+        memo: the results of computations, by name, arguments and context.
+        effects_memo: the results of `effects`, by name.
+    """
 
     module: HloModule
-    found: dict[tuple[str, str], Disagreement] = field(default_factory=dict)
-    memory: dict[tuple[Any, ...], Value] = field(default_factory=dict)
-    holding: dict[str, tuple[bool, bool]] = field(default_factory=dict)
+    disagreements: dict[tuple[str, str], Disagreement] = field(default_factory=dict)
+    memo: dict[tuple[Any, ...], Value] = field(default_factory=dict)
+    effects_memo: dict[str, tuple[bool, bool]] = field(default_factory=dict)
 
     @cached_property
-    def together(self) -> Labels:
+    def all_equal(self) -> Labels:
         return (0,) * self.module.devices
 
     @cached_property
-    def apart(self) -> Labels:
+    def all_different(self) -> Labels:
         return tuple(range(self.module.devices))
 
     @property
@@ -184,43 +196,44 @@ class _Interpreter:
         every = (i for c in self.module.computations.values() for i in c.instructions.values())
         return [name for i in every if i.opcode in ("conditional", "while") for name in _called(i)]
 
-    def collective(self, name: str) -> bool:
-        """Whether a computation, or one that it calls, communicates."""
-        return self.holds(name)[0]
+    def communicates(self, name: str) -> bool:
+        """Return whether a computation, or one that it calls, communicates."""
+        return self.effects(name)[0]
 
-    def holds(self, name: str) -> tuple[bool, bool]:
-        """Whether a computation, or one that it calls, communicates; and whether it asks which device runs it, or draws numbers."""
-        if name not in self.holding:
+    def effects(self, name: str) -> tuple[bool, bool]:
+        """Return whether a computation or its callees communicate, and whether they have values that differ on each device."""
+        if name not in self.effects_memo:
             instructions = self.module.computations[name].instructions.values()
-            inner = [self.holds(callee) for i in instructions for callee in _called(i)]
+            inner = [self.effects(callee) for i in instructions for callee in _called(i)]
             own = [
-                (i.opcode.removesuffix("-start") in KINDS, i.opcode in _EVERY_DEVICE_ITS_OWN or _on_host(i)) for i in instructions
+                (i.opcode.removesuffix("-start") in KINDS, i.opcode in _DIFFERENT_ON_EACH_DEVICE or _on_host(i))
+                for i in instructions
             ]
-            self.holding[name] = any(a for a, _ in (*own, *inner)), any(b for _, b in (*own, *inner))
-        return self.holding[name]
+            self.effects_memo[name] = any(a for a, _ in (*own, *inner)), any(b for _, b in (*own, *inner))
+        return self.effects_memo[name]
 
     def run(self, computation: Computation, arguments: tuple[Value, ...], context: _Context) -> Value:
-        """The result of a computation."""
+        """Return the result of a computation."""
         key = (computation.name, arguments, context)
-        if key not in self.memory:
+        if key not in self.memo:
             values: dict[str, Value] = {}
             for instruction in computation.instructions.values():
                 values[instruction.name] = self.value(computation, instruction, arguments, values, context)
-            self.memory[key] = values[computation.root]
-        return self.memory[key]
+            self.memo[key] = values[computation.root]
+        return self.memo[key]
 
     def value(
         self, computation: Computation, i: HloInstruction, arguments: tuple[Value, ...], values: dict[str, Value], context: _Context
     ) -> Value:
-        """The result of an instruction."""
+        """Return the result of an instruction."""
         if i.opcode == "parameter":
             return arguments[int(i.operands[0])]
         if i.opcode == "constant":
-            return self.shaped(i.type, self.together, constant(i, self.module.devices))
+            return self.shaped(i.type, self.all_equal, constant(i, self.module.devices))
         operands = tuple(values[name] for name in i.operands if name in values)
         kind = i.opcode.removesuffix("-start")
         if kind in KINDS:
-            return self.communicated(computation, i, kind, self.labels(operands), context)
+            return self.run_collective(computation, i, kind, self.labels(operands), context)
         if i.opcode == "tuple":
             return operands
         if i.opcode == "get-tuple-element":
@@ -230,25 +243,25 @@ class _Interpreter:
             return self.loop(i, operands[0], context)
         if i.opcode == "conditional":
             return self.conditional(i, operands, context)
-        if i.opcode in ("call", "async-start") or (i.opcode == "fusion" and self.matters(i, operands)):
+        if i.opcode in ("call", "async-start") or (i.opcode == "fusion" and self.needs_interpreting(i, operands)):
             return self.run(self.module.computations[_called(i)[0]], operands, context)
-        if i.opcode in _SAME or i.opcode.removesuffix("-done") in KINDS:
+        if i.opcode in _FORWARDING or i.opcode.removesuffix("-done") in KINDS:
             return operands[0]
         return self.plain(i, operands, context)
 
-    def matters(self, fusion: HloInstruction, operands: tuple[Value, ...]) -> bool:
-        """Whether more is known of a fusion's result than that it is the same where all operands are."""
+    def needs_interpreting(self, fusion: HloInstruction, operands: tuple[Value, ...]) -> bool:
+        """Return whether interpreting a fusion's computation tells more than that its result is equal where all operands are."""
         numbers = any(isinstance(x, _Value) and x.numbers is not None for x in operands)
-        return numbers or any(map(any, map(self.holds, _called(fusion))))
+        return numbers or any(map(any, map(self.effects, _called(fusion))))
 
     def plain(self, i: HloInstruction, operands: tuple[Value, ...], context: _Context) -> Value:
-        """The result of an instruction that does not communicate, and calls nothing that does."""
+        """Return the result of an instruction that is neither control flow nor a collective."""
         if i.opcode in ("partition-id", "replica-id") and self.module.replicas == 1:
             devices = self.module.devices
-            return self.shaped(i.type, self.apart, np.arange(devices, dtype=np.uint32) * (i.opcode == "partition-id"))
-        if i.opcode in _EVERY_DEVICE_ITS_OWN or _on_host(i):
-            return self.shaped(i.type, self.apart)
-        for name in filter(self.collective, _called(i)):
+            return self.shaped(i.type, self.all_different, np.arange(devices, dtype=np.uint32) * (i.opcode == "partition-id"))
+        if i.opcode in _DIFFERENT_ON_EACH_DEVICE or _on_host(i):
+            return self.shaped(i.type, self.all_different)
+        for name in filter(self.communicates, _called(i)):
             self.run(self.module.computations[name], operands, context)
         numbers = [x.numbers for x in operands if isinstance(x, _Value) and x.numbers is not None]
         known = computed(i, numbers, self.module.devices) if len(numbers) == len(operands) else None
@@ -256,8 +269,8 @@ class _Interpreter:
 
     def labels(self, operands: tuple[Value, ...]) -> Labels:
         """Return the labels by which all operands are equal."""
-        labels = _of(operands)
-        return self.together if labels is None else labels
+        labels = _labels_of(operands)
+        return self.all_equal if labels is None else labels
 
     def shaped(self, type_: str, labels: Labels, numbers: Numbers | None = None) -> Value:
         """Return a value of an HLO type whose parts are all equal by these labels, or by their numbers, if these are known."""
@@ -268,7 +281,7 @@ class _Interpreter:
         return _Value(_labels(row.tobytes() for row in np.ascontiguousarray(numbers)), numbers)
 
     def loop(self, i: HloInstruction, start: Value, context: _Context) -> Value:
-        """Interprets a loop to its fixed point, and returns its result."""
+        """Interpret a loop to its fixed point, and return its result."""
         test, body = (self.module.computations[loop_part(i, part)] for part in ("condition", "body"))
         now = start
         while True:
@@ -277,33 +290,33 @@ class _Interpreter:
             self.run(test, (now,), inner)
             after = _joined(now, self.run(body, (now,), inner))
             if after == now:
-                return _refined(now, steps)
+                return _with_control(now, steps)
             now = after
 
     def conditional(self, i: HloInstruction, operands: tuple[Value, ...], context: _Context) -> Value:
-        """Interprets every branch of a conditional, and returns the joined result."""
+        """Interpret every branch of a conditional, and return the joined result."""
         predicate, names = operands[0], _called(i)
-        chosen = None if predicate.numbers is None else self.taken(predicate.numbers, len(names))
+        chosen = None if predicate.numbers is None else self.taken_branches(predicate.numbers, len(names))
         results = []
         for k, name in enumerate(names):
             inner = context.within(predicate.labels, self.name(i))
             if chosen is not None:
                 inner = _Context(tuple(a if b == k else ABSENT for a, b in zip(inner.labels, chosen, strict=True)), inner.control)
             results.append(self.run(self.module.computations[name], (operands[1 + k],), inner))
-        return _refined(reduce(_joined, results), predicate.labels)
+        return _with_control(reduce(_joined, results), predicate.labels)
 
-    def taken(self, predicate: Numbers, branches: int) -> list[int]:
-        """Returns the branch of each device: the first of two if a predicate is true, the last if an index is out of range."""
+    def taken_branches(self, predicate: Numbers, branches: int) -> list[int]:
+        """Return the branch of each device: the first of two if a predicate is true, the last if an index is out of range."""
         if predicate.dtype == bool:
             return [0 if yes else 1 for yes in predicate]
         return [int(k) if 0 <= k < branches else branches - 1 for k in predicate]
 
-    def communicated(self, computation: Computation, i: HloInstruction, kind: str, labels: Labels, context: _Context) -> Value:
+    def run_collective(self, computation: Computation, i: HloInstruction, kind: str, labels: Labels, context: _Context) -> Value:
         """Return the result of a collective, and record a disagreement if its devices may have diverged."""
         every = groups(i, self.module.devices)
         waiting = (tuple(range(self.module.devices)),) if kind == "collective-permute" else every
         if parted := tuple(group for group in waiting if len({context.labels[d] for d in group}) > 1):
-            self.found[computation.name, i.name] = Disagreement(kind, parted, self.source(i), _op_name(i), context.control)
+            self.disagreements[computation.name, i.name] = Disagreement(kind, parted, self.source(i), _op_name(i), context.control)
         keys: list[Any] = [("nothing", label) for label in labels]
         if kind == "collective-permute":
             keys = ["nothing"] * len(labels)
@@ -340,5 +353,5 @@ def _op_name(i: HloInstruction) -> str:
 
 
 def _on_host(i: HloInstruction) -> bool:
-    """Whether the host computes an instruction's result, which may differ from device to device."""
+    """Return whether the host computes an instruction's result, which may differ from device to device."""
     return i.opcode == "custom-call" and "callback" in (i.attribute(r'custom_call_target="([^"]*)"') or "")

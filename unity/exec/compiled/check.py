@@ -1,4 +1,4 @@
-"""Comparison of a plan's predictions with its compiled program: collectives by kind, and memory."""
+"""Comparison of a plan's predictions with its compiled program: collectives by kind and by line, and memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from unity.exec.compiled.agreement import Disagreement, argument_labels, disagreements
 from unity.exec.compiled.hlo import CompiledCollective, Memory, collectives, memory
-from unity.exec.pipelines.guarded import part_taken
+from unity.exec.pipelines.guarded import taken_share
 from unity.exec.planned_step import PlannedStep
 from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.user_lines import labelled_place, place, source_of_use
@@ -41,14 +41,14 @@ class ComparedPlace(ComparedLine):
 
 @dataclass(frozen=True)
 class Check:
-    """A plan against its compiled program.
+    """A plan compared with its compiled program.
 
     Attributes:
         lines: every kind of collective, in elements, because CPU backends widen bfloat16 collectives.
-        places: the same by the user's line, which the names in the compiled program tell.
+        places: every kind of collective at every line of the user's, by the names in the compiled program.
         memory: bytes of the compiled program.
         timeline: the predicted memory of the step.
-        disagreements: collectives that not all of their devices surely reach, so that the program may hang.
+        disagreements: collectives that some of their devices may not reach, so that the program may hang.
     """
 
     lines: tuple[ComparedLine, ...]
@@ -66,13 +66,13 @@ class Check:
     def deviations(self) -> tuple[ComparedPlace, ...]:
         """The lines at which the program communicates otherwise than planned, the largest difference first.
 
-        A compiler may move a collective to another line, and count it there: `agrees` looks at the kinds alone.
+        A compiler may move a collective, so that it counts at another line. `agrees` therefore compares the kinds alone.
         """
         differing = (p for p in self.places if p.predicted != p.compiled)
         return tuple(sorted(differing, key=lambda p: -abs(p.compiled - p.predicted)))
 
     def agrees(self, tolerance: float = 0.02) -> bool:
-        """Whether every kind, and the total, agree within `tolerance` of the total, and all devices reach every collective."""
+        """Return whether every kind and the total agree within `tolerance` of the total, and all devices reach all collectives."""
         if self.disagreements:
             return False
         room = tolerance * max(self.total.compiled, self.total.predicted, 1)
@@ -106,9 +106,9 @@ class Check:
 
 
 def predicted_elements(graph: PCG, differentiated: Any, direction: str | None = None) -> Mapping[str, int]:
-    """Return the elements of every kind of collective in one step, on one device.
+    """Return the predicted elements of every kind of collective in one step, on one device.
 
-    Equal collectives of one value count once, as XLA runs them, except those that the backward pass repeats for a single reader.
+    Equal collectives of one value count once, as XLA runs them, except those that the backward pass repeats for a single user.
     """
     elements: Counter[str] = Counter()
     for c, amount in _predicted(graph, differentiated, direction):
@@ -117,7 +117,7 @@ def predicted_elements(graph: PCG, differentiated: Any, direction: str | None = 
 
 
 def _predicted(graph: PCG, differentiated: Any, direction: str | None) -> Iterator[tuple[Collective, int]]:
-    """Yield every collective with its elements in one step; of equal ones of one value, the first has them all."""
+    """Yield every collective with its elements in one step. Of equal ones of one value, the first has the elements of all."""
     shared: Counter[Hashable] = Counter()
     for c in traffic(graph, differentiated):
         if direction in (None, c.direction):
@@ -128,7 +128,7 @@ def _predicted(graph: PCG, differentiated: Any, direction: str | None) -> Iterat
 
 
 def _compared_places(step: PlannedStep, communicated: Iterable[tuple[CompiledCollective, Fraction]]) -> tuple[ComparedPlace, ...]:
-    """Compare a step's collectives with those of its compiled program, given with their elements, by kind and line."""
+    """Compare a step's collectives with `communicated`, those of its compiled program with their elements, by kind and line."""
     sources = {id(node): place(source_of_use(node, graph)) for graph in step.graph.graphs() for node in graph.nodes}
     predicted, compiled = Counter[tuple[str, str]](), dict[tuple[str, str], Fraction]()
     for c, amount in _predicted(step.graph, step.differentiated, None if step.training.backward else FORWARD):
@@ -141,11 +141,11 @@ def _compared_places(step: PlannedStep, communicated: Iterable[tuple[CompiledCol
 
 
 def compare(step: PlannedStep, compiled: Any = None) -> Check:
-    """Compare a step with the prediction. It is compiled here unless the compiled program is given."""
+    """Compare the predictions about a step with its compiled program, which is compiled here unless it is passed."""
     compiled = compiled or step.compile()
     text = compiled.as_text()
     elements: dict[str, Fraction] = {}
-    communicated = [(c, c.elements * c.count * part_taken(c.op_name)) for c in collectives(text)]
+    communicated = [(c, c.elements * c.count * taken_share(c.op_name)) for c in collectives(text)]
     for c, amount in communicated:
         elements[c.kind] = elements.get(c.kind, Fraction(0)) + amount
     predicted = predicted_elements(step.graph, step.differentiated, None if step.training.backward else FORWARD)

@@ -1,9 +1,10 @@
-"""Collectives that XLA's runtime for CPUs mixes up.
+"""Pairs of collectives that XLA's runtime for CPUs confuses, so that a plan with such a pair cannot run there.
 
-As JAX numbers them, the runtime tells collectives apart by kind and devices alone. One inside of a conditional and one outside may
-run at the same time; where both are alike, and neither depends on the other, processes end with overrun buffers or wait for ever.
-This was seen with JAX 0.10: the runtime reports which collective waits, and programs with such pairs are those that fail. The pairs
-without an order are read off the graph; a compiler may still have ordered them.
+The runtime tells the collectives of a JAX program apart only by their kind and devices. One inside of a conditional and one outside
+may run at the same time. If they are alike and neither depends on the other, processes end with overrun buffers or wait for ever.
+
+This was observed with JAX 0.10: the runtime reports the collective that waits, and exactly the programs with such pairs fail.
+A pair counts as unordered if the graph does not order it, although a compiler may have ordered it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from unity.pcg.parallel.traffic import Collective, traffic
 
 
 def is_runnable(graph: PCG, mesh: Mesh) -> bool:
-    """Whether the runtime of the mesh's devices can run a parallel graph."""
+    """Return whether the runtime of the mesh's devices can run a parallel graph."""
     return _first_pair(graph, mesh) is None
 
 
 def refuse_entangled(graph: PCG, mesh: Mesh) -> None:
-    """Raise PlanError, naming a pair of collectives, where the runtime of the mesh's devices cannot run a parallel graph."""
+    """Raise PlanError, naming a pair of collectives, if the runtime of the mesh's devices cannot run a parallel graph."""
     if (pair := _first_pair(graph, mesh)) is not None:
         beside, inside = pair
         kind = f"{inside.kind} along {' and '.join(graph.axes[k].name for k in inside.axes)}"
@@ -51,7 +52,7 @@ def entangled(graph: PCG) -> Iterator[tuple[Collective, Collective]]:
         inside = {_identity(c): c for group in groups_of(node) for c in _training_traffic(group.graph)}
         outside = _training_traffic(graph) if inside else ()
         ancestors, unordered = _order_around(graph, node)
-        # merged sums of gradients wait for the gradients of what branches read
+        # merged sums of gradients wait for the gradients of values that the branches read
         waiting = {_identity(c) for c in outside if c.merged and id(c.node) in ancestors}
         for c in outside:
             if id(c.node) in unordered and _identity(c) in inside and not (c.merged and _identity(c) in waiting):
@@ -63,7 +64,7 @@ def _training_traffic(graph: PCG) -> Sequence[Collective]:
 
 
 def _identity(c: Collective) -> tuple[str, str, frozenset[int]]:
-    """Return all that the runtime tells a collective by."""
+    """Return the properties by which the runtime tells collectives apart."""
     return c.direction, c.kind, frozenset(c.axes)
 
 

@@ -1,13 +1,13 @@
 """Collectives and memory of a compiled program, read from the compiled HLO.
 
     compiled = jax.jit(step).lower(params, batch).compile()
-    for found in collectives(compiled.as_text()):
-        print(found.count, found.kind, found.nbytes, found.source)
+    for collective in collectives(compiled.as_text()):
+        print(collective.count, collective.kind, collective.nbytes, collective.source)
     print(memory(compiled))
 
-A plan's promises about communication are checked against this, so it relies on nothing but the program that will run. Two facts
-matter when figures are compared. XLA may widen an element type (its CPU backend reduces bf16 as f32), so elements are reported
-beside bytes. And it may combine several collectives into one: `parts` is their number, and sizes are sums.
+A plan's predictions are checked against these figures, so they are read from the program that will run, and from nothing else. Two
+facts matter for a comparison. XLA may widen an element type (its CPU backend reduces bf16 as f32), so elements are reported beside
+bytes. And it may combine several collectives into one: `parts` is their number, and sizes are sums.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class CompiledCollective:
         (source, target) pairs.
     count: how often it runs: the product of the trip counts of the loops around it. A branch of a conditional counts as
         if it were taken.
-    trip_unknown: one of those loops has no trip count that the text tells; that loop counts as 1.
-    source: the user's "file.py:42", "" where the program does not say.
+    trip_unknown: whether the text has no trip count of one of those loops; that loop counts as 1.
+    source: the user's "file.py:42", or "" if the program does not tell.
     op_name: JAX's path of the operation, such as "jit(step)/shard_map/psum".
-    parts: how many collectives of the program as written XLA combined in this one.
+    parts: the number of collectives of the original program that XLA combined into this one.
     """
 
     kind: str
@@ -66,9 +66,9 @@ class CompiledCollective:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device while the program runs, as XLA's buffer assignment has them.
+    """Bytes on one device while the program runs, by XLA's buffer assignment.
 
-    `total` is arguments + outputs + temporaries - aliased: an aliased (donated) output lies in its argument's place.
+    `total` is arguments + outputs + temporaries - aliased: an aliased (donated) output uses its argument's buffer.
     XLA's own `peak_memory_in_bytes` is not used, because on CPUs it leaves the temporaries out. The program's code, and
     buffers that were offloaded to the host, are not counted.
     """
@@ -80,7 +80,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Bytes that the device must have."""
+        """Bytes that the program needs."""
         return self.arguments + self.outputs + self.temporaries - self.aliased
 
 
@@ -95,8 +95,13 @@ class HasMemoryAnalysis(Protocol):
 def collectives(text: str) -> list[CompiledCollective]:
     """Return every collective of a compiled program, in the order of execution; one inside a loop once, with its `count`.
 
-    text: `jax.jit(f).lower(...).compile().as_text()`. Point-to-point `send` and `recv` are not collectives and are not
-    listed. Raises ValueError where the text is not compiled HLO.
+    Point-to-point `send` and `recv` are not collectives and are not listed.
+
+    Args:
+        text: `jax.jit(f).lower(...).compile().as_text()`.
+
+    Raises:
+        ValueError: the text is not compiled HLO.
     """
     module = parse(text)
     return list(_collectives(module, module.entry, 1, trip_unknown=False))
@@ -113,7 +118,8 @@ def total_bytes(found: Iterable[CompiledCollective]) -> dict[str, int]:
 def memory(compiled: HasMemoryAnalysis) -> Memory:
     """Return the memory of a compiled program (`jax.jit(f).lower(...).compile()`), in bytes per device.
 
-    Raises NotImplementedError where the backend does not report it.
+    Raises:
+        NotImplementedError: the backend does not report it.
     """
     stats = compiled.memory_analysis()
     if stats is None:
@@ -131,7 +137,7 @@ def memory(compiled: HasMemoryAnalysis) -> Memory:
 def _collectives(module: HloModule, computation: Computation, count: int, *, trip_unknown: bool) -> Iterator[CompiledCollective]:
     """Yield the collectives of a computation that runs `count` times, and of all computations that it calls."""
     for instruction in computation.instructions.values():
-        # an asynchronous pair is its start: nothing else says where the data come from
+        # of an asynchronous pair, the start counts: only it names the operands
         kind = instruction.opcode.removesuffix("-start")
         if kind in KINDS:
             yield _collective(module, computation, instruction, kind, count, trip_unknown)
@@ -139,7 +145,7 @@ def _collectives(module: HloModule, computation: Computation, count: int, *, tri
             trips = trip_count(module, computation, instruction)
             condition, body = (module.computations[loop_part(instruction, part)] for part in ("condition", "body"))
             unknown = trip_unknown or trips is None
-            # the condition is asked once more than the body runs
+            # the condition is evaluated once more than the body runs
             rounds = (1, 1) if trips is None else (trips + 1, trips)
             yield from _collectives(module, condition, count * rounds[0], trip_unknown=unknown)
             yield from _collectives(module, body, count * rounds[1], trip_unknown=unknown)
@@ -152,7 +158,7 @@ def _collective(
     module: HloModule, computation: Computation, instruction: HloInstruction, kind: str, count: int, trip_unknown: bool
 ) -> CompiledCollective:
     full = arrays(_full_side(computation, instruction, kind))
-    # the pieces of an all-to-all are operands too, one for each device: they are one tensor, not combined ones
+    # an all-to-all has one operand for each device: pieces of one tensor, not several tensors that XLA combined
     one_tensor = kind in ("all-to-all", "ragged-all-to-all")
     return CompiledCollective(
         kind=kind,
@@ -174,6 +180,6 @@ def _full_side(computation: Computation, instruction: HloInstruction, kind: str)
         if instruction.opcode == "all-gather-start":  # (operands, results, ...)
             return split(instruction.type[1:-1])[1]
         return instruction.type
-    # behind a ragged all-to-all's input stand its output and offsets
+    # the input of a ragged all-to-all is its first operand; its output and offsets follow
     operands = instruction.operands[:1] if kind == "ragged-all-to-all" else instruction.operands
     return ", ".join(computation.instructions[operand].type for operand in operands)

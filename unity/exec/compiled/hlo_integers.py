@@ -1,7 +1,7 @@
-"""Arithmetic on small integers of compiled HLO whose values are known: what a device's number is turned into.
+"""Constant folding of small integers in compiled HLO, for all devices at once.
 
-A program asks for `partition-id`, divides it, looks it up in a table, compares it, and so decides which branch a device takes.
-Numbers are arrays of one row a device. What is not known here is None, never a guess.
+A program computes the branch that a device takes from its `partition-id`, by divisions, comparisons and looking up tables. Values
+are arrays with one row for each device, or None for anything that cannot be folded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from unity.exec.compiled.hlo_text import HloInstruction
 
-MOST = 4096  # elements of a value that is followed
+MOST = 4096  # elements of a value that is folded
 Numbers = np.ndarray  # [devices, ...]: the value that each device has
 _INTEGERS = {"pred": "bool"} | {f"{k}{bits}": f"{t}{bits}" for k, t in (("s", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)}
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
@@ -30,7 +30,7 @@ _PLAIN: dict[str, Callable[..., Numbers]] = {
 
 
 def array_of(type_: str) -> tuple[np.dtype, tuple[int, ...]] | None:
-    """The element type and shape of a small array of integers or truth values; None for any other type."""
+    """Return the element type and shape of a small array of integers or booleans; None for any other type."""
     match = _ARRAY.match(type_)
     if match is None or match[1] not in _INTEGERS:
         return None
@@ -39,7 +39,7 @@ def array_of(type_: str) -> tuple[np.dtype, tuple[int, ...]] | None:
 
 
 def constant(instruction: HloInstruction, devices: int) -> Numbers | None:
-    """The value of a constant, the same on every device."""
+    """Return the value of a constant, which is equal on every device."""
     kind = array_of(instruction.type)
     words = re.findall(r"true|false|-?\d+", instruction.rest[: instruction.rest.find(")")])
     if kind is None or len(words) != prod(kind[1]):
@@ -49,7 +49,7 @@ def constant(instruction: HloInstruction, devices: int) -> Numbers | None:
 
 
 def computed(instruction: HloInstruction, operands: Sequence[Numbers], devices: int) -> Numbers | None:
-    """The value of an instruction, given those of all its operands."""
+    """Return the value of an instruction from the values of all its operands."""
     kind = array_of(instruction.type)
     if kind is None:
         return None
@@ -83,7 +83,7 @@ def _on_all(value: np.ndarray, devices: int) -> Numbers:
 
 
 def _divided(opcode: str, x: Numbers, y: Numbers) -> Numbers | None:
-    """Division of integers as XLA has it: toward zero, a remainder with the sign of what is divided."""
+    """Divide integers as XLA does: round toward zero, and give a remainder the sign of the dividend."""
     if x.dtype == bool or not y.all():
         return None
     rest = np.fmod(x, y)

@@ -1,9 +1,8 @@
-"""Compiled HLO text as data: computations, instructions, shapes, device groups, source lines.
+"""A parser of compiled HLO text: computations, instructions, shapes, device groups, source lines.
 
-The text is what `jax.jit(f).lower(...).compile().as_text()` prints. Only the parts that `unity.exec.compiled.hlo` asks about are
-parsed, and each only when it is asked for: the text of a large model has hundreds of thousands of lines, and few of
-them say something about communication. The grammar is XLA's (`xla/hlo/parser`, `xla/hlo/ir/replica_group.cc` and
-`xla/hlo/ir/mesh_and_axis.cc`), as printed by jaxlib 0.10.2.
+The text is the result of `jax.jit(f).lower(...).compile().as_text()`. Only the parts that `unity.exec.compiled` needs are parsed,
+and each only on demand: the text of a large model has hundreds of thousands of lines, of which few are about communication. The
+grammar is XLA's (`xla/hlo/parser`, `xla/hlo/ir/replica_group.cc` and `xla/hlo/ir/mesh_and_axis.cc`), as printed by jaxlib 0.10.2.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ class HloModule:
     replicas: int = 1
 
     def source(self, instruction: HloInstruction) -> str:
-        """The instruction's "file.py:42": the innermost of the user's frames, "" where the text does not say."""
+        """Return the instruction's "file.py:42", from the innermost of the user's frames, or "" if the text does not tell."""
         file = instruction.attribute(r'source_file="([^"]*)"')
         if file is not None:
             line = instruction.attribute(r"source_line=(\d+)") or 0
@@ -111,9 +110,10 @@ class HloModule:
 
 
 def parse(text: str) -> HloModule:
-    """Reads the text of one compiled module.
+    """Parse the text of one compiled module.
 
-    Raises ValueError where the text has no ENTRY computation: it is not HLO then, but for instance StableHLO.
+    Raises:
+        ValueError: the text has no ENTRY computation. It is not HLO then, but for instance StableHLO.
     """
     header, entry, computations = "", None, {}
     tables: dict[str, list[str]] = {}
@@ -203,12 +203,12 @@ def _computation(name: str, lines: Iterator[str]) -> Computation:
             match[2], stripped[match.start(3) : opcode.start()], opcode[1], stripped[opcode.end() :]
         )
         root = match[2] if match[1] else root
-    # the text's short form does not mark a root: then it is the last instruction
+    # in the text's short form no root is marked: it is the last instruction
     return Computation(name, instructions, root or next(reversed(instructions), ""))
 
 
 def _closing(text: str) -> int:
-    """Return the position at which the parenthesis closes that was opened just before `text`."""
+    """Return the position of the parenthesis that closes the one just before `text`."""
     depth = 0
     for bracket in re.finditer(r"[()]", text):
         depth += 1 if bracket[0] == "(" else -1
@@ -230,7 +230,7 @@ def _frames(tables: dict[str, list[str]]) -> dict[int, str]:
 
 
 def _fields(line: str) -> tuple[int, dict[str, int]]:
-    """`3 {file_name_id=1 line=42}` -> (3, {"file_name_id": 1, "line": 42})."""
+    """Parse a row of a line table: `3 {file_name_id=1 line=42}` -> (3, {"file_name_id": 1, "line": 42})."""
     number, _, fields = line.partition(" ")
     return int(number), {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", fields)}
 
@@ -248,7 +248,7 @@ def _rows(array: np.ndarray) -> Groups:
 
 
 def _iota(text: str) -> np.ndarray:
-    """`[4,2]<=[2,4]T(1,0)`: 0..7 as an array of shape [2,4], its dimensions transposed, as an array of shape [4,2]."""
+    """Parse an array of devices. `[4,2]<=[2,4]T(1,0)` is 0..7 in shape [2,4], transposed by (1,0), and reshaped to [4,2]."""
     match = _IOTA.match(text)
     if not match:
         raise ValueError(f"unknown form of an array of devices in HLO: {text!r} (expected like [4,2]<=[2,4]T(1,0))")
@@ -259,9 +259,9 @@ def _iota(text: str) -> np.ndarray:
 
 
 def _mesh_groups(text: str) -> Groups:
-    """`mesh['a'=4,'b'=2], device_ids=(...) {'a':(2)2}`: along all of the named axes, or parts of them, at once.
+    """Parse replica groups along axes of a mesh, or along parts of them: `mesh['a'=4,'b'=2], device_ids=(...) {'a':(2)2}`.
 
-    Part `(p)s` of an axis is the middle dimension when the axis is seen as [p, s, rest].
+    Part `(p)s` of an axis is its middle dimension if the axis is reshaped to [p, s, rest].
     """
     match = _MESH.match(text)
     if not match:

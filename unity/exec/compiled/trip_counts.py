@@ -1,7 +1,7 @@
-"""How many times a loop of compiled HLO runs.
+"""Trip counts of the loops of compiled HLO.
 
-XLA writes `known_trip_count` beside the loops that it could count. For the others the same is derived from the text: a
-condition that compares two values, each of which starts at a known number and grows by a known step.
+XLA writes `known_trip_count` beside the loops that it could count. For other loops, the trip count is derived from a condition that
+compares two values, each of which has a known first value and a known increment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SAME_VALUE = ("copy", "bitcast", "convert")
 
 @dataclass(frozen=True)
 class _Scope:
-    """A computation, and what its caller passes: (caller, name) for each parameter; None where nobody is known."""
+    """A computation, with its caller's scope and the name of the argument for each parameter; None if the caller is unknown."""
 
     computation: Computation
     arguments: tuple[tuple[_Scope, str], ...] | None = None
@@ -25,14 +25,14 @@ class _Scope:
 
 @dataclass(frozen=True)
 class _Sum:
-    """An integer: `offset`, plus field `field` of the tuple that the loop carries (None: no field)."""
+    """A symbolic integer: field `field` of the tuple that the loop carries (None: no field), plus `offset`."""
 
     field: int | None
     offset: int
 
 
 def trip_count(module: HloModule, computation: Computation, loop: HloInstruction) -> int | None:
-    """How many times the body of `loop`, a `while` of `computation`, runs; None where the text does not tell."""
+    """Return the number of times that the body of `loop`, a `while` of `computation`, runs; None if the text does not tell."""
     known = loop.attribute(_KNOWN)
     if known is not None:
         return int(known)
@@ -40,7 +40,7 @@ def trip_count(module: HloModule, computation: Computation, loop: HloInstruction
     scope, test = _resolve(module, condition, condition.computation.root)
     if test.opcode != "compare":
         return None
-    left, right = (_course(module, computation, loop, _value(module, scope, name)) for name in test.operands)
+    left, right = (_progression(module, computation, loop, _value(module, scope, name)) for name in test.operands)
     if left is None or right is None:
         return None
     return _runs(test.attribute(r"direction=(\w+)"), left[0] - right[0], left[1] - right[1])
@@ -71,7 +71,7 @@ def _runs(direction: str | None, start: int, step: int) -> int | None:
     return -(start // step) if step > 0 else None
 
 
-def _course(module: HloModule, computation: Computation, loop: HloInstruction, side: _Sum | None) -> tuple[int, int] | None:
+def _progression(module: HloModule, computation: Computation, loop: HloInstruction, side: _Sum | None) -> tuple[int, int] | None:
     """Return a value of the condition as (first value, increment in every round); None if that is unknown."""
     if side is None or side.field is None:
         return (side.offset, 0) if side else None
@@ -89,7 +89,7 @@ def _field(module: HloModule, scope: _Scope, name: str, index: int) -> _Sum | No
 
 
 def _value(module: HloModule, scope: _Scope, name: str) -> _Sum | None:
-    """Return an integer as a carried field plus a constant; None if it is anything else."""
+    """Return a value as a carried field plus a constant, or None if it has another form."""
     scope, instruction = _resolve(module, scope, name)
     if instruction.opcode == "constant":
         literal = re.fullmatch(r"-?\d+", instruction.operands[0]) if instruction.operands else None

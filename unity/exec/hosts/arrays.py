@@ -1,4 +1,4 @@
-"""Arrays on devices of several processes, made from a whole array in every process, or from each process's part.
+"""Placement of arrays on devices of several processes, from the whole array in every process or from each process's part.
 
 A process can write to its own devices only, so it provides the pieces there. With one process this is `jax.device_put`.
 """
@@ -21,12 +21,12 @@ from unity.base.processes import exchanged, none_failed, shared
 
 
 def is_global(x: Any) -> bool:
-    """Whether a value is an array on devices of several processes."""
+    """Return whether a value is an array on devices of several processes."""
     return isinstance(x, jax.Array) and not x.is_fully_addressable
 
 
 def place(x: Any, sharding: NamedSharding) -> Any:
-    """Place an array with a sharding. Every process has the whole of one that is not global yet."""
+    """Place an array with a sharding. If it is not global yet, every process must pass the whole of it."""
     if sharding.is_fully_addressable or is_global(x):
         return jax.device_put(x, sharding)
     whole = _pieces(x)
@@ -35,7 +35,7 @@ def place(x: Any, sharding: NamedSharding) -> Any:
 
 def check_whole(leaves: Sequence[Any], paths: Sequence[str]) -> None:
     """Raise PlanError in every process if an array that all processes hold as a whole is not equal in all of them."""
-    theirs = [one.split() for one in exchanged(" ".join(_print_of(x) for x in leaves))]
+    theirs = [one.split() for one in exchanged(" ".join(_checksum(x) for x in leaves))]
     for k, path in enumerate(paths):
         different = [p for p, one in enumerate(theirs) if one[k : k + 1] != theirs[0][k : k + 1]]
         if different:
@@ -46,7 +46,7 @@ def check_whole(leaves: Sequence[Any], paths: Sequence[str]) -> None:
             )
 
 
-def _print_of(x: Any) -> str:
+def _checksum(x: Any) -> str:
     """Return a checksum of an array's shape, type and content; a constant for a global array, which all processes share."""
     if is_global(x):
         return "global"
@@ -60,12 +60,17 @@ def place_parts(
 ) -> list:
     """Place arrays of which every process has an equal part of the rows (dimension 0), in the order of processes, or the whole.
 
-    `new` tells that no arrays like these were placed before. Then the processes that share the devices compare their parts, and
-    all raise PlanError if one of them is wrong. That takes a round of messages, so it is not done for every batch.
+    Args:
+        parts: this process's part of each array, or the whole.
+        shapes: the shapes of the whole arrays.
+        shardings: their shardings.
+        paths: their names, for errors.
+        new: whether no arrays like these were placed before. Then the processes that share the devices compare their parts, and all
+            raise PlanError if one of them is wrong. That takes a round of messages, so it is not done for every batch.
     """
     devices = shardings[0].device_set if shardings else ()
     processes = sorted({d.process_index for d in devices}) or [0]
-    problem = next(filter(None, map(partial(_wrong, len(processes)), parts, shapes, paths)), "")
+    problem = next(filter(None, map(partial(_problem_of, len(processes)), parts, shapes, paths)), "")
     if new and shared(devices):
         none_failed(problem)
         whole = [k for k, (x, shape) in enumerate(zip(parts, shapes, strict=True)) if np.shape(x) == shape]
@@ -88,8 +93,8 @@ def in_rows(shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(tuple(names)) if names else PartitionSpec())
 
 
-def _wrong(processes: int, part: Any, shape: tuple[int, ...], path: str) -> str:
-    """Return the reason why a value is neither a process's part of an array of this shape, nor the whole; "" if it is."""
+def _problem_of(processes: int, part: Any, shape: tuple[int, ...], path: str) -> str:
+    """Return the reason why a value is neither a process's part of an array of this shape nor the whole, or "" if it is one."""
     shape_here = np.shape(part)
     if shape_here == shape:
         return ""
@@ -105,21 +110,21 @@ def _wrong(processes: int, part: Any, shape: tuple[int, ...], path: str) -> str:
 
 
 def _joined(part: Any, shape: tuple[int, ...], sharding: NamedSharding, processes: Sequence[int]) -> Any:
-    """Return the array whose rows the processes have. Rows that the plan places in other processes are sent there."""
+    """Return the array whose rows are distributed over the processes, after sending rows to where the plan places them."""
     rows = shape[0] // len(processes)
     start = processes.index(jax.process_index()) * rows
-    held, pieces = _row_sharding(shape, sharding, processes), _pieces(part)
+    row_sharding, pieces = _row_sharding(shape, sharding, processes), _pieces(part)
 
     def piece(index: Any) -> Any:
         first, last, _ = index[0].indices(shape[0])
         return pieces[(slice(first - start, last - start), *index[1:])]
 
-    array = jax.make_array_from_callback(shape, held, piece)
-    return array if held is sharding else jax.device_put(array, sharding)
+    array = jax.make_array_from_callback(shape, row_sharding, piece)
+    return array if row_sharding is sharding else jax.device_put(array, sharding)
 
 
 def _row_sharding(shape: tuple[int, ...], planned: NamedSharding, processes: Sequence[int]) -> NamedSharding:
-    """Return the sharding of rows before they are sent: the plan's, if every process keeps its rows. All processes agree on it."""
+    """Return the sharding in which processes provide their rows: the plan's if no row must be sent, else one by rows."""
     rows = shape[0] // len(processes)
     for device, index in planned.devices_indices_map(shape).items():
         first, last, _ = index[0].indices(shape[0])

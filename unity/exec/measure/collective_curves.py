@@ -42,7 +42,7 @@ SIZES = tuple(1 << i for i in (13, 16, 19, 22))  # bytes
 ROW = 64  # elements of a row, where rows are concatenated or split
 TOTAL = 1 << 29  # bytes of all devices together: there may be many virtual ones on a small host
 LEAST = 1e-6  # seconds; smaller differences are noise of a busy host
-SHARE = 0.01  # of the least time measured: the least latency of a fitted line
+SHARE = 0.01  # the least latency of a fitted line, as a fraction of the shortest time measured
 WIDTH, TOUCHED = 128, 1 << 18  # of the matrix product before a collective, and the bytes of the pass over memory
 GROUP = "group"
 
@@ -98,7 +98,7 @@ def _both(run: Run, which: int, times: int, sizes: int) -> tuple[float, float]:
 
 
 def line(kind: str, group: int, points: Sequence[tuple[int, float]], turned: bool = False) -> Curve:
-    """Fit a line to points (bytes, seconds) with the least relative error; it rises, from above zero."""
+    """Fit a line to points (bytes, seconds) with the least relative error. Its latency and its slope are positive."""
     positive = [(n, s) for n, s in points if s > 0]
     if not positive:
         raise ValueError(f"{kind} in groups of {group}: no time was measured")
@@ -106,7 +106,7 @@ def line(kind: str, group: int, points: Sequence[tuple[int, float]], turned: boo
     terms = np.stack([1 / seconds, nbytes / seconds], axis=1)
     alpha, beta = np.linalg.lstsq(terms, np.ones(len(positive)), rcond=None)[0].tolist() if len(positive) > 1 else (0.0, 0.0)
     least = SHARE * float(seconds.min())
-    if alpha < least or beta <= 0:  # noise hides one of them: nearly all counts as transfer, too slow rather than infinitely fast
+    if alpha < least or beta <= 0:  # noise hides one of them: count nearly all as transfer, too slow rather than infinitely fast
         alpha, beta = least, float((terms[:, 1] * (1 - least * terms[:, 0])).sum() / (terms[:, 1] ** 2).sum())
     error = float(np.sqrt(np.mean((alpha * terms[:, 0] + beta * terms[:, 1] - 1) ** 2)))
     return Curve(kind, group, alpha, beta, error, tuple(positive), turned)
@@ -140,7 +140,7 @@ def _run(mesh: Mesh, collective: Collective, sizes: Sequence[int], gathers: bool
         elapsed = seconds_of(lambda: program(np.int32(communicates), np.array(times, np.int32), x))
         return elapsed if x.is_fully_addressable else agreed(elapsed)
 
-    for communicates in (True, False):  # what is touched first takes longer
+    for communicates in (True, False):  # the first run, which touches the memory first, takes longer
         seconds([1] * len(sizes), communicates)
     return seconds
 
@@ -159,7 +159,7 @@ def _rows(x: Any) -> Any:
     return x.reshape(-1, ROW * lax.axis_size(GROUP))
 
 
-# (kind, whether it transposes) -> the forms in which programs have it.
+# (kind, whether it transposes) -> the forms in which programs use it
 COLLECTIVES: Mapping[tuple[str, bool], tuple[Collective, ...]] = {
     ("all-reduce", False): (lambda x: lax.psum(x, GROUP),),
     ("all-gather", False): (lambda x: lax.all_gather(x, GROUP, tiled=True),),

@@ -16,7 +16,7 @@ import jax
 import platformdirs
 
 from unity.base.processes import check_alike, check_devices, exchanged, from_first
-from unity.exec.hosts.arrangement import by_host, host_of
+from unity.exec.hosts.device_order import by_host, host_of
 from unity.exec.measure.machine import between, measure
 from unity.machine.hardware import Device, Level, MachineError
 from unity.machine.machine import Machine, device_name
@@ -25,7 +25,7 @@ from unity.machine.profiles.profile import Where
 from unity.machine.profiles.store import ProfileError, Store
 from unity.pcg.jaxprs.trace_contexts import unset
 
-WAY = 3  # version of the way of measuring: a new number discards cached machines
+METHOD_VERSION = 3  # of the measurement: a new number discards cached machines
 JaxDevice: TypeAlias = Any  # jax.Device, which is no type to a type checker: jaxlib has no stubs
 
 
@@ -56,7 +56,7 @@ def _described(chosen: list[JaxDevice]) -> Machine:
         raise MachineError(f"a machine has devices of one kind, got {', '.join(kinds) or 'none'}: pass devices= of one kind")
     processes = {device.process_index for device in chosen}
     if processes != {jax.process_index()} and len(chosen) == len(jax.devices()) and set(chosen) == set(jax.devices()):
-        return _together(chosen)
+        return _of_all_processes(chosen)
     if kinds[0] in KINDS:
         return _profiled(_known(chosen, DEVICES[KINDS[kinds[0]]]), chosen)
     if processes != {jax.process_index()}:
@@ -65,13 +65,13 @@ def _described(chosen: list[JaxDevice]) -> Machine:
             " devices= out, or describe one node with Machine.local(jax.local_devices()), add the level between nodes, and"
             " Machine.load that in all"
         )
-    return _profiled(_remembered(chosen), chosen)
+    return _profiled(_load_or_measure(chosen), chosen)
 
 
-def _together(devices: list[JaxDevice]) -> Machine:
+def _of_all_processes(devices: list[JaxDevice]) -> Machine:
     """Return the machine that all processes of one program form, by the first process's figures.
 
-    Known GPUs have what JAX was given of their memory in every process, and the first process's profile.
+    Known GPUs have the smallest memory limit of all processes, and the first process's profile.
     """
     check_devices(devices)
     check_alike({})
@@ -81,11 +81,11 @@ def _together(devices: list[JaxDevice]) -> Machine:
         limits = exchanged(str(_limit(jax.local_devices()) or machine.device.memory))
         machine = _profiled(machine.with_memory(min(map(int, limits))), jax.local_devices())
     else:
-        machine = _recalled(path) if first else None
+        machine = _load(path) if first else None
         if not from_first("" if machine is None else "recalled"):
             machine = _measured_together(devices)
             if first:
-                _keep(path, machine)
+                _save(path, machine)
     return Machine.from_json(json.loads(from_first("" if machine is None else json.dumps(machine.to_json()))))
 
 
@@ -126,8 +126,7 @@ def _known(devices: list[JaxDevice], device: Device) -> Machine:
         raise MachineError(f"nodes have different numbers of devices ({numbers}): pass devices= without the odd ones")
     machine = replace(Machine.grid(len(nodes), len(devices) // len(nodes), device), name="local")
     if {member.process_index for member in devices} != {jax.process_index()}:
-        # A process sees only its own devices' limits, and all must plan for the same machine: the preset's figure
-        # stays.
+        # All processes must plan for the same machine, but a process sees only the limits of its own devices: keep the preset's.
         return machine
     limit = _limit(devices)
     return machine if limit is None else machine.with_memory(limit)
@@ -139,17 +138,17 @@ def _limit(devices: list[JaxDevice]) -> int | None:
     return min(limits, default=None)
 
 
-def _remembered(devices: list[JaxDevice]) -> Machine:
+def _load_or_measure(devices: list[JaxDevice]) -> Machine:
     path = _path(devices)
-    known = _recalled(path)
+    known = _load(path)
     if known is not None:
         return known
     machine = _measured(devices)
-    _keep(path, machine)
+    _save(path, machine)
     return machine
 
 
-def _recalled(path: Path) -> Machine | None:
+def _load(path: Path) -> Machine | None:
     """Load a machine measured before. A damaged file is moved aside if that is permitted."""
     if not os.path.exists(path):  # Path.exists raises where a folder on the way may not be looked into
         return None
@@ -171,7 +170,7 @@ def _set_aside(path: Path) -> str:
     return f"set aside as {aside}"
 
 
-def _keep(path: Path, machine: Machine) -> None:
+def _save(path: Path, machine: Machine) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         machine.save(path)
@@ -183,7 +182,7 @@ def _path(devices: list[JaxDevice]) -> Path:
     at = where(devices)
     processes = len({device.process_index for device in devices})
     several = f"-processes-{processes}" if processes > 1 else ""
-    key = f"{at.kind}-{at.devices}{several}-jax-{at.jax}-cores-{at.cores}-way-{WAY}"
+    key = f"{at.kind}-{at.devices}{several}-jax-{at.jax}-cores-{at.cores}-way-{METHOD_VERSION}"
     return platformdirs.user_cache_path("unity") / "machines" / (re.sub(r"[^\w.-]+", "_", key) + ".json")
 
 
@@ -194,10 +193,10 @@ def _measured(devices: list[JaxDevice]) -> Machine:
         flops=result.flops,
         memory=_memory(devices),
         bandwidth=result.bandwidth,
-        efficiency=1.0,  # the FLOP/s are what was reached
+        efficiency=1.0,  # the FLOP/s were reached
         launch=result.launch,
     )
-    # A device alone has no link: the level has size 1, and no collective ever uses its figures.
+    # A single device has no link: its level has size 1, and no collective uses the figures.
     link = result.link_bandwidth or result.bandwidth, result.link_latency or 0.0
     level = Level("device", len(devices), *link, result.relative, result.curves)
     return Machine("local", device, (level,))

@@ -71,9 +71,9 @@ def measure(devices: Sequence[JaxDevice]) -> Measured:
 
 
 def between(hosts: Sequence[Sequence[JaxDevice]]) -> Level:
-    """Measure the level "node" that joins hosts of equal numbers of devices. All their processes call this together.
+    """Measure the level "node" that joins hosts with equal numbers of devices. All their processes call this together.
 
-    As many groups communicate at the same time as a host has devices, each with one device of every host.
+    A group has one device of every host, and as many groups as a host has devices communicate at the same time.
     """
     devices = [device for column in zip(*hosts, strict=True) for device in column]
     return level("node", len(hosts), curves(devices, units=len(hosts)))
@@ -147,8 +147,8 @@ def _seconds_per_step(mesh: Mesh, step: Callable[[jax.Array], jax.Array], values
 def _difference(pair: tuple[float, float], steps: int) -> float:
     """Return the seconds of a step, from those of some steps and of twice as many.
 
-    The difference leaves out the call and the first touch of its memory. They are the smaller part of a run: a smaller
-    difference is noise, and would make a busy machine look many times as fast as it is.
+    The difference leaves out the call and the first touch of its memory, which are the smaller part of a run. A difference below
+    `_STEPS` of a run is noise, and would make a busy machine look many times as fast as it is.
     """
     once, twice = pair
     return max(twice - once, _STEPS * twice / 2) / steps

@@ -1,8 +1,9 @@
-"""Programs that are timed for an operator (`unity.exec.measure.operators`): its forward and backward pass on one device's pieces.
+"""The programs by which `unity.exec.measure.operators` times an operator: its forward and backward pass on one device's pieces.
 
-Residuals are those that XLA keeps in a whole step (`unity.pcg.analysis.residuals`): results of all but the cheap operations, which
-are recomputed where they are used. The backward time is therefore neither the difference of two programs, which would share a pass
-over the operands that a step cannot share, nor that of a derivative of values that no step ever writes.
+The residuals are those that XLA keeps in a whole step (`unity.pcg.analysis.residuals`): the results of all but cheap operations,
+which are recomputed where they are used. The backward pass is a program of its own that reads them. The difference of two programs,
+forward and forward with backward, would be too small: the two passes would share reads of the operands that they do not share in a
+step.
 
 Results that are views of operands (of a reshape, or the gradients of a sum) are dropped: a step does not copy them, but a repeated
 program would.
@@ -61,7 +62,7 @@ class LocalOperator:
 
 
 class _Alone(BodyInterpreter):
-    """An interpreter of a local program that leaves its collectives out."""
+    """An interpreter of local programs that leaves collectives out."""
 
     def reduce(self, variable: int, x: Any) -> Any:
         return x
@@ -166,7 +167,7 @@ def local_operands(operator: LocalOperator) -> Iterator[np.ndarray[Any, Any]]:
 
 
 def plain_dtype(tensor: Tensor) -> np.dtype[Any]:
-    """Return the numpy type in which an operand is passed: a key as its seed."""
+    """Return the NumPy dtype in which an operand is passed. A key is passed as its seed."""
     return np.dtype(np.uint32 if jnp.issubdtype(tensor.dtype, jax.dtypes.extended) else tensor.dtype)
 
 
@@ -178,7 +179,7 @@ def with_keys(operator: LocalOperator, pieces: Sequence[Any]) -> list:
 
 
 def is_key(x: Any) -> bool:
-    """Whether a value is a random key."""
+    """Return whether a value is a random key."""
     return jnp.issubdtype(x.dtype, jax.dtypes.extended)
 
 

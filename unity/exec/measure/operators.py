@@ -1,4 +1,4 @@
-"""Timing of one operator as it will run: its local program, on all devices of this process at once.
+"""Timing of one operator as it runs in a plan: its local program, on all devices of this process at once.
 
 One `shard_map` is compiled with three loops, whose trip counts are arguments: the operator forward, with its residuals written out;
 backward, from residuals and cotangents to gradients; and an empty loop. All devices run it together, because virtual ones share a
@@ -50,7 +50,7 @@ INNER = 16  # runs of a device other than the host between two checks of the tri
 
 @dataclass(frozen=True)
 class Timing:
-    """Median seconds of one run; `spread` is the larger interquartile range of the two, relative to the median."""
+    """Median seconds of one forward and one backward run. `spread` is the larger of their relative interquartile ranges."""
 
     forward: float
     backward: float
@@ -62,7 +62,7 @@ Run = Callable[..., Any]  # takes the repetitions of each part (forward, backwar
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """An operator's programs for a mesh, traced and not yet compiled; no operand is on a device yet."""
+    """An operator's programs for a mesh, traced and not yet compiled. No operand is on a device yet."""
 
     operator: LocalOperator
     mesh: Mesh
@@ -85,14 +85,14 @@ class CompiledOperator:
         operator, mesh = self.traced.operator, self.traced.mesh
         pieces, sharding = _pieces(operator, mesh), _sharding(operator, mesh)
         operands = [_placed(x, pieces, sharding) for x in local_operands(operator)]
-        return (_looping if len(self.programs) == 1 else _calling)(self.programs, operands)
+        return (_run_loops if len(self.programs) == 1 else _run_calls)(self.programs, operands)
 
 
 def traced(operator: LocalOperator, devices: Sequence[Any]) -> Traced:
     """Trace an operator's programs for `devices`, as many as its axes need."""
     mesh = mesh_of(operator.axes, devices)
     called = platform_of(mesh) == "cpu" and convolves(operator.body)
-    return Traced(operator, mesh, (_called if called else _looped)(operator, mesh))
+    return Traced(operator, mesh, (_trace_calls if called else _trace_loops)(operator, mesh))
 
 
 def _inner(mesh: Mesh) -> int:
@@ -135,12 +135,12 @@ def _spread(seconds: Sequence[float]) -> float:
 
 @lru_cache(maxsize=4096)
 def convolves(body: Body) -> bool:
-    """Whether a program has convolutions. XLA's CPU backend lays them out only outside of loops, and is tenfold slower inside."""
+    """Return whether a program has convolutions, which XLA's CPU backend runs ten times as slowly in a loop as outside."""
     return any(is_convolution(e.name) or (nests(e) and convolves(nested_body(e))) for e in body.equations)
 
 
-def _looped(operator: LocalOperator, mesh: Mesh) -> tuple[jax.stages.Lowered]:
-    """Trace one program with a loop for each part."""
+def _trace_loops(operator: LocalOperator, mesh: Mesh) -> tuple[jax.stages.Lowered]:
+    """Trace one program with a loop for each part (forward, backward, empty)."""
     names, spec, inner = operator.used, PartitionSpec(operator.used or None), _inner(mesh)
 
     @jax.jit
@@ -158,15 +158,15 @@ def _looped(operator: LocalOperator, mesh: Mesh) -> tuple[jax.stages.Lowered]:
     return (run.lower(count, count, count, *_abstract(operator, mesh)),)
 
 
-def _looping(programs: Sequence[jax.stages.Compiled], operands: Sequence[Any]) -> Run:
+def _run_loops(programs: Sequence[jax.stages.Compiled], operands: Sequence[Any]) -> Run:
     (program,) = programs
     return lambda *times: program(*map(np.int32, times), *operands)
 
 
-def _called(operator: LocalOperator, mesh: Mesh) -> tuple[jax.stages.Lowered, ...]:
-    """Trace a program for each part, which is called repeatedly, preceded by one that computes the backward part's operands.
+def _trace_calls(operator: LocalOperator, mesh: Mesh) -> tuple[jax.stages.Lowered, ...]:
+    """Trace a program for each part (forward, backward, empty), to be called repeatedly.
 
-    The empty part gives the time of a call.
+    Before them is a program that computes the operands of the backward part. The empty part measures the time of a call.
     """
     spec, sharding = PartitionSpec(operator.used or None), _sharding(operator, mesh)
     on_devices = partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec)
@@ -191,7 +191,7 @@ def _called(operator: LocalOperator, mesh: Mesh) -> tuple[jax.stages.Lowered, ..
     return first, part(programs[0], operands), part(programs[1], linear), part(lambda *_: [jnp.ones(())], operands)
 
 
-def _calling(programs: Sequence[jax.stages.Compiled], operands: Sequence[Any]) -> Run:
+def _run_calls(programs: Sequence[jax.stages.Compiled], operands: Sequence[Any]) -> Run:
     prepare, *parts = programs
     arguments = operands, prepare(*operands), operands
 

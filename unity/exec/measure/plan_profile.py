@@ -1,4 +1,4 @@
-"""Measurement of the operators of a plan, or of a search's domains, that a profile lacks."""
+"""Measurement of the operators of a plan, or of a search's domains, that are not in a profile yet."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROOM = 8  # memory of a program that measures an operator, in multiples of the o
 # Raised where memory does not suffice, or the backend lacks an operation.
 UNABLE = (jax.errors.JaxRuntimeError, NotImplementedError)
 
-Wanted = dict[Content, "MeasurementTask"]
+Tasks = dict[Content, "MeasurementTask"]  # operators to measure, equal ones once
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,13 +53,13 @@ class MeasurementTask:
 
     @property
     def touched(self) -> float:
-        """The bytes of operands and results that it reads or writes, on one device."""
+        """The bytes of operands and results that the operator reads or writes, on one device."""
         body = self.operator.body
         atoms = zip((*body.inputs, *body.outputs), self.operator.shapes, touches(body), strict=True)
         return sum(prod(shape) * body.tensor(a).itemsize * part for a, shape, part in atoms)
 
 
-def of_graph(graph: PCG, differentiated: Collection[int]) -> Wanted:
+def tasks_of_graph(graph: PCG, differentiated: Collection[int]) -> Tasks:
     """Return the operators of a parallel graph."""
     return {t.content: t for t in _of_graph(graph, gradients(graph, differentiated))}
 
@@ -74,9 +74,9 @@ def _of_graph(graph: PCG, flow: Gradients) -> Iterator[MeasurementTask]:
             yield MeasurementTask(operator, work_share(node, node.body, graph))
 
 
-def of_domains(assembled: Assembled, every: bool = False) -> Wanted:
-    """Return the operators of a search's domains: those with one choice along all axes (as data parallelism), or `every` one."""
-    tasks: Wanted = {}
+def tasks_of_domains(assembled: Assembled, every: bool = False) -> Tasks:
+    """Return the operators of a search's domains, split in one way along all axes, as by data parallelism, or in `every` way."""
+    tasks: Tasks = {}
     visited: set[int] = set()
     for site, domain in zip(assembled.opened.sites, assembled.domains, strict=True):
         body = site.node.body if site.node is not None else None
@@ -95,12 +95,12 @@ def of_domains(assembled: Assembled, every: bool = False) -> Wanted:
     return tasks
 
 
-def missing(wanted: Wanted, profile: Profile | None, machine: Machine) -> tuple[list[MeasurementTask], int]:
-    """Return the operators without a measurement, and the number of those too large to be measured alone.
+def missing(tasks: Tasks, profile: Profile | None, machine: Machine) -> tuple[list[MeasurementTask], int]:
+    """Return the operators without a measurement, and the number of those that are too large to be measured alone.
 
     The smallest come first, so that an interrupted run has measured most of them.
     """
-    rest = [t for content, t in wanted.items() if profile is None or content not in profile.exact]
+    rest = [t for content, t in tasks.items() if profile is None or content not in profile.exact]
     small = [t for t in rest if ROOM * t.nbytes <= machine.device.memory]
     return sorted(small, key=lambda t: (t.nbytes, t.content)), len(rest) - len(small)
 

@@ -42,7 +42,7 @@ def _rounds(steps: Sequence[PlannedStep]) -> list[list[float]]:
 
 
 def _prepare(step: PlannedStep) -> Callable[[], Any]:
-    """Return a call of the compiled step on arguments made for it, after a first run."""
+    """Return a call of the compiled step on example arguments, after a first run."""
     compiled = step.compile()
     tensors = [n.tensors[0] for n in step.graph.inputs]
     leaves = [place(_example(t.struct, seed), s) for seed, (t, s) in enumerate(zip(tensors, step.shardings, strict=True))]
@@ -59,7 +59,7 @@ def _example(struct: jax.ShapeDtypeStruct, seed: int) -> Any:
 
 
 def _seconds(run: Callable[[], Any], times: int) -> float:
-    """Return the seconds that `times` runs take. Of several processes the first one's clock counts, so that all decide alike."""
+    """Return the seconds that `times` runs take, by the clock of the first process, so that all processes decide alike."""
     started = time.perf_counter()
     jax.block_until_ready([run() for _ in range(times)])
     return agreed(time.perf_counter() - started)

@@ -1,7 +1,8 @@
 """Conditional work whose gradient keeps no operand as a residual.
 
 With `lax.cond` alone, every branch returns all of its residuals, weights among them, which a loop would stack once for every
-step. Here the pullback is split: only residuals that are not operands are returned, and operands are passed to it again.
+step. Here the pullback is split: the forward pass returns only residuals that are not operands, and the backward pass adds the
+operands again.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from unity.pcg.types.varying_axes import vary, varying
 Work = Callable[..., tuple[Any, ...]]
 
 
-def taken_in(times: int, runs: int) -> AbstractContextManager[Any]:
-    """Return a scope for branches that a device takes `times` times in `runs` runs, as readers of the HLO must know."""
+def taken_scope(times: int, runs: int) -> AbstractContextManager[Any]:
+    """Return a named scope for branches that a device takes `times` times in `runs` runs, so that the compiled HLO tells."""
     return jax.named_scope(f"taken {times} of {runs}")
 
 
-def part_taken(scope: str) -> Fraction:
-    """Return the share of its runs in which a device runs the code of a scope."""
+def taken_share(scope: str) -> Fraction:
+    """Return the share of runs in which a device takes the branches of `taken_scope` around an operation, by the HLO's name."""
     share = Fraction(1)
     for times, runs in re.findall(r"\btaken (\d+) of (\d+)", scope):
         share *= Fraction(int(times), int(runs))
@@ -54,37 +55,37 @@ def zeros_of(x: jax.Array) -> Zeros:
 
 @dataclass
 class Pullback:
-    """The structure of a pullback, so that it can be split into residuals and operands and put together again.
+    """The structure of a pullback, by which it is split into residuals and operands, and joined from them again.
 
     The forward pass writes it while it is traced, the backward pass reads it.
 
     Attributes:
-        tree: the pullback's structure.
-        given: for each leaf, which operand it is; -1 for a residual.
-        kept: zeros that stand for the residuals.
+        tree: the pullback's tree structure.
+        operand_numbers: for each leaf, the number of the operand that it is; -1 for a residual.
+        residuals: zeros that stand for the residuals.
     """
 
     tree: Any = None
-    given: list[int] = field(default_factory=list)
-    kept: list[Zeros] = field(default_factory=list)
+    operand_numbers: list[int] = field(default_factory=list)
+    residuals: list[Zeros] = field(default_factory=list)
 
-    def apart(self, pull: Any, given: Sequence[Any]) -> list[Any]:
-        """Return the residuals of a pullback that are none of the operands `given`."""
+    def split(self, pull: Any, operands: Sequence[Any]) -> list[Any]:
+        """Record the structure of a pullback, and return its residuals: the leaves that are none of these operands."""
         leaves, self.tree = jax.tree.flatten(pull)
-        numbers = {id(x): k for k, x in enumerate(given)}
-        self.given = [numbers.get(id(x), -1) for x in leaves]
-        residuals = [x for x, k in zip(leaves, self.given, strict=True) if k < 0]
-        self.kept = [zeros_of(x) for x in residuals]
+        numbers = {id(x): k for k, x in enumerate(operands)}
+        self.operand_numbers = [numbers.get(id(x), -1) for x in leaves]
+        residuals = [x for x, k in zip(leaves, self.operand_numbers, strict=True) if k < 0]
+        self.residuals = [zeros_of(x) for x in residuals]
         return residuals
 
-    def together(self, kept: Sequence[Any], given: Mapping[int, Any]) -> Any:
-        """Return the pullback, of its residuals and of operands by number."""
-        rest = iter(kept)
-        return jax.tree.unflatten(self.tree, [next(rest) if k < 0 else given[k] for k in self.given])
+    def join(self, residuals: Sequence[Any], operands: Mapping[int, Any]) -> Any:
+        """Return the pullback with these residuals and operands, the latter by number."""
+        rest = iter(residuals)
+        return jax.tree.unflatten(self.tree, [next(rest) if k < 0 else operands[k] for k in self.operand_numbers])
 
 
 def guarded(work: Work, works: jax.Array, parts: Sequence[Any], *more: Sequence[Any]) -> tuple[Any, ...]:
-    """Return `work(parts, *more)` where `works`, else the parts unchanged. Results have the shapes and types of the parts.
+    """Return `work(parts, *more)` if `works`, or else the parts unchanged. Results have the shapes and types of the parts.
 
     Only floating operands have gradients.
     """
@@ -114,27 +115,27 @@ def guarded(work: Work, works: jax.Array, parts: Sequence[Any], *more: Sequence[
                 return [results[k] for k in ends], results
 
             _, pull, results = jax.vjp(differentiable, *values, has_aux=True)
-            return results, pullback.apart(pull, [*values, *rest.values()])
+            return results, pullback.split(pull, [*values, *rest.values()])
 
         def idling(values: Sequence[Any], rest: dict[int, Any]) -> tuple[Any, list[Any]]:
-            return idle(values, rest), [zeros() for zeros in pullback.kept]
+            return idle(values, rest), [zeros() for zeros in pullback.residuals]
 
         jax.eval_shape(working, values, rest)  # fills `pullback`
-        results, kept = loops.cond(works, working, idling, values, rest)
+        results, residuals = loops.cond(works, working, idling, values, rest)
         operands = [*values, *rest.values()]
-        return results, (works, kept, {k: operands[k] for k in pullback.given if k >= 0})
+        return results, (works, residuals, {k: operands[k] for k in pullback.operand_numbers if k >= 0})
 
-    def backward(residuals: Any, cotangents: Any) -> Any:
-        works, kept, given = residuals
+    def backward(saved: Any, cotangents: Any) -> Any:
+        works, residuals, operands = saved
 
-        def working(kept: Any, given: Any, cotangents: Any) -> list[Any]:
-            return list(pullback.together(kept, given)(cotangents))
+        def working(residuals: Any, operands: Any, cotangents: Any) -> list[Any]:
+            return list(pullback.join(residuals, operands)(cotangents))
 
-        def idling(kept: Any, given: Any, cotangents: Any) -> list[Any]:
+        def idling(residuals: Any, operands: Any, cotangents: Any) -> list[Any]:
             passed = dict(zip(ends, cotangents, strict=True))
             return [passed[k] if k in passed else nothing() for k, nothing in zip(real, nothings, strict=True)]
 
-        return None, loops.cond(works, working, idling, kept, given, [cotangents[k] for k in ends]), None
+        return None, loops.cond(works, working, idling, residuals, operands, [cotangents[k] for k in ends]), None
 
     call.defvjp(forward, backward)
     return call(works, [every[k] for k in real], others)

@@ -1,9 +1,9 @@
 """The loop of half ticks that runs a pipeline together with its tail, by the timetable in `unity.pcg.parallel.timetable`.
 
-The last stage runs the tail of the micro-batch that it has just finished: its loss, and the gradient of that for a cotangent of
-one. The gradient goes back through the stages while other micro-batches go forward. A stage stores the residuals of a micro-batch
-in a ring buffer with one slot for each stage. The loop thus computes the sums and all gradients together; afterwards the gradients
-are multiplied by the loss's true cotangent.
+The last stage runs the tail of the micro-batch that it has just finished: its loss, and the loss's gradient for a cotangent of one.
+The gradient goes back through the stages while other micro-batches go forward. A stage stores the residuals of a micro-batch in a
+ring buffer with one slot for each stage. The loop thus computes the sums and all gradients together; afterwards the gradients are
+multiplied by the loss's true cotangent.
 
 Neighbours exchange once after each half tick, and nothing else is sent. A device has three registers:
 
@@ -14,10 +14,11 @@ Neighbours exchange once after each half tick, and nothing else is sent. A devic
 Both directions have the same shapes, so one message serves both. At the ends the direction turns: on the last stage a sample
 becomes its loss's gradient, on stage 0 a sample from `passing` begins.
 
-A batch has an *age*. Micro-batches of the newest batch, of age 0, begin in this run; those of the batch before, of age 1, began in
+A batch has an *age*. Micro-batches of the newest batch, of age 0, begin in this run. Those of the batch before, of age 1, began in
 the run before and have the numbers -M to -1. Each micro-batch uses the operands that came with its batch, older weights included,
-and sums are kept for each batch. 1F1B has one batch, which begins and ends in one run; 2BW (`unity.exec.two_buffered_weights`) has
-two."""
+and each batch has its own sums. 1F1B has one batch, which begins and ends in one run; 2BW (`unity.exec.two_buffered_weights`) has
+two.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from unity.exec.pipelines.gpipe import Arrays, Step, own_of, parts_of, put, shifted, stage_of, taken
-from unity.exec.pipelines.guarded import Pullback, Zeros, taken_in, zeros_of
+from unity.exec.pipelines.guarded import Pullback, Zeros, taken_scope, zeros_of
 from unity.pcg.ir.gradient_flow import gradients
 from unity.pcg.ir.graph import PCG, Node, Value, reserved_axes
 from unity.pcg.ir.payloads import PipelineTail
@@ -66,7 +67,7 @@ class PipelinePair:
         return self.tail.of(PipelineTail).loss
 
     @property
-    def repeated(self) -> tuple[str, ...]:
+    def replicated_axes(self) -> tuple[str, ...]:
         """The mesh axes along which the loss is replicated for use, so that its gradient is a partial sum."""
         assert self.tail.inside is not None
         types = zip(self.tail.inside.axes, self.tail.types[self.loss], strict=True)
@@ -77,10 +78,10 @@ class PipelinePair:
         """The operands of the pair: the pipeline's, followed by those that only the tail reads."""
         return (*self.pipeline.operands, *self.tail.operands[: ends_of(self.tail).carried.start])
 
-    def moving(self, wanted: frozenset[int]) -> tuple[frozenset[int], tuple[bool, ...]]:
+    def active(self, differentiated: frozenset[int]) -> tuple[frozenset[int], tuple[bool, ...]]:
         """Return the operands of the pair that are active for differentiation, and a flag for each value that stages forward.
 
-        `wanted` are the operands that gradients are asked for.
+        `differentiated` are the operands whose gradients are computed.
         """
         assert self.pipeline.inside is not None
         inputs = [Node("input", (), (v.tensor,)) for v in self.operands]
@@ -88,7 +89,7 @@ class PipelinePair:
         pipeline = replace(self.pipeline, operands=values[:n])
         carried = tuple(Value(pipeline, v.index) for v in self.tail.operands[len(values) - n :])
         tail = replace(self.tail, operands=(*values[n:], *carried))
-        flow = gradients(PCG(tuple(inputs), tail.results), wanted, (self.loss,))
+        flow = gradients(PCG(tuple(inputs), tail.results), differentiated, (self.loss,))
         inside = self.pipeline.inside.inputs
         return (
             frozenset(k for k, v in enumerate(values) if flow(v)),
@@ -185,8 +186,8 @@ class HalfTickLoop:
         pair: the pipeline and its tail.
         batches: the batches in flight with their ages, the newest first.
         schedule: the pipeline's schedule.
-        wanted: the operands of the pair whose gradients are computed.
-        moving: for each value that stages forward, whether it has a gradient.
+        differentiated: the operands of the pair whose gradients are computed.
+        active: for each value that stages forward, whether it has a gradient.
         pullback: the structure of a stage's pullback.
         results: zeros that stand for the tail's results.
     """
@@ -194,48 +195,47 @@ class HalfTickLoop:
     pair: PipelinePair
     batches: tuple[tuple[int, Batch], ...]
     schedule: Schedule
-    wanted: frozenset[int]
-    moving: tuple[bool, ...]
+    differentiated: frozenset[int]
+    active: tuple[bool, ...]
     pullback: Pullback = field(default_factory=Pullback)
     results: list[Zeros] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.names, self.last = reserved_axes(self.pair.pipeline), self.schedule.stages - 1
         self.stage = stage_of(self.pair.pipeline, self.pair.step)
-        self.begun_with = [
-            p in entering(self.pair.pipeline) for p in ends_of(self.pair.pipeline).sampled
-        ]  # parts that enter stage 0
-        self.carry = len(ends_of(self.pair.pipeline).read)  # the first carry among the parts
-        self.inner = _Selection(self.moving)
+        ends, first = ends_of(self.pair.pipeline), entering(self.pair.pipeline)
+        self.enters = [p in first for p in ends.sampled]  # whether each part enters at stage 0
+        self.first_carry = len(ends.read)  # among the parts
+        self.active_values = _Selection(self.active)
 
     @cached_property
-    def chosen(self) -> _ActiveFields:
+    def active_fields(self) -> _ActiveFields:
         """The mask of arrays with a gradient, for each field of a batch."""
         first, tail, n = ends_of(self.pair.pipeline), ends_of(self.pair.tail), len(self.pair.pipeline.operands)
         places = (first.constants, first.sampled, first.stepped, [n + p for p in tail.constants], [n + p for p in tail.read])
-        return _ActiveFields(*(_Selection(tuple(p in self.wanted for p in some)) for some in places))
+        return _ActiveFields(*(_Selection(tuple(p in self.differentiated for p in some)) for some in places))
 
     def gradients(self, sums: Sums) -> dict[int, Any]:
         """Return the gradients of one batch, by the number of the pair's operand."""
         gradients = (g for field in (sums.constants, sums.parts, sums.weights, sums.fixed, sums.read) for g in field)
-        return dict(zip(sorted(self.wanted), gradients, strict=True))
+        return dict(zip(sorted(self.differentiated), gradients, strict=True))
 
     def run(self, ticks: int, before: LoopState | None = None) -> LoopState:
         """Run the first `ticks` ticks. `before` is the state after the run before, if any, with the sums of older batches."""
-        return self.on(self.begun(before, lax.axis_index(self.names)), range(ticks))
+        return self.run_ticks(self.initial_state(before, lax.axis_index(self.names)), range(ticks))
 
-    def on(self, state: LoopState, ticks: range) -> LoopState:
+    def run_ticks(self, state: LoopState, ticks: range) -> LoopState:
         """Run these ticks from the state before them."""
         me = lax.axis_index(self.names)
 
         def tick(s: LoopState, t: jax.Array) -> tuple[LoopState, None]:
             for half in HALVES:
-                s = self.half(s, _Moment(t, half, me, me % 2 == half))
+                s = self.half_tick(s, _Moment(t, half, me, me % 2 == half))
             return s, None
 
         return loops.scan(tick, state, jnp.arange(ticks.start, ticks.stop))[0]
 
-    def begun(self, before: LoopState | None, me: jax.Array) -> LoopState:
+    def initial_state(self, before: LoopState | None, me: jax.Array) -> LoopState:
         """Return the state before the first tick, in which stage 0 has the first micro-batch of a new batch."""
         age, new = self.batches[0]
         if before is None:
@@ -243,77 +243,82 @@ class HalfTickLoop:
             before = LoopState(nothing, nothing, item, (), ())
         # traced so that the shapes of residuals and of the tail's results are known
         jax.eval_shape(self.stage_forward, before.working, new.constants, own_of(self.pair.pipeline, new.weights))
-        jax.eval_shape(self.tail_both, before.working, before.item, new.fixed)
-        ring = before.ring or tuple(_rows(zeros(), self.schedule.buffered_micro_batches) for zeros in self.pullback.kept)
+        jax.eval_shape(self.tail_with_gradients, before.working, before.item, new.fixed)
+        ring = before.ring or tuple(_stack(zeros(), self.schedule.buffered_micro_batches) for zeros in self.pullback.residuals)
         if age:
             return before._replace(ring=ring)
         working = _where(me == 0, taken(new.parts, jnp.asarray(0)), before.working)
-        return before._replace(working=working, ring=ring, sums=(self.nothing(new), *before.sums))
+        return before._replace(working=working, ring=ring, sums=(self.zero_sums(new), *before.sums))
 
-    def nothing(self, batch: Batch) -> Sums:
+    def zero_sums(self, batch: Batch) -> Sums:
         """Return the sums of a batch before its first pass."""
-        gradients = (_zeros(chosen.of(xs)) for chosen, xs in zip(self.chosen, batch, strict=True))
+        gradients = (_zeros(chosen.of(xs)) for chosen, xs in zip(self.active_fields, batch, strict=True))
         return Sums(tuple(zeros() for zeros in self.results), *gradients)
 
-    def half(self, s: LoopState, at: _Moment) -> LoopState:
+    def half_tick(self, s: LoopState, at: _Moment) -> LoopState:
         """Run half a tick: a forward or a backward pass, and the exchange with neighbours after it."""
-        parts, read = self.chosen.parts, self.chosen.read
-        s = self.joined(s, at)
-        results, s = self.work(s, at)
+        parts, read = self.active_fields.parts, self.active_fields.read
+        s = self.load_samples(s, at)
+        results, s = self.run_stage(s, at)
         working, passing, item = results, s.passing, s.item
         ended: tuple[Arrays, Arrays] | None = None
         if at.half == self.last % 2:
-            s, ended = self.ended(s, at, results)
-        working = self.exchanged(working, at.half, self.inner, up=True)
-        passing = self.exchanged(passing, at.half, parts, up=False, of=self.begun_with)
-        item = self.exchanged(item, at.half, read, up=True)
+            s, ended = self.run_tail(s, at, results)
+        working = self.exchange(working, at.half, self.active_values, up=True)
+        passing = self.exchange(passing, at.half, parts, up=False, of=self.enters)
+        item = self.exchange(item, at.half, read, up=True)
         if ended is not None:
-            working = _where(at.me == self.last, self.inner.into(working, ended[0]), working)
+            working = _where(at.me == self.last, self.active_values.into(working, ended[0]), working)
             item = _where(at.me == self.last, read.into(item, ended[1]), item)
         if at.half == 1:  # stage 0 is done with one sample, and begins the next
             working = _where(at.me == 0, s.passing, working)
             passing = _where(at.me == 0, parts.into(passing, parts.of(results)), passing)
-        return self.brought(s._replace(working=working, passing=passing, item=item), at)
+        return self.store_gradients(s._replace(working=working, passing=passing, item=item), at)
 
-    def joined(self, s: LoopState, at: _Moment) -> LoopState:
-        """Load the device's own samples into registers where it is their turn, and store a gradient of what the tail has read."""
+    def load_samples(self, s: LoopState, at: _Moment) -> LoopState:
+        """Load the device's own samples when it is their turn, and store the gradient of a sample that the tail has read."""
         item, passing, sums = s.item, s.passing, list[Sums]()
         for (age, batch), own in zip(self.batches, s.sums, strict=True):
-            mine, row = self.mine(forward_micro_batch(at.tick, at.me), age, at)
+            mine, row = self.stored_here(forward_micro_batch(at.tick, at.me), age, at)
             item = _where(mine & at.onward, taken(batch.read, row), item)
             if not age:  # all micro-batches of an older batch have begun
-                mine, row = self.mine(incoming_micro_batch(at.tick, at.me), age, at)
+                mine, row = self.stored_here(incoming_micro_batch(at.tick, at.me), age, at)
                 passing = _where(mine & ~at.onward, taken(batch.parts, row), passing)
-            mine, row = self.mine(backward_micro_batch(at.tick, at.me, self.schedule.stages), age, at)
-            sums.append(own._replace(read=_kept(mine & ~at.onward, own.read, self.chosen.read.of(s.item), row)))
+            mine, row = self.stored_here(backward_micro_batch(at.tick, at.me, self.schedule.stages), age, at)
+            sums.append(own._replace(read=_put_where(mine & ~at.onward, own.read, self.active_fields.read.of(s.item), row)))
         return s._replace(item=item, passing=passing, sums=tuple(sums))
 
-    def brought(self, s: LoopState, at: _Moment) -> LoopState:
+    def store_gradients(self, s: LoopState, at: _Moment) -> LoopState:
         """Store the gradients of samples that have arrived at the device that stores them."""
         sums = []
         for (age, _), own in zip(self.batches, s.sums, strict=True):
-            mine, row = self.mine(returning_micro_batch(at.tick, at.me, self.schedule.stages), age, at)
-            sums.append(own._replace(parts=_kept(mine & ~at.onward, own.parts, self.chosen.parts.of(s.passing), row)))
+            mine, row = self.stored_here(returning_micro_batch(at.tick, at.me, self.schedule.stages), age, at)
+            sums.append(own._replace(parts=_put_where(mine & ~at.onward, own.parts, self.active_fields.parts.of(s.passing), row)))
         return s._replace(sums=tuple(sums))
 
-    def mine(self, number: jax.Array, age: int, at: _Moment) -> tuple[jax.Array, jax.Array]:
+    def stored_here(self, number: jax.Array, age: int, at: _Moment) -> tuple[jax.Array, jax.Array]:
         """Return whether a micro-batch belongs to the batch of this age and is stored on this device, and its slot there."""
         stage, row = home(number + age * self.schedule.micro_batches, self.schedule.stages, self.schedule.rounds)
-        return (stage == at.me) & self.there(number, age), row
+        return (stage == at.me) & self.belongs(number, age), row
 
-    def there(self, number: jax.Array, age: int) -> jax.Array:
-        """Whether the micro-batch with this number belongs to the batch of this age."""
+    def belongs(self, number: jax.Array, age: int) -> jax.Array:
+        """Return whether the micro-batch with this number belongs to the batch of this age."""
         first = -age * self.schedule.micro_batches
         return (number >= first) & (number < first + self.schedule.micro_batches)
 
-    def which(self, number: jax.Array) -> jax.Array:
-        """Return the number, from 1, of the batch that a micro-batch belongs to; 0 if none has it."""
-        return sum((jnp.where(self.there(number, age), k + 1, 0) for k, (age, _) in enumerate(self.batches)), jnp.asarray(0))
+    def batch_number(self, number: jax.Array) -> jax.Array:
+        """Return the number, from 1, of the batch that a micro-batch belongs to; 0 if it belongs to none."""
+        return sum((jnp.where(self.belongs(number, age), k + 1, 0) for k, (age, _) in enumerate(self.batches)), jnp.asarray(0))
 
-    def exchanged(self, xs: Sequence[Any], half: int, chosen: _Selection, up: bool, of: Sequence[bool] | None = None) -> Arrays:
-        """Exchange arrays with neighbours: chosen ones in both directions, the others only up or only down.
+    def exchange(self, xs: Sequence[Any], half: int, chosen: _Selection, up: bool, of: Sequence[bool] | None = None) -> Arrays:
+        """Exchange arrays with neighbours after a half tick.
 
-        `of` masks the arrays that are sent at all.
+        Args:
+            xs: the arrays.
+            half: the half of the tick.
+            chosen: the arrays that are sent in both directions.
+            up: whether the others are sent to the next stage, and not to the stage before.
+            of: whether each array is sent at all; by default all are.
         """
         onward = pairs(self.schedule.stages, half)
         backward = [(b, a) for a, b in onward]
@@ -321,50 +326,54 @@ class HalfTickLoop:
         ways = [[] if not sent else onward + backward if both else onward if up else backward for both, sent in flags]
         return tuple(shifted((x,), self.names, way)[0] if way else x for x, way in zip(xs, ways, strict=True))
 
-    def work(self, s: LoopState, at: _Moment) -> tuple[Arrays, LoopState]:
-        """Run a forward pass, a backward pass, or nothing. Return the results, and the state with a new ring and new gradients."""
+    def run_stage(self, s: LoopState, at: _Moment) -> tuple[Arrays, LoopState]:
+        """Run the stage's forward or backward pass, or neither. Return the results, and the state with new ring and gradients."""
         schedule, many = self.schedule, len(self.batches)
         number = jnp.where(at.onward, forward_micro_batch(at.tick, at.me), backward_micro_batch(at.tick, at.me, schedule.stages))
-        place, batch = number % schedule.buffered_micro_batches, self.which(number)
+        place, batch = number % schedule.buffered_micro_batches, self.batch_number(number)
         which = jnp.where(batch > 0, batch + jnp.where(at.onward, 0, many), 0)
 
         def idle(working: Arrays, ring: Arrays, totals: Totals) -> Any:
-            return working, tuple(zeros() for zeros in self.pullback.kept), totals
+            return working, tuple(zeros() for zeros in self.pullback.residuals), totals
 
-        branches = (idle, *(self.onward(b) for _, b in self.batches), *(self.backward(k, place) for k in range(many)))
+        branches = (
+            idle,
+            *(self.forward_branch(b) for _, b in self.batches),
+            *(self.backward_branch(k, place) for k in range(many)),
+        )
         totals = tuple((one.constants, one.weights) for one in s.sums)
-        with taken_in(schedule.ticks, 2 * schedule.loop_ticks * many):
+        with taken_scope(schedule.ticks, 2 * schedule.loop_ticks * many):
             results, kept, totals = loops.switch(which, branches, s.working, s.ring, totals)
         sums = (one._replace(constants=a, weights=b) for one, (a, b) in zip(s.sums, totals, strict=True))
         # without a forward pass zeros are stored: the residuals in that slot are not needed any more
         return results, s._replace(ring=put(s.ring, kept, place), sums=tuple(sums))
 
-    def onward(self, batch: Batch) -> Callable[..., Any]:
-        """Return the forward pass of a micro-batch of a batch."""
+    def forward_branch(self, batch: Batch) -> Callable[..., Any]:
+        """Return the function of the forward pass of a micro-batch of a batch."""
 
         def forward(working: Arrays, ring: Arrays, totals: Totals) -> Any:
             return *self.stage_forward(working, batch.constants, own_of(self.pair.pipeline, batch.weights)), totals
 
         return forward
 
-    def backward(self, k: int, place: jax.Array) -> Callable[..., Any]:
-        """Return the backward pass of a micro-batch of the k-th batch, whose residuals lie in a slot of the ring."""
+    def backward_branch(self, k: int, place: jax.Array) -> Callable[..., Any]:
+        """Return the function of the backward pass of a micro-batch of the k-th batch, with its residuals in a slot of the ring."""
         batch = self.batches[k][1]
 
         def backward(working: Arrays, ring: Arrays, totals: Totals) -> Any:
             operands = (*batch.constants, *own_of(self.pair.pipeline, batch.weights))
-            gradients, constants, weights = self.pullback.together(taken(ring, place), dict(enumerate(operands)))(
-                self.inner.of(working)
+            gradients, constants, weights = self.pullback.join(taken(ring, place), dict(enumerate(operands)))(
+                self.active_values.of(working)
             )
             weights = tuple(g.reshape(total.shape) for g, total in zip(weights, totals[k][1], strict=True))
-            zero_residuals = tuple(zeros() for zeros in self.pullback.kept)
-            return self.inner.into(working, gradients), zero_residuals, _added_to(totals, k, (constants, weights))
+            zero_residuals = tuple(zeros() for zeros in self.pullback.residuals)
+            return self.active_values.into(working, gradients), zero_residuals, _added_to(totals, k, (constants, weights))
 
         return backward
 
     def stage_forward(self, start: Arrays, constants: Arrays, weights: Arrays) -> tuple[Arrays, Arrays]:
         """Run a stage on a micro-batch. Return its results, and the residuals of its backward pass."""
-        inner, chosen, stepped = self.inner, self.chosen.constants, self.chosen.weights
+        inner, chosen, stepped = self.active_values, self.active_fields.constants, self.active_fields.weights
 
         def differentiable(a: Arrays, b: Arrays, c: Arrays) -> tuple[Arrays, Arrays]:
             results = self.stage(inner.into(start, a), chosen.into(constants, b), stepped.into(weights, c))
@@ -372,53 +381,53 @@ class HalfTickLoop:
 
         values = (inner.of(start), chosen.of(constants), stepped.of(weights))
         _, pull, results = jax.vjp(differentiable, *values, has_aux=True)
-        return results, tuple(self.pullback.apart(pull, [*constants, *weights]))
+        return results, tuple(self.pullback.split(pull, [*constants, *weights]))
 
-    def ended(self, s: LoopState, at: _Moment, results: Arrays) -> tuple[LoopState, tuple[Arrays, Arrays]]:
+    def run_tail(self, s: LoopState, at: _Moment, results: Arrays) -> tuple[LoopState, tuple[Arrays, Arrays]]:
         """Run the tail on the last stage, if it has finished a micro-batch in this half tick.
 
         Return the gradients of the stage's results and of what the tail reads.
         """
-        idle = [[zeros_of(x) for x in xs] for xs in (self.inner.of(results), self.chosen.read.of(s.item))]
+        idle = [[zeros_of(x) for x in xs] for xs in (self.active_values.of(results), self.active_fields.read.of(s.item))]
 
         def idling(results: Arrays, item: Arrays, totals: Totals) -> Any:
             return *(tuple(zeros() for zeros in some) for some in idle), totals
 
         number = forward_micro_batch(at.tick, at.me)
-        which = jnp.where(at.me == self.last, self.which(number), 0)
-        branches = (idling, *(self.closing(k) for k in range(len(self.batches))))
+        which = jnp.where(at.me == self.last, self.batch_number(number), 0)
+        branches = (idling, *(self.tail_branch(k) for k in range(len(self.batches))))
         totals = tuple((one.results, one.fixed) for one in s.sums)
-        with taken_in(self.schedule.micro_batches, self.schedule.loop_ticks * len(self.batches)):
+        with taken_scope(self.schedule.micro_batches, self.schedule.loop_ticks * len(self.batches)):
             own, item, totals = loops.switch(which, branches, results, s.item, totals)
         sums = (one._replace(results=a, fixed=b) for one, (a, b) in zip(s.sums, totals, strict=True))
         return s._replace(sums=tuple(sums)), (own, item)
 
-    def closing(self, k: int) -> Callable[..., Any]:
-        """Return the tail of a micro-batch of the k-th batch."""
+    def tail_branch(self, k: int) -> Callable[..., Any]:
+        """Return the function that runs the tail of a micro-batch of the k-th batch."""
         fixed = self.batches[k][1].fixed
 
-        def close(found: Arrays, item: Arrays, totals: Totals) -> Any:
-            results, own, read, more = self.tail_both(found, item, fixed)
+        def close(finished: Arrays, item: Arrays, totals: Totals) -> Any:
+            results, own, read, more = self.tail_with_gradients(finished, item, fixed)
             return own, read, _added_to(totals, k, (results, more))
 
         return close
 
-    def tail_both(self, found: Arrays, item: Arrays, fixed: Arrays) -> tuple[Arrays, Arrays, Arrays, Arrays]:
+    def tail_with_gradients(self, finished: Arrays, item: Arrays, fixed: Arrays) -> tuple[Arrays, Arrays, Arrays, Arrays]:
         """Run the tail of a micro-batch, forward and backward.
 
         Return its results, and the gradients of the last stage's results, of what the tail reads, and of its constants.
         """
-        inner, chosen, read = self.inner, self.chosen.fixed, self.chosen.read
+        inner, chosen, read = self.active_values, self.active_fields.fixed, self.active_fields.read
 
         def differentiable(a: Arrays, b: Arrays, c: Arrays) -> tuple[Any, Arrays]:
-            arrived = inner.into(found, a)[self.carry :][: len(ends_of(self.pair.tail).carried)]
+            arrived = inner.into(finished, a)[self.first_carry :][: len(ends_of(self.pair.tail).carried)]
             results = tuple(self.pair.end(*chosen.into(fixed, c), *read.into(item, b), *arrived))
             return results[self.pair.loss], results
 
-        loss, pull, results = jax.vjp(differentiable, inner.of(found), read.of(item), chosen.of(fixed), has_aux=True)
+        loss, pull, results = jax.vjp(differentiable, inner.of(finished), read.of(item), chosen.of(fixed), has_aux=True)
         self.results = [zeros_of(x) for x in results]
         one = vary(jnp.ones(loss.shape, loss.dtype), varying(loss))
-        a, b, c = pull(contribute(one, self.pair.repeated))
+        a, b, c = pull(contribute(one, self.pair.replicated_axes))
         return results, a, b, c
 
 
@@ -426,7 +435,7 @@ def _zeros(xs: Sequence[Any]) -> Arrays:
     return tuple(zeros_of(x)() for x in xs)
 
 
-def _rows(x: Any, n: int) -> Any:
+def _stack(x: Any, n: int) -> Any:
     return jnp.broadcast_to(x[None], (n, *x.shape))
 
 
@@ -444,6 +453,6 @@ def _where(test: jax.Array, xs: Sequence[Any], ys: Sequence[Any]) -> Arrays:
     return tuple(jnp.where(test, x, y) for x, y in zip(xs, ys, strict=True))
 
 
-def _kept(test: jax.Array, rows: Sequence[Any], xs: Sequence[Any], place: jax.Array) -> Arrays:
+def _put_where(test: jax.Array, rows: Sequence[Any], xs: Sequence[Any], place: jax.Array) -> Arrays:
     """Return the rows, with new content in one slot where `test` holds."""
     return put(rows, _where(test, xs, taken(rows, place)), place)

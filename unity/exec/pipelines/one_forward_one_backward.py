@@ -17,7 +17,10 @@ from unity.pcg.types.varying_axes import vary, varying
 
 
 def alternated(pair: PipelinePair, operands: Sequence[Any]) -> list[Any]:
-    """Return the results of a pipeline's tail, inside of `shard_map`. `operands` are one device's pieces of the pair's operands."""
+    """Run a pipeline with its tail by 1F1B, inside of `shard_map`, and return the tail's results.
+
+    `operands` are one device's pieces of the pair's operands.
+    """
     n, schedule = len(pair.pipeline.operands), schedule_of(pair.pipeline).flushed
     real = [k for k, x in enumerate(operands) if jnp.issubdtype(x.dtype, jnp.inexact)]
     others = {k: x for k, x in enumerate(operands) if k not in real}
@@ -34,23 +37,23 @@ def alternated(pair: PipelinePair, operands: Sequence[Any]) -> list[Any]:
     def forward(values: Sequence[Any], rest: dict[int, Any]) -> tuple[Arrays, list[Any]]:
         leaves = whole([x.value for x in values], {k: x.value for k, x in rest.items()})
         active = {k for k, x in zip(real, values, strict=True) if x.perturbed}
-        loop = HalfTickLoop(pair, ((0, batch_of(pair, leaves)),), schedule, *pair.moving(frozenset(active)))
+        loop = HalfTickLoop(pair, ((0, batch_of(pair, leaves)),), schedule, *pair.active(frozenset(active)))
         (sums,) = loop.run(schedule.loop_ticks).sums
         gradients = loop.gradients(sums)
         return sums.results, [gradients.get(k) for k in real]
 
     def backward(gradients: list[Any], cotangents: Arrays) -> tuple[list[Any], None]:
-        return scaled(gradients, cotangents[pair.loss], pair.repeated), None
+        return scaled(gradients, cotangents[pair.loss], pair.replicated_axes), None
 
     call.defvjp(forward, backward, symbolic_zeros=True)
     return list(call([operands[k] for k in real], others))
 
 
 def scaled(gradients: Sequence[Any], by: Any, over: tuple[str, ...]) -> list[Any]:
-    """Return gradients multiplied by a number, which is a partial sum along the axes `over`; None stays None.
+    """Multiply gradients by a number, which is a partial sum along the axes `over`. None stays None.
 
-    JAX may take the number to vary where it is equal on all devices: along axes on which a gradient does not vary, one device's is
-    used.
+    JAX may take the number to vary along axes where it is equal on all devices. Along those where a gradient does not vary, the
+    number of one device is used.
     """
     if isinstance(by, SymbolicZero):
         return [None] * len(gradients)

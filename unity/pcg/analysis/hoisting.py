@@ -1,8 +1,8 @@
 """Loop-invariant code motion: values that depend on a scan's constants alone are computed once, before the first step.
 
 When JAX differentiates a scan, it hoists everything that depends neither on the carry nor on stacked operands out of the loop; XLA
-does the same to a loop that is not differentiated. So such an operator runs less often than its graph in the forward pass. In the
-backward pass each step has a gradient for the constants, and each step recomputes its own values.
+does the same to a loop that is not differentiated. So in the forward pass such an operator runs less often than its graph. In the
+backward pass every step computes a gradient of the constants, and recomputes its own values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def hoisted(graph: PCG) -> Mapping[int, int]:
 
 
 def residual_factors(graph: PCG) -> Mapping[int, int]:
-    """Return the factors of `hoisted` for nodes outside of remats, whose residuals are fewer by the same factor."""
+    """Return the factors of `hoisted` by which nodes have fewer residuals, too. Nodes in remats have none of these."""
     in_remat = {
         id(n) for node, _ in graph.walk() if node.kind == "remat" and node.inside is not None for n, _ in node.inside.walk()
     }

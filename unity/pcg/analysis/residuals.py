@@ -1,9 +1,9 @@
 """Residuals: the values of an operator, inner ones included, that the forward pass keeps for the backward pass.
 
 A derivative is linear in the tangent, and its coefficients are the residuals. The record of a primitive names them: none for a
-linear primitive, the other factor of a product, the result (tanh) or the operands. XLA keeps fewer: it recomputes values that
-follow elementwise from kept ones in elementwise users. A reduction reads a buffer, though, which is kept beside its sources. In a
-scan nothing is recomputed: JAX stacks the residuals of each step, and no fusion crosses the loop.
+linear primitive, the other factor of a product, the result (tanh) or the operands. XLA keeps fewer values: its fusions recompute
+values that follow elementwise from kept ones. A reduction reads a buffer, though, which is kept beside its sources. In a scan
+nothing is recomputed: JAX stacks the residuals of each step, and no fusion crosses the loop.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ SLACK = 1.1
 class Residuals:
     """The residuals of one operator.
 
-    operands: whether each operand is one.
-    results: whether each result is one.
-    inner: inner values that are residuals, each as a variable of the same sharding and the value's bytes if it is whole.
+    Attributes:
+        operands: whether each operand is one.
+        results: whether each result is one.
+        inner: the inner values that are residuals, each as a variable with the same sharding, and the bytes of the whole value.
     """
 
     operands: tuple[bool, ...]
@@ -94,7 +95,7 @@ class _Derivative:
     Attributes:
         needed: the variables that it reads, in order; of equal ones, the first.
         read_atoms: the variables that it reads, equal ones included.
-        elementwise: the needed variables that not only reductions read.
+        elementwise: the needed variables that others than reductions read.
         extra: further residuals, as in `Residuals.inner`.
         buffers: variables that are read from memory, so that they are not fused into their users.
         varying: variables that depend on inputs.
@@ -152,7 +153,7 @@ class _Derivative:
 
     @cached_property
     def first_equal(self) -> dict[int, int]:
-        """For every variable, the first with the same value, broadcasts aside: a variance recomputes the mean beside it."""
+        """For every variable, the first with an equal value, broadcasts aside: a variance computes the mean again."""
         numbers: dict[Hashable, int] = {}
         number_of = {v: numbers.setdefault(v, k) for k, v in enumerate(self.body.inputs)}
         for e in self.body.equations:
@@ -255,10 +256,10 @@ class _Derivative:
         ]
 
     def chosen(self) -> dict[int, None]:
-        """Return the residuals: the needed variables that cannot be recomputed, and the sources of those that are.
+        """Return the residuals: the needed variables that are not recomputed, and the sources of those that are.
 
-        In the program of a custom derivative every cheap variable is recomputed, because the caller decides again about the
-        operands of the call.
+        In the program of a custom derivative every cheap variable is recomputed, because the caller decides about the operands of
+        the call anew.
         """
         cheap = [v for v in self.needed if not self.stacked and self.is_cheap(v)]
         residuals = {v: None for v in self.needed if v not in cheap}

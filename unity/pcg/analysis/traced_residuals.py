@@ -1,4 +1,4 @@
-"""Residuals that the installed JAX keeps of one equation, where no fusion changes them: in a scan, which stacks each of them."""
+"""The residuals that JAX itself keeps of one equation. In a scan these are final: each is stacked, and no fusion removes it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def traced_residuals(application: TypedEquation) -> TracedResiduals | None:
     """Return the residuals that JAX keeps, or None if it cannot differentiate or trace the equation.
 
     It cannot trace an equation with a rewritten program (`Body`), such as a conditional whose printed values became results.
-    Values that do not depend on varying operands are not residuals: JAX moves them out of the scan.
+    Values that do not depend on varying operands are not residuals, because JAX hoists them out of the scan.
     """
     if any(isinstance(program, Body) for program in programs(application.equation.params)):
         return None

@@ -237,8 +237,8 @@ def in_flight(node: Node, position: int, flow: Callable[[Value], bool]) -> int:
     return (not begun) + flow(node.operands[position])
 
 
-def scaled_over(node: Node, flow: Callable[[Value], bool]) -> tuple[int, ...]:
-    """Return the axes, by position, along which an all-reduce gives devices the same gradient of a tail's loss.
+def loss_gradient_axes(node: Node, flow: Callable[[Value], bool]) -> tuple[int, ...]:
+    """Return the axes, by position, along which an all-reduce makes the gradient of a tail's loss equal on all devices.
 
     These are the axes along which the loss is replicated for use, since its gradient is a partial sum there; and those along which
     the loss is partial or partitioned, but some differentiated operand of the tail or its pipeline is the same on all devices. (In
@@ -299,8 +299,8 @@ def staged(node: Node) -> Mapping[int, Choice]:
     return by_node
 
 
-def first_mixed(scan: Node) -> None:
-    """Raise Mixed for the first operator that mixes the samples of a scan's step, which are first dimensions of its carry."""
+def check_samples_independent(scan: Node) -> None:
+    """Raise Mixed if an operator of a scan's step mixes samples, which are the first dimension of every carried value."""
     assert scan.inside is not None
     carried = carried_by(scan)
     states = [partitioned(0) if p in carried else REPLICATED for p in range(len(scan.operands))]

@@ -19,7 +19,7 @@ from unity.pcg.ir.program import Tensor
 from unity.pcg.parallel.branches import groups_of, weight_of
 from unity.pcg.parallel.equal_values import ValueNumbering
 from unity.pcg.parallel.resharding import ReshardingStep, absolute, steps, turned
-from unity.pcg.parallel.stages import ends_of, runs_of, scaled_over, sends, stage_axes
+from unity.pcg.parallel.stages import ends_of, loss_gradient_axes, runs_of, sends, stage_axes
 from unity.pcg.propagation.agreements import backward_agreements, nested_agreements
 from unity.pcg.propagation.halos import exchanges
 from unity.pcg.propagation.placement import Placing, around_scatter, placing
@@ -137,8 +137,8 @@ class _Context:
     outermost: bool
     whole: _Whole
 
-    def less(self, node: Node) -> int:
-        """Return the factor by which a node runs less often than its graph, forward."""
+    def hoisted_by(self, node: Node) -> int:
+        """Return the factor by which a node runs less often than its graph in the forward pass."""
         return self.whole.hoisted.get(id(node), 1)
 
     def runs(self, node: Node, repeats: int | None = None) -> tuple[int, int, int]:
@@ -149,7 +149,7 @@ class _Context:
             repeats: how often the backward pass recomputes the part of the node that communicates, if it differs from the node.
         """
         extra = self.whole.recomputation
-        first, repeats = self.times // self.less(node), self.times * (extra.repeats(node) if repeats is None else repeats)
+        first, repeats = self.times // self.hoisted_by(node), self.times * (extra.repeats(node) if repeats is None else repeats)
         return first + repeats, repeats, self.times * extra.alone(node) + (first if id(node) in extra.fenced else 0)
 
     @property
@@ -166,7 +166,7 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
     if there:
         name = (FORWARD, there, _movement(step, step.axes), numbering.value(node.operands[0]))
         size, turns = (elements, forward_dtype(tensor.dtype, step.before, graph.axes).itemsize), turned(step, step.axes)
-        runs, less = context.runs(node), context.less(node)
+        runs, less = context.runs(node), context.hoisted_by(node)
         yield Collective(there, step.axes, *size, *runs, FORWARD, node, name=name, turned=turns, hoisted=less)
     if back and over and context.flow(Value(node)):
         name = (BACKWARD, back, _movement(step, over), numbering.cotangent(Value(node)))
@@ -238,7 +238,7 @@ def _of_pipeline(node: Node, context: _Context) -> Iterator[Collective]:
             yield Collective("collective-permute", *size, there * times, there * repeats, 0, FORWARD, node)
         if back:
             yield Collective("collective-permute", *size, back * context.times, 0, 0, BACKWARD, node)
-    over = scaled_over(node, context.flow)
+    over = loss_gradient_axes(node, context.flow)
     if over:
         loss = node.of(PipelineTail).loss
         itemsize = storage_dtype(node.tensors[loss].dtype, node.types[loss], axes).itemsize
@@ -259,7 +259,7 @@ def _of_halos(node: Node, context: _Context) -> Iterator[Collective]:
         wires = (forward_dtype, backward_dtype) if x.edge.reach.halo.outside == "sum" else (storage_dtype, storage_dtype)
         there, back = (wire(dtype, type_, graph.axes).itemsize for wire in wires)
         repeats = max(context.whole.recomputation.computed(node, v) for v in body.equations[x.edge.equation].results)
-        runs, less = context.runs(node, repeats), context.less(node)
+        runs, less = context.runs(node, repeats), context.hoisted_by(node)
         yield Collective("collective-permute", x.axes, x.elements, there, *runs, FORWARD, node, name=name, hoisted=less)
         if variable in active:
             yield Collective("collective-permute", x.axes, x.elements, back, *context.once, BACKWARD, node)
@@ -295,7 +295,7 @@ def _of_reductions(node: Node, context: _Context) -> Iterator[Collective]:
         if variable in over and variable not in scattered:
             axes = tuple(over[variable])
             itemsize = reduction_dtype(tensor.dtype, (graph.axes[k] for k in axes)).itemsize if kind == "sum" else tensor.itemsize
-            yield Collective("all-reduce", axes, elements, itemsize, *runs, FORWARD, node, hoisted=context.less(node))
+            yield Collective("all-reduce", axes, elements, itemsize, *runs, FORWARD, node, hoisted=context.hoisted_by(node))
         if flows if kind == "sum" else not kind and variable in active:
             for axes in dict.fromkeys(map(tuple, replicated.get(variable, {}).values())):
                 itemsize = reduction_dtype(tensor.dtype, (graph.axes[k] for k in axes)).itemsize
@@ -313,7 +313,7 @@ def _of_scatter(node: Node, variable: int, solutions: Placing, context: _Context
         (there, elements), (back, returned), over = _movements(step, tensor, axes)
         if there:
             size = elements, forward_dtype(tensor.dtype, step.before, axes).itemsize
-            less = context.less(node)
+            less = context.hoisted_by(node)
             yield Collective(there, step.axes, *size, *runs, FORWARD, node, turned=turned(step, step.axes), hoisted=less)
         if back and over and active:
             size = returned, backward_dtype(tensor.dtype, step.after, axes).itemsize
@@ -337,6 +337,6 @@ def _of_agreements(node: Node, solutions: Placing, context: _Context) -> Iterato
                 axes_of.setdefault((agreement, BACKWARD), []).append(k)
     for (agreement, direction), axes in axes_of.items():
         count, repeats, alone = context.runs(node) if direction == FORWARD else context.once
-        less = context.less(node) if direction == FORWARD else 1
+        less = context.hoisted_by(node) if direction == FORWARD else 1
         runs = agreement.times * count, agreement.times * repeats, agreement.times * alone
         yield Collective("all-reduce", tuple(axes), 1, agreement.itemsize, *runs, direction, node, hoisted=less)

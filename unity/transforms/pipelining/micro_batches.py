@@ -28,7 +28,7 @@ from unity.pcg.ir.payloads import Scan
 from unity.pcg.ir.program import Body, Equation, Tensor, close
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.local.interpreter import run_body
-from unity.pcg.parallel.stages import Mixed, first_mixed
+from unity.pcg.parallel.stages import Mixed, check_samples_independent
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.scan_programs import SCANNED
 from unity.pcg.propagation.solver import Unmatched, nested_body, solve
@@ -97,7 +97,7 @@ def _scan(captured: Captured, number: int) -> LayerScan:
             return scan
     for node in captured.graph.nodes:
         if isinstance(node.payload, Scan) and node.source == e.source and node.payload.length == steps:
-            first_mixed(node)
+            check_samples_independent(node)
     raise Mixed("no dimension of what it carries is one of samples, each worked on by itself, with the same weights for all")
 
 

@@ -1,4 +1,4 @@
-"""Order of devices in a plan's mesh: the axes of the slow levels are those that cross hosts."""
+"""The order of devices in a plan's mesh, in which the axes of the slow levels are those that cross hosts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ JaxDevice: TypeAlias = Any  # jax.Device, which is no type to a type checker: ja
 def host_of(device: JaxDevice) -> int:
     """Return the number of the host that a device is in.
 
-    On GPUs that is JAX's slice, however many processes run there. On CPUs, whose processes have nothing faster than the network
-    between them, it is the process.
+    On GPUs that is JAX's slice, however many processes run there. On CPUs it is the process, as processes communicate by network.
     """
     slice_index = getattr(device, "slice_index", None)
     return device.process_index if slice_index is None or device.platform == "cpu" else slice_index
@@ -30,7 +29,7 @@ def by_host(devices: Sequence[JaxDevice]) -> list[list[JaxDevice]]:
     return list(hosts.values())
 
 
-def arranged(machine: Machine, devices: Sequence[JaxDevice]) -> list[JaxDevice]:
+def in_mesh_order(machine: Machine, devices: Sequence[JaxDevice]) -> list[JaxDevice]:
     """Return the devices of a machine's mesh, in order: levels are filled from the innermost, and whole hosts are units of a level.
 
     Raises:
@@ -72,7 +71,7 @@ def _inside(machine: Machine, hosts: Sequence[Sequence[JaxDevice]]) -> int:
     """Return the number of devices of each host in the mesh: those inside of the levels that cross hosts."""
     sizes = [level.size for level in machine.levels]
     room = min(len(host) for host in hosts)
-    # where a host has one device, it is as likely one of several processes of a host: all levels may cross them
+    # hosts with one device each may be processes of one host, so that any level may cross them
     for cut in range(1, len(sizes) + (room == 1)):
         if prod(sizes[:cut]) == len(hosts) and prod(sizes[cut:]) <= room:
             return prod(sizes[cut:])
