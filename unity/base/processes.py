@@ -56,7 +56,7 @@ def from_first(text: str) -> str:
 
 
 def none_failed(problem: str) -> None:
-    """Raise PlanError in every process, naming the first that passes a problem. An empty text means that there is no problem."""
+    """Raise PlanError in every process, naming the first that passes a problem. An empty text stands for no problem."""
     for process, reason in enumerate(exchanged(problem)):
         if reason:
             raise PlanError(f"process {process}: {reason}")

@@ -42,8 +42,8 @@ COMMANDS: dict[str, ModuleType] = {
 }
 ABOUT = "Finds, proves and runs the best way to train a JAX model on many devices."
 EPILOG = """\
-MODULE:FUNCTION is a function of yours, in a module that Python finds from the current folder. It is called without arguments \
-and gives the function to plan and its arguments, arrays or jax.ShapeDtypeStruct, and if you like options of unity.optimize:
+MODULE:FUNCTION is a function of yours, in a module that Python can import from the current folder. It is called without arguments \
+and returns the function to plan, its arguments (arrays or jax.ShapeDtypeStruct) and, if you like, options of unity.optimize:
 
     def example():
         return loss, (params, batch), {"optimizer_slots": 1}
@@ -51,13 +51,13 @@ and gives the function to plan and its arguments, arrays or jax.ShapeDtypeStruct
 exit status:
   0    done; the answer is yes
   1    the answer is no (plans differ, a check disagrees, a rule is not
-       proved, no plan fits), or something is wrong, as said on stderr
-  2    the command line cannot be read; of diff and check, where 1 is
-       an answer: something is wrong
+       proved, no plan fits), or an error, which stderr explains
+  2    the command line is invalid; for diff and check, whose 1 is an
+       answer, also any other error
   130  interrupted
-  141  the reader of a pipe went away
+  141  the reader of a pipe closed it
 
-Results are printed on stdout, with --json as data. What is being done is shown on stderr, on a terminal only.
+Results are printed on stdout, with --json as data. Progress is shown on stderr, on a terminal only.
 
 examples:
   unity optimize mymodel:example --machine dgx-h100 -o plan.json

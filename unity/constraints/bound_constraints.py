@@ -27,6 +27,7 @@ from unity.search.space.dimensions import ProgramDimensions
 from unity.search.space.masks import Mask, names_of
 from unity.search.space.offers import offered
 from unity.search.space.opening import sites_of
+from unity.search.space.sites import Sites
 
 
 class BoundRecord(Record):
@@ -76,6 +77,11 @@ class BoundConstraints:
         learned = frozenset(inputs[k] for k in self.learned)
         return Resolver(replace(dimensions, learned=learned), machine, self.paths, inputs)
 
+    def resolver_for(self, opened: Sites, machine: Machine) -> Resolver:
+        """Return the resolver of constraints' names for the sites of a graph on a machine."""
+        offers = offered(opened.sites)
+        return self.resolver(ProgramDimensions(opened, offers, ranks(opened.sites, offers)), machine)
+
     def of(self, some: Collection[Constraint]) -> BoundConstraints:
         """Return a copy with only some of the constraints."""
         passed = tuple(c for c in self.passed if c in some)
@@ -118,8 +124,7 @@ class BoundConstraints:
     def violations_across(self, constraint: Across, serial: PCG, parallel: PCG, machine: Machine) -> Iterator[str]:
         """Yield the values that are split across a level as a constraint forbids, or not split as it requires."""
         opened = sites_of(serial, self.learned, True)
-        offers = offered(opened.sites)
-        resolver = self.resolver(ProgramDimensions(opened, offers, ranks(opened.sites, offers)), machine)
+        resolver = self.resolver_for(opened, machine)
         split, levels = resolver.splits_a(constraint.dimension), resolver.level(constraint.level)
         for before, after in twins(serial, parallel):
             site = opened.of_node.get(id(before), -1)

@@ -39,10 +39,9 @@ def explain(plan: Plan, file: Any = None) -> None:
     """Print a plan's transformations, arguments, memory, operators and collectives."""
     console = Console(file=file, markup=False, highlight=False)
     console.width = max(console.width, 140)  # wide enough for a type and a line number side by side
-    family = plan.program.family
-    differentiated = plan.program.family.differentiated
-    prediction = predict(plan.program.pcg, plan.inspect.machine, differentiated)
-    console.print(f"{plan.__name__} on {plan.inspect.machine}", style="bold")
+    family, machine = plan.program.family, plan.inspect.machine
+    prediction = predict(plan.program.pcg, machine, family.differentiated)
+    console.print(f"{plan.__name__} on {machine}", style="bold")
     console.print(
         f"predicted: {step_in_words(plan.time, prediction)}, {size(plan.memory)} on each device;"
         f" {len(plan.program.serial)} operators, {family.searched}"
@@ -57,11 +56,9 @@ def explain(plan: Plan, file: Any = None) -> None:
     if undivided_rows:
         console.print(_undivided(undivided_rows))
     console.print(_arguments(plan))
-    console.print(
-        _memory(predict_memory(plan.program.pcg, differentiated, family.search.training, backend_of(plan.inspect.machine)))
-    )
+    console.print(_memory(predict_memory(plan.program.pcg, family.differentiated, family.search.training, backend_of(machine))))
     console.print(_operators(prediction, plan.program.pcg.axes))
-    console.print(_collectives(prediction, plan.inspect.machine))
+    console.print(_collectives(prediction, machine))
     for line in blocked(plan):
         console.print(line, style="yellow")
 

@@ -27,9 +27,6 @@ from unity.plan.plan import Plan
 from unity.search.cost.prediction import CollectiveTerm, Prediction, predict
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import Held, predict_memory
-from unity.search.space.configurations import ranks
-from unity.search.space.dimensions import ProgramDimensions
-from unity.search.space.offers import offered
 
 MOST = 3  # groups of equal nodes that are explained for one path
 ALTERNATIVES = 4  # plans with other types for each group
@@ -119,14 +116,8 @@ class Costs:
     plan: Plan
 
     @cached_property
-    def differentiated(self) -> frozenset[int]:
-        """The arguments that the planned step computes gradients of."""
-        family = self.plan.program.family
-        return family.captured.differentiated if family.search.training.backward else frozenset()
-
-    @cached_property
     def prediction(self) -> Prediction:
-        return predict(self.plan.program.pcg, self.plan.inspect.machine, self.differentiated)
+        return predict(self.plan.program.pcg, self.plan.inspect.machine, self.plan.program.family.differentiated)
 
     def compute(self, node: Node) -> float:
         """Return the seconds of an operator itself."""
@@ -139,8 +130,8 @@ class Costs:
 
     def held(self, node: Node) -> list[Held]:
         """Return the buffers of a node, and of the type changes of its results, that are live at the peak of memory."""
-        training, machine = self.plan.program.family.search.training, self.plan.inspect.machine
-        memory = predict_memory(self.plan.program.pcg, self.differentiated, training, backend_of(machine))
+        family, backend = self.plan.program.family, backend_of(self.plan.inspect.machine)
+        memory = predict_memory(self.plan.program.pcg, family.differentiated, family.search.training, backend)
         after = {id(node), *(id(n) for n in self.changes(node))}
         return [h for h in memory.held if id(h.node) in after and h.nbytes]
 
@@ -287,8 +278,7 @@ def _constraints(plan: Plan, node: Node) -> list[str]:
     if not bound.every:
         return []
     opened = search.assembled.opened
-    offers = offered(opened.sites)
-    resolver = bound.resolver(ProgramDimensions(opened, offers, ranks(opened.sites, offers)), plan.inspect.machine)
+    resolver = bound.resolver_for(opened, plan.inspect.machine)
     site = opened.of_node.get(id(node))
     return [str(c) for c in bound.every if any(s == site for s, _ in c.mask_rules(resolver))]
 

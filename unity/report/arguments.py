@@ -47,21 +47,24 @@ def argument_kinds(graph: PCG) -> tuple[ArgumentKind, ...]:
 
 def rows(graph: PCG) -> list[dict[str, Any]]:
     """Return every kind of argument as data: its type in words, its shape in slices, and the number of each device's slice."""
-    return [
-        {
-            "name": k.name,
-            "count": k.count,
-            "tensor": str(k.node.tensors[0]),
-            "held": type_in_words(k.node.types[0], graph.axes),
-            "type": show(k.node.types[0], graph.axes, k.node.tensors[0].ndim),
-            "whole": [k.whole, size(k.whole)],
-            "here": [k.here, size(k.here)],
-            "shape": list(k.node.tensors[0].shape),
-            "slices": list(degrees(k.node.types[0], graph.axes, k.node.tensors[0].ndim)),
-            "devices": [_slice_number(s, k, graph.axes) for s in slices(k.node.types[0], graph.axes, k.node.tensors[0].ndim)],
-        }
-        for k in argument_kinds(graph)
-    ]
+    return [_row(kind, graph.axes) for kind in argument_kinds(graph)]
+
+
+def _row(kind: ArgumentKind, axes: tuple[Axis, ...]) -> dict[str, Any]:
+    tensor, type_ = kind.node.tensors[0], kind.node.types[0]
+    counts = degrees(type_, axes, tensor.ndim)
+    return {
+        "name": kind.name,
+        "count": kind.count,
+        "tensor": str(tensor),
+        "held": type_in_words(type_, axes),
+        "type": show(type_, axes, tensor.ndim),
+        "whole": [kind.whole, size(kind.whole)],
+        "here": [kind.here, size(kind.here)],
+        "shape": list(tensor.shape),
+        "slices": list(counts),
+        "devices": [_slice_number(s, counts) for s in slices(type_, axes, tensor.ndim)],
+    }
 
 
 def slices(type_: Type, axes: Sequence[Axis], rank: int) -> list[tuple[int, ...]]:
@@ -77,9 +80,9 @@ def slices(type_: Type, axes: Sequence[Axis], rank: int) -> list[tuple[int, ...]
     return by_device
 
 
-def _slice_number(slice_: Sequence[int], kind: ArgumentKind, axes: Sequence[Axis]) -> int:
-    """Return a slice's number, counted in row-major order."""
+def _slice_number(slice_: Sequence[int], counts: Sequence[int]) -> int:
+    """Return a slice's number, counted in row-major order. `counts` are the numbers of slices of each dimension."""
     number = 0
-    for index, n in zip(slice_, degrees(kind.node.types[0], axes, kind.node.tensors[0].ndim), strict=True):
+    for index, n in zip(slice_, counts, strict=True):
         number = number * n + index
     return number

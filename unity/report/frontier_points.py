@@ -56,14 +56,13 @@ def _differences(serial: PCG, c: Candidate, chosen: Candidate) -> list[str]:
     if operators:
         kinds = ", ".join(f"{n} {kind}" for kind, n in operators.most_common(MAX_DIFFERENCES))
         rows.append(f"operators that are split otherwise: {kinds}")
-    again = len(c.assignment.again) - len(chosen.assignment.again)
-    recomputed = len(c.assignment.recomputed) - len(chosen.assignment.recomputed)
-    rows += [f"{abs(again)} {'more' if again > 0 else 'fewer'} operands are gathered again in the backward pass"] if again else []
-    rows += (
-        [f"{abs(recomputed)} {'more' if recomputed > 0 else 'fewer'} operators compute inner values again"] if recomputed else []
-    )
-    rerun = len(c.assignment.rerun) - len(chosen.assignment.rerun)
-    rows += [f"{abs(rerun)} {'more' if rerun > 0 else 'fewer'} operators run again in the backward pass"] if rerun else []
+    before, after = chosen.assignment, c.assignment
+    for growth, what in (
+        (len(after.again) - len(before.again), "operands are gathered again in the backward pass"),
+        (len(after.recomputed) - len(before.recomputed), "operators compute inner values again"),
+        (len(after.rerun) - len(before.rerun), "operators run again in the backward pass"),
+    ):
+        rows += [f"{abs(growth)} {'more' if growth > 0 else 'fewer'} {what}"] if growth else []
     return rows or ["the same types; what is moved, or computed again, differs"]
 
 

@@ -146,7 +146,8 @@ class _Level:
 
     def order(self) -> None:
         """Sort every rank by the barycenters of neighbours, alternating downwards and upwards."""
-        self.pack()
+        for row in self.rows:
+            self.pack_row(row)
         for k in range(SWEEPS):
             neighbours, rows = (self.above, self.rows[1:]) if k % 2 == 0 else (self.below, self.rows[-2::-1])
             for row in rows:
@@ -158,10 +159,6 @@ class _Level:
 
     def mean(self, neighbours: Sequence[tuple[int, float]], default: float) -> float:
         return sum(self.x[v] + right for v, right in neighbours) / len(neighbours) if neighbours else default
-
-    def pack(self) -> None:
-        for row in self.rows:
-            self.pack_row(row)
 
     def pack_row(self, row: Sequence[int]) -> None:
         """Place the vertices of a row side by side, centred at zero."""

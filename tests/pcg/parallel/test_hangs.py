@@ -24,7 +24,7 @@ from stepped import stepped
 
 import unity
 from unity.base.errors import InfeasibleError, ParallelTypeError
-from unity.exec.compiled.agreement import argument_labels, disagreements
+from unity.exec.compiled.divergence import argument_labels, disagreements
 from unity.machine.machine import Machine
 from unity.machine.resharding_tables import Types, stationary_pairs
 from unity.pcg.capture.capture import capture

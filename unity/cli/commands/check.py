@@ -12,7 +12,7 @@ from unity.cli.output import print_json, stage
 from unity.exec.compiled.check import Check, ComparedLine
 from unity.plan.plan import Plan
 
-HELP = "hold a saved plan against its compiled program"
+HELP = "compare a saved plan with its compiled program"
 AGREES, DIFFERS, WRONG = 0, 1, 2
 
 
@@ -20,10 +20,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """Describe `unity check`."""
     command.set_defaults(run=run, wrong=WRONG)
     command.description = (
-        "Replays how a saved plan was derived, compiles one step of it, and compares the program's collectives with the plan's, "
-        "kind by kind, and its memory; where the collectives are others, by line. Nothing is allocated, but there must be as many "
-        "devices as the plan is for; --devices gives a CPU as many. The exit status is 0 if the collectives agree, 1 if they do "
-        "not, 2 if something is wrong."
+        "Replays the derivation of a saved plan, compiles one step of it, and compares the program's collectives, by kind, and its "
+        "memory with the plan's; if collectives differ, also by line. Nothing is allocated, but the plan's number of devices must "
+        "be present; --devices provides them on a CPU. The exit status is 0 if the collectives agree, 1 if they do not, 2 after an "
+        "error."
     )
     command.epilog = (
         "examples:\n  unity check plan.json mymodel:example --devices 8\n  unity check plan.json mymodel:example --forward --json\n"
@@ -33,7 +33,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--forward", action="store_true", help="compile the forward pass alone")
     command.add_argument("--partitioned", action="store_true", help="compile it for XLA's partitioner, which chooses collectives")
     command.add_argument(
-        "--tolerance", type=float, default=0.02, metavar="X", help="part of all elements that may differ (default 0.02)"
+        "--tolerance", type=float, default=0.02, metavar="X", help="fraction of all elements that may differ (default 0.02)"
     )
     add_devices(command)
     add_json(command)

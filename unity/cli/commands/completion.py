@@ -13,7 +13,7 @@ SHELLS = ("bash", "zsh")
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Describe `unity completion`."""
     command.set_defaults(run=run)
-    command.description = "Prints a script for a shell, which completes commands, options and files. Needs the extra `completion`."
+    command.description = "Prints a shell script that completes commands, options and files. Needs the extra `completion`."
     command.epilog = (
         "examples:\n"
         "  unity completion bash > ~/.local/share/bash-completion/completions/unity\n"

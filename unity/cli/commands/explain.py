@@ -28,7 +28,7 @@ from unity.plan.undivided import undivided
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import predict_memory
 
-HELP = "say what a saved plan decided, and what it costs"
+HELP = "explain the decisions and costs of a saved plan"
 MAX_ROWS = 40  # rows of a table that are shown
 
 
@@ -37,8 +37,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=run)
     command.description = (
         "Prints where a saved plan's arguments are stored, what every line of yours computes and communicates, and the rules "
-        "behind it. With the model it also prints which buffers are live at the peak, what could not be split, and why; with a "
-        "path too, why one argument, operator or line is as it is, and what the plan would cost if it were otherwise."
+        "behind it. With the model it also prints the buffers that are live at the peak, and what could not be split and why; with "
+        "a path too, the types and costs of one argument, operator or line, and the costs of plans with other types of it."
     )
     command.epilog = (
         "examples:\n"
@@ -48,8 +48,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "  unity explain plan.json mymodel:example model.py:42 --json"
     )
     command.add_argument("path", type=Path, metavar="FILE", help="a plan (plan.files.save, unity optimize -o)")
-    command.add_argument("model", metavar=METAVAR, nargs="?", help="the model that it was made for: says more")
-    command.add_argument("about", metavar="PATH", nargs="?", help="an argument, a kind of operator, or a line: why it is as it is")
+    command.add_argument("model", metavar=METAVAR, nargs="?", help="the model that it was made for, to print more")
+    command.add_argument("about", metavar="PATH", nargs="?", help="an argument, a kind of operator, or a line to explain")
     add_json(command)
 
 

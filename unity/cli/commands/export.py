@@ -18,7 +18,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=run)
     command.description = (
         "Writes a saved plan as a Python file that needs nothing but JAX: the mesh, a PartitionSpec for every argument, and the "
-        "program with its collectives. What cannot be written so is refused, and named."
+        "program with its collectives. Anything that cannot be written in this way is refused, and named."
     )
     command.epilog = (
         "examples:\n"

@@ -22,7 +22,7 @@ HELP = "list machines, show one, describe this one"
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Describe `unity machine` and its subcommands."""
-    command.description = "What plans are made for: a kind of device, and the levels of network that join the devices."
+    command.description = "Machines that plans are made for: a kind of device, and the levels of the network between devices."
     command.epilog = (
         "examples:\n"
         "  unity machine list\n"
@@ -44,7 +44,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     text = "Show a machine: a cluster, nodes x devices of a kind of device, or a file."
     show_parser = subcommand("show", run_show, text, "  unity machine show a100-4x8\n  unity machine show dgx-h100 -o machine.json")
     show_parser.add_argument("machine", type=named_machine, metavar="NAME", help="dgx-h100, dgx-h100-4x8, v100-4x8, machine.json")
-    text = "Describe the devices of this computer; those that are not known are measured, which takes a minute or two, once."
+    text = "Describe the devices of this computer; unknown ones are measured, which takes a minute or two, once."
     local_parser = subcommand("local", run_local, text, "  unity machine local\n  unity machine local --devices 8 -o here.json")
     add_devices(local_parser)
     for parser in (show_parser, local_parser):

@@ -38,8 +38,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """Describe `unity optimize`."""
     command.set_defaults(run=run)
     command.description = (
-        "Captures a model's step, searches how it is best split over the devices of a machine, and saves the plan. "
-        "Nothing is allocated, and the machine need not be there. What is given here goes before the model's own options. "
+        "Captures a model's step, searches for the best way to split it over the devices of a machine, and saves the plan. "
+        "Nothing is allocated, and the machine need not be present. Options given here override the model's own. "
         "The exit status is 1 if no plan fits into the memory."
     )
     command.epilog = (
@@ -56,10 +56,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("options of unity.optimize", argument_default=argparse.SUPPRESS)
     group.add_argument("--machine", type=machine, metavar="NAME", help=f"what to plan for: {MACHINES}")
     group.add_argument("--mesh", type=mesh, metavar="AXES", help="a mesh of your own, outermost axis first: data=4,tensor=8")
-    group.add_argument("--memory", type=nbytes, dest="memory_limit", metavar="SIZE", help="what a device may use: 16GB, 40GiB")
+    group.add_argument(
+        "--memory", type=nbytes, dest="memory_limit", metavar="SIZE", help="the memory that a device may use: 16GB, 40GiB"
+    )
     group.add_argument("--objective", choices=OBJECTIVES, help="the fastest that fits, the fewest devices, or the leanest")
     group.add_argument("--search", choices=SEARCHES, metavar="NAME", help=f"the algorithm: {', '.join(SEARCHES)}")
-    group.add_argument("--budget", type=budget, metavar="N", help="how long to look: programs (500) or seconds (30s)")
+    group.add_argument("--budget", type=budget, metavar="N", help="how long to search: programs (500) or seconds (30s)")
     group.add_argument("--rules", type=Path, metavar="FILE", help="the library of rules that may be used")
     group.add_argument("--slots", type=slots, dest="optimizer_slots", metavar="N", help="optimizer's values per weight")
     group.add_argument("--forward", action="store_false", dest="training", help="plan the forward pass alone")
@@ -70,12 +72,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--branches", type=groups, dest="branch_groups", metavar="N", help="branches on N groups of devices; or none"
     )
-    group.add_argument("--pack", action="store_true", help="weights packed: branches' on their own devices, joined ones once")
+    group.add_argument("--pack", action="store_true", help="pack weights: those of branches on their devices, joined ones once")
     group.add_argument("--no-recompute", action="store_false", dest="recompute", help="recompute no layers where nothing fits")
     group.add_argument(
         "--micro-batches", type=micro_batches, metavar="N", help="the loss in N micro-batches; or auto, if memory asks for it"
     )
-    group.add_argument("--seed", type=int, metavar="N", help="of searches that draw")
+    group.add_argument("--seed", type=int, metavar="N", help="the seed of random searches")
     group.add_argument("--measure", action="store_true", help="run the best plans on the devices here, and take the fastest")
 
 

@@ -17,23 +17,23 @@ from unity.machine.machine import Machine
 from unity.machine.profiles.store import ProfileError, Store
 from unity.profiling import profile
 
-HELP = "measure a model's operators on the devices that are here"
+HELP = "measure a model's operators on the present devices"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Describe `unity profile`."""
     command.set_defaults(run=run)
     command.description = (
-        "Measures the operators that good plans of a model are made of, on the devices that are here. What is measured is kept in "
-        "the user's cache folder, and plans for this machine go by it. An interrupted run goes on where it stopped."
+        "Measures the operators that good plans of a model consist of, on the present devices. Measurements are kept in the user's "
+        "cache folder, and plans for this machine use them. An interrupted run continues where it stopped."
     )
     command.epilog = (
         "examples:\n  unity profile mymodel:example\n  unity profile mymodel:example --all --devices 8 --save machine.json"
     )
     add_model(command, "what to measure")
-    command.add_argument("--all", action="store_true", help="every operator that a search looks at, not only those of good plans")
+    command.add_argument("--all", action="store_true", help="every operator that a search considers, not only those of good plans")
     add_devices(command)
-    command.add_argument("--save", type=Path, metavar="FILE", help="write the machine with all that was measured, as JSON")
+    command.add_argument("--save", type=Path, metavar="FILE", help="write the machine with all measurements, as JSON")
     add_json(command)
 
 

@@ -18,10 +18,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """Describe `unity report`."""
     command.set_defaults(run=run)
     command.description = (
-        "Writes a saved plan as one HTML page that needs nothing from the network: its graph and the steps that led to it, what "
-        "operators cost, the frontier, when everything of a step runs, what is in memory, collectives, and which device holds "
-        "which part of the arguments. The file is enough; with the model its derivation is replayed first, and what an older file "
-        "lacks is shown too."
+        "Writes a saved plan as one HTML page that needs nothing from the network: its graph and the steps that led to it, the "
+        "costs of operators, the frontier, the timeline of a step, live memory, collectives, and each device's part of the "
+        "arguments. The file is enough; with the model its derivation is replayed first, and figures that an older file lacks are "
+        "computed."
     )
     command.epilog = "examples:\n  unity report plan.json\n  unity report plan.json mymodel:example -o page.html --json"
     command.add_argument("path", type=Path, metavar="FILE", help="a plan (plan.files.save, unity optimize -o)")

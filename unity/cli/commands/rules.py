@@ -36,7 +36,7 @@ OPERATOR_FORM = "expected MODULE:FUNCTION, a function that gives (operator, *arg
 
 def add_arguments(rules: argparse.ArgumentParser) -> None:
     """Describe `unity rules` and its subcommands."""
-    rules.description = "Makes, proves and shows the rules that programs are rewritten by."
+    rules.description = "Generates, proves and shows the rules by which programs are rewritten."
     rules.epilog = "examples:\n  unity rules stats\n  unity rules verify mine.rules\n  unity rules show merge"
     commands = rules.add_subparsers(required=True, metavar="COMMAND")
 
@@ -54,7 +54,7 @@ def add_arguments(rules: argparse.ArgumentParser) -> None:
     generate_parser.add_argument("--families", nargs="*", metavar="NAME", help="only these families")
     generate_parser.add_argument("--out", type=Path, default=Path("rules/library.json"), metavar="FILE")
     generate_parser.add_argument("--processes", type=count, default=os.cpu_count() or 1, metavar="N")
-    generate_parser.add_argument("--fresh", action="store_true", help="forget what an earlier run has done")
+    generate_parser.add_argument("--fresh", action="store_true", help="discard the results of earlier runs")
 
     text = "Prove the rules of a library (.json) or a text (.rules) again. The exit status is 1 if one is not proved."
     examples = "", "mine.rules -o mine.json", "--operators", "--operators mymodel:operator"
@@ -69,7 +69,7 @@ def add_arguments(rules: argparse.ArgumentParser) -> None:
         "-o", "--out", type=Path, metavar="FILE", help="write those that are proved as a library, for rules="
     )
 
-    text = "Show rules: their text, what they were proved from, and both graphs."
+    text = "Show rules: their text, the axioms that prove them, and both graphs."
     show_parser = command("show", run_show, text, "merge", "'matmul*' --json")
     show_parser.add_argument("name", metavar="NAME", help="a rule, or all of a pattern: 'matmul*'")
     show_parser.add_argument("--library", type=Path, default=library_path(), metavar="FILE")
@@ -77,7 +77,7 @@ def add_arguments(rules: argparse.ArgumentParser) -> None:
     stats_parser = command("stats", run_stats, "Count the rules of a library.", "", "mine.json --json")
     stats_parser.add_argument("path", nargs="?", type=Path, default=library_path(), metavar="FILE")
 
-    text = "Read rules that others released, and say which are true."
+    text = "Read the rules that another system released, and print which are proved."
     import_parser = command("import", run_import, text, "taso graph_subst.pb", "flexflow rules.json -o theirs.rules")
     import_parser.add_argument("format", choices=("flexflow", "taso"))
     import_parser.add_argument("path", type=Path, metavar="FILE")

@@ -16,7 +16,7 @@ from unity.cli.output import print_json, result_console, stage
 from unity.pcg.ir.user_lines import line_behind
 from unity.search.simulator import Simulation
 
-HELP = "say when everything of one step runs"
+HELP = "simulate one step of a saved plan on its machine"
 MAX_ROWS = 32  # rows of each table: the busiest devices and links, the largest live values
 
 
@@ -24,9 +24,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """Describe `unity simulate`."""
     command.set_defaults(run=run)
     command.description = (
-        "Simulates one step of a saved plan on the machine that it is for: how long it takes, what every device and link is "
-        "busy with, what is sent, and which buffers are live at the peak. Where all devices do the same, one stands for all. "
-        "The machine need not be present."
+        "Simulates one step of a saved plan on the machine that it is for: the time, the load of every device and link, the bytes "
+        "sent, and the buffers that are live at the peak. If all devices do the same, one stands for all. The machine need not be "
+        "present."
     )
     command.epilog = (
         "examples:\n"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from unity.exec.compiled.agreement import Disagreement, argument_labels, disagreements
+from unity.exec.compiled.divergence import Disagreement, argument_labels, disagreements
 from unity.exec.compiled.hlo import CompiledCollective, Memory, collectives, memory
 from unity.exec.pipelines.guarded import taken_share
 from unity.exec.planned_step import PlannedStep

@@ -30,7 +30,7 @@ KINDS = (
     "ragged-all-to-all",
 )
 # Instructions whose computations run as part of the program; a reduction's `to_apply` is only a scalar function.
-_CALLERS = ("call", "fusion", "conditional", "async-start", "custom-call")
+CALLERS = ("call", "fusion", "conditional", "async-start", "custom-call")
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _collectives(module: HloModule, computation: Computation, count: int, *, tri
             rounds = (1, 1) if trips is None else (trips + 1, trips)
             yield from _collectives(module, condition, count * rounds[0], trip_unknown=unknown)
             yield from _collectives(module, body, count * rounds[1], trip_unknown=unknown)
-        elif instruction.opcode in _CALLERS:
+        elif instruction.opcode in CALLERS:
             for callee in instruction.callees():
                 yield from _collectives(module, module.computations[callee], count, trip_unknown=trip_unknown)
 
@@ -169,7 +169,7 @@ def _collective(
         count=count,
         trip_unknown=trip_unknown,
         source=module.source(instruction),
-        op_name=instruction.attribute(r'op_name="((?:[^"\\]|\\.)*)"') or "",
+        op_name=instruction.op_name,
         parts=1 if one_tensor else len(instruction.operands),
     )
 

@@ -44,7 +44,7 @@ def constant(instruction: HloInstruction, devices: int) -> Numbers | None:
     words = re.findall(r"true|false|-?\d+", instruction.rest[: instruction.rest.find(")")])
     if kind is None or len(words) != prod(kind[1]):
         return None
-    values = [{"true": 1, "false": 0}.get(word) if word in ("true", "false") else int(word) for word in words]
+    values = [word == "true" if word in ("true", "false") else int(word) for word in words]
     return _on_all(np.array(values).astype(kind[0]).reshape(kind[1]), devices)
 
 

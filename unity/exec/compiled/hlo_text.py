@@ -66,6 +66,11 @@ class HloInstruction:
         match = re.search(pattern, self.attributes)
         return match[1] if match else None
 
+    @property
+    def op_name(self) -> str:
+        """JAX's path of the operation, or "" if the text does not tell."""
+        return self.attribute(r'op_name="((?:[^"\\]|\\.)*)"') or ""
+
     def callees(self) -> list[str]:
         """Names of the computations that the instruction calls, other than a loop's."""
         several = ",".join(_CALLEES.findall(self.attributes))

@@ -81,14 +81,9 @@ def curves(
 
 
 def _seconds(run: Run, times: Sequence[int]) -> list[float]:
-    """Return the seconds of one collective of every size, in one round."""
-    return [max(_added(run, k, n, len(times)) / n, LEAST) for k, n in enumerate(times)]
-
-
-def _added(run: Run, which: int, times: int, sizes: int) -> float:
-    """Return the seconds that `times` collectives of one size add to the work before them."""
-    together, before = _both(run, which, times, sizes)
-    return together - before
+    """Return the seconds of one collective of every size, in one round: those that it adds to the work before it."""
+    pairs = [_both(run, k, n, len(times)) for k, n in enumerate(times)]
+    return [max((together - before) / n, LEAST) for (together, before), n in zip(pairs, times, strict=True)]
 
 
 def _both(run: Run, which: int, times: int, sizes: int) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """The programs by which `unity.exec.measure.operators` times an operator: its forward and backward pass on one device's pieces.
 
 The residuals are those that XLA keeps in a whole step (`unity.pcg.analysis.residuals`): the results of all but cheap operations,
-which are recomputed where they are used. The backward pass is a program of its own that reads them. The difference of two programs,
+which are recomputed where they are used. The backward pass is a separate program that reads them. The difference of two programs,
 forward and forward with backward, would be too small: the two passes would share reads of the operands that they do not share in a
 step.
 
@@ -155,7 +155,7 @@ def local_operands(operator: LocalOperator) -> Iterator[np.ndarray[Any, Any]]:
     below = max((n for shape in shapes for n in shape), default=1)
     for v, shape in zip(operator.body.inputs, shapes, strict=False):
         tensor, few = operator.body.tensors[v], min(DRAWN, prod(shape))
-        if jnp.issubdtype(tensor.dtype, jax.dtypes.extended):
+        if is_key(tensor):
             drawn = np.zeros(few)
         elif tensor.floating:
             drawn = rng.normal(size=few) / 8
@@ -168,18 +168,18 @@ def local_operands(operator: LocalOperator) -> Iterator[np.ndarray[Any, Any]]:
 
 def plain_dtype(tensor: Tensor) -> np.dtype[Any]:
     """Return the NumPy dtype in which an operand is passed. A key is passed as its seed."""
-    return np.dtype(np.uint32 if jnp.issubdtype(tensor.dtype, jax.dtypes.extended) else tensor.dtype)
+    return np.dtype(np.uint32 if is_key(tensor) else tensor.dtype)
 
 
 def with_keys(operator: LocalOperator, pieces: Sequence[Any]) -> list:
     """Return the local operands, with seeds turned into random keys."""
     tensors = [operator.body.tensors[v] for v in operator.body.inputs]
-    extended = [jnp.issubdtype(t.dtype, jax.dtypes.extended) for t in tensors]
-    return [jax.vmap(jax.random.key)(x.reshape(-1)).reshape(x.shape) if e else x for x, e in zip(pieces, extended, strict=True)]
+    pairs = zip(pieces, tensors, strict=True)
+    return [jax.vmap(jax.random.key)(x.reshape(-1)).reshape(x.shape) if is_key(t) else x for x, t in pairs]
 
 
 def is_key(x: Any) -> bool:
-    """Return whether a value is a random key."""
+    """Return whether a value or a tensor has random keys as elements."""
     return jnp.issubdtype(x.dtype, jax.dtypes.extended)
 
 

@@ -6,8 +6,8 @@ comes to the slot again. Results of the last stage return the same way. With S s
 r m + q starts in slot q of device r, enters stage 0 in tick r m + q, and leaves the last stage S - 1 ticks later.
 
 JAX derives the gradient, which is the same pipeline in reverse. A stage without a micro-batch computes nothing (`guarded`).
-Without gradients 1F1B (`unity.exec.pipelines.one_forward_one_backward`) is this schedule, too, and every device computes the tail
-of its own samples.
+Without gradients 1F1B (`unity.exec.pipelines.one_forward_one_backward`) is this schedule, too, and every device runs the tail
+for the samples that it stores.
 """
 
 from __future__ import annotations

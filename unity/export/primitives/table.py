@@ -163,7 +163,7 @@ def _select(e: AppliedPrimitive) -> Code:
 
 
 def _broadcast_number(x: Operand) -> Code | None:
-    """Return the number that an operand broadcasts, or None if it is no broadcast of a number."""
+    """Return the number that an operand broadcasts, or None if it is not the broadcast of a number."""
     producer = x.producer
     if producer is not None and producer.name == "broadcast_in_dim" and x.tensor.shape:
         return producer.operands[0].scalar

@@ -15,7 +15,7 @@ from jax.interpreters import mlir
 CAST = "unreplicate"
 # primitives that change the type of a value along some axes, and nothing else
 CASTS = frozenset({"pvary", "pcast", "preduced", "reduced_vary_cast", CAST})
-TIME = "a time"  # an axis outside of any mesh, with a name that none has: pieces along it come one after the other
+TIME = "a time"  # not a mesh axis, and the name of none: one device processes the pieces along it one after the other
 
 _now: ContextVar[Any] = ContextVar("_now")
 

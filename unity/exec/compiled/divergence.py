@@ -1,4 +1,4 @@
-"""Detection of collectives in a compiled program that some of their devices may not reach, so that the others wait for ever.
+"""Divergence analysis of a compiled program: collectives that some of their devices may not reach, so that others wait for ever.
 
 A collective may be inside of a conditional, or of a loop that devices leave at different steps. It is safe if the devices of each
 of its groups provably take the same branch, or the same number of steps. The program is interpreted abstractly. An abstract value
@@ -29,7 +29,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from unity.exec.compiled.hlo import KINDS
+from unity.exec.compiled.hlo import CALLERS, KINDS
 from unity.exec.compiled.hlo_integers import Numbers, computed, constant
 from unity.exec.compiled.hlo_text import Computation, Groups, HloInstruction, HloModule, groups, parse, split
 from unity.exec.compiled.trip_counts import loop_part
@@ -316,7 +316,7 @@ class _Interpreter:
         every = groups(i, self.module.devices)
         waiting = (tuple(range(self.module.devices)),) if kind == "collective-permute" else every
         if parted := tuple(group for group in waiting if len({context.labels[d] for d in group}) > 1):
-            self.disagreements[computation.name, i.name] = Disagreement(kind, parted, self.source(i), _op_name(i), context.control)
+            self.disagreements[computation.name, i.name] = Disagreement(kind, parted, self.source(i), i.op_name, context.control)
         keys: list[Any] = [("nothing", label) for label in labels]
         if kind == "collective-permute":
             keys = ["nothing"] * len(labels)
@@ -336,7 +336,7 @@ class _Interpreter:
 
     def source(self, i: HloInstruction) -> str:
         """Return the plan's operator and the user's line of an instruction; else the line alone."""
-        plans = re.findall(r"[\w.-]+ at [^/()]+:\d+", _op_name(i))
+        plans = re.findall(r"[\w.-]+ at [^/()]+:\d+", i.op_name)
         return plans[-1] if plans else self.module.source(i)
 
 
@@ -344,12 +344,7 @@ def _called(i: HloInstruction) -> list[str]:
     """Return the computations that run as part of an instruction; a reduction's scalar function does not count."""
     if i.opcode == "while":
         return [loop_part(i, part) for part in ("condition", "body")]
-    runs = i.opcode in ("call", "fusion", "conditional", "async-start", "custom-call")
-    return i.callees() if runs else []
-
-
-def _op_name(i: HloInstruction) -> str:
-    return i.attribute(r'op_name="((?:[^"\\]|\\.)*)"') or ""
+    return i.callees() if i.opcode in CALLERS else []
 
 
 def _on_host(i: HloInstruction) -> bool:

@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from unity.exec.compiled.agreement import argument_labels, disagreements
+from unity.exec.compiled.divergence import argument_labels, disagreements
 
 AXES = ("s", "d")
 MESHES = [(2, 2), (3, 2)]
