@@ -52,6 +52,7 @@ FORMS: dict[str, tuple[Any, ...]] = {
     "squares": (lambda x, y: ((x - y) ** 2).mean(), LARGE, LARGE),
     "scaled by a sum": (lambda x, y: jnp.tanh(x.sum()) * y, LARGE, LARGE),
     "scaled by rows": (lambda x, y: jnp.tanh(x.sum(1))[:, None] * y, LARGE, LARGE),
+    "function scaled by rows": (lambda x, y: jax.nn.relu(jnp.tanh(x)) * y.mean(1, keepdims=True), LARGE, LARGE),
     "centred by another": (lambda x, y: y - x.sum(), LARGE, f(1024, 512)),
     "a mean of differences": (lambda x, y: (y - x.mean()).sum(), LARGE, LARGE),
     "a product and another": (lambda x, y, z: x * y + z, LARGE, LARGE, LARGE),

@@ -225,3 +225,11 @@ def test_a_custom_rule_that_rounds_cotangents_is_not_replicated_for_use() -> Non
     x = jnp.ones((4, 4))
     assert not any(s == REPLICATED for c in choices(close(jax.make_jaxpr(rounded)(x))) for s in c.operands)
     assert any(s == REPLICATED for c in choices(close(jax.make_jaxpr(jax.nn.relu)(x))) for s in c.operands)
+
+
+@pytest.mark.parametrize("fn", [jnp.tanh, jax.nn.relu, lambda x: jax.nn.relu(jnp.tanh(x)) - 1])
+def test_a_sum_of_rows_is_reduced_beside_a_partitioned_function(fn):
+    body = body_of(lambda x, y: fn(x) * y.mean(1, keepdims=True), x, x)
+    solution = solve(body, dict.fromkeys(body.inputs, P(1)))
+    assert solution.results == (P(1),)
+    assert [(body.tensors[v].shape, kind) for v, kind in solution.reduced.items()] in ([((4, 1), "sum")], [((4,), "sum")])

@@ -129,10 +129,11 @@ class Unmatched(Exception):
 
     Attributes:
         contributing: whether it may have one that contributes whole values to sums.
+        hasty: whether an operand was assumed to be whole, beside a partial sum, before its state was known.
     """
 
-    def __init__(self, contributing: bool = False) -> None:
-        self.contributing = contributing
+    def __init__(self, contributing: bool = False, hasty: bool = False) -> None:
+        self.contributing, self.hasty = contributing, hasty
 
 
 class Propagation:
@@ -146,6 +147,7 @@ class Propagation:
         matches_of: Matches,
         contributed: Collection[Place] | None = None,
         scattered: Mapping[int, State] | None = None,
+        patient: bool = False,
     ) -> None:
         """Start from known states.
 
@@ -157,7 +159,9 @@ class Propagation:
             contributed: operands that are contributed to partial sums; None if none may be.
             scattered: the states in which users see variables that are reduce-scattered where they are produced; None if none may
                 be.
+            patient: visit equations that read a partial sum beside an operand in an unknown state last.
         """
+        self.patient, self.hasty = patient, False
         self.body, self.known, self.reduced, self.matches_of = body, known, dict(reduced), matches_of
         self.scattering, self.scattered = scattered is not None, dict(scattered or {})
         self.seen: dict[int, State] = self.scattered | dict.fromkeys(reduced, REPLICATED)  # by users, if not as produced
@@ -243,6 +247,7 @@ class Propagation:
         """Settle an equation on a match and set the states of its variables."""
         e = self.body.equations[i]
         self.matches[i] = match
+        self.hasty = self.hasty or (PARTIAL in match.operands and self.assumes_whole(i, match))
         if match.reduction not in ("", "sum"):
             if not all(has_no_gradient(self.body, v) for v in e.results):
                 raise Unmatched
@@ -253,6 +258,16 @@ class Propagation:
                 self.set(a, s)
         for v, s in zip(e.results, match.results, strict=True):
             self.set(v, s)
+
+    def assumes_whole(self, i: int, match: Match) -> bool:
+        """Return whether a match needs an operand whole whose state is unknown."""
+        operands = zip(self.body.equations[i].operands, match.operands, strict=True)
+        return any(s == REPLICATED and isinstance(a, int) and a not in self.states for a, s in operands)
+
+    def awaits_operand(self, i: int) -> bool:
+        """Return whether an equation reads a partial sum beside an operand whose state is unknown."""
+        operands = [a for a in self.body.equations[i].operands if isinstance(a, int) and a not in self.seen]
+        return any(self.states.get(a) == PARTIAL for a in operands) and any(a not in self.states for a in operands)
 
     def check(self, i: int) -> None:
         """Raise Conflict if a state around a settled equation contradicts its match. Runs whenever such a state is set."""
@@ -325,7 +340,7 @@ class Propagation:
         return None
 
     def spread(self) -> None:
-        """Visit queued equations until none is left, those with nested programs last."""
+        """Visit queued equations until none is left, those with nested programs, and those to be patient with, last."""
         while self.queue or self.deferred:
             if not self.queue:
                 first = min(self.deferred)
@@ -333,7 +348,8 @@ class Propagation:
                 self.visit(first)
                 continue
             i = self.queue.pop()
-            if self.matches[i] is None and self.body.equations[i].name in NESTING:
+            waits = self.body.equations[i].name in NESTING or (self.patient and self.awaits_operand(i))
+            if waits and self.matches[i] is None:
                 self.deferred.add(i)
             else:
                 self.visit(i)

@@ -47,6 +47,9 @@ def spec_of(body: Body, equation: Equation) -> Spec | None:
 def solve(body: Body, known: Mapping[int, State], contributing: bool = False, scattering: int | None = None) -> Solution:
     """Extend known states to the whole body, reducing partial values only where necessary.
 
+    An operand beside a partial sum is first assumed to be whole. If that has no solution, as for `tanh(x) * y.sum()` of partitioned
+    `x` and `y`, its state is awaited, so that the sum is reduced.
+
     Raises Unmatched if the body has no solution.
 
     Args:
@@ -55,24 +58,36 @@ def solve(body: Body, known: Mapping[int, State], contributing: bool = False, sc
         contributing: contribute whole values to partial sums, where possible, rather than reduce the sums.
         scattering: the dimension along which to reduce-scatter partial sums that have it, rather than reduce them.
     """
+    try:
+        return _solve(body, known, contributing, scattering, patient=False)
+    except Unmatched as failure:
+        if not failure.hasty:
+            raise
+    return _solve(body, known, contributing, scattering, patient=True)
+
+
+def _solve(body: Body, known: Mapping[int, State], contributing: bool, scattering: int | None, patient: bool) -> Solution:
+    """Solve a body as `solve` does, with one order of its equations."""
     reduced: dict[int, str] = {}
     scattered: dict[int, State] = {}
     whole: set[int] = set()  # variables that turned out to be no sums once others were reduced
     contributed: set[Place] = set()
-    may_contribute = False
+    may_contribute = hasty = False
     while True:
+        unreduced = {v: s for v, s in known.items() if v not in reduced or s != REPLICATED}  # users see it reduced
+        places, slices = contributed if contributing else None, None if scattering is None else scattered
+        propagation = Propagation(body, unreduced, reduced, equation_matches, places, slices, patient)
         try:
-            unreduced = {v: s for v, s in known.items() if v not in reduced or s != REPLICATED}  # users see it reduced
-            places, slices = contributed if contributing else None, None if scattering is None else scattered
-            solution = Propagation(body, unreduced, reduced, equation_matches, places, slices).run()
+            solution = propagation.run()
         except Conflict as conflict:
+            hasty = hasty or (propagation.hasty and not patient)
             if contributing and not conflict.places <= contributed:
                 contributed |= conflict.places
                 continue
             may_contribute = may_contribute or bool(conflict.places) or conflict.summed
             variable = None if conflict.variable is None else _smallest_in_chain(body, conflict.variable)
             if variable is None or any(variable in some for some in (reduced, scattered, whole, body.inputs)):
-                raise Unmatched(not contributing and may_contribute) from None
+                raise Unmatched(not contributing and may_contribute, hasty) from None
             if scattering is not None and _may_scatter(body, variable, scattering):
                 scattered[variable] = partitioned(scattering)
             else:
