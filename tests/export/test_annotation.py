@@ -19,7 +19,7 @@ import unity
 from unity.base.errors import PlanError
 from unity.exec.compiled.hlo import collectives
 from unity.export import Annotation
-from unity.export.annotations.annotation import CONSTRAINT
+from unity.export.annotations.constraint_writer import CONSTRAINT
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -104,7 +104,9 @@ def test_the_diff_applies_and_communicates_as_constrained(
     sent, constrained = float(sum(c.elements * c.count for c in collectives(text))), plan.check(partitioned=True).total.compiled
     assert 0 < sent <= constrained
     if pins is TENSOR:  # the two runs of a line that differ have no constraint
-        assert [str(u) for u in annotation.unannotated] == [f"line 8: {SEVERAL}"]
+        assert [(u.line, u.expression, u.reason) for u in annotation.unannotated] == [
+            (8, 'w["up"] in x @ w["up"]', SEVERAL), (8, 'x @ w["up"]', SEVERAL), (10, 'w["down"] in h @ w["down"]', SEVERAL)
+        ]  # fmt: skip
     else:
         assert annotation.unannotated == ()
         assert sent == pytest.approx(constrained, rel=0.07)
@@ -192,6 +194,13 @@ def test_constraints_change_no_value_however_the_source_is_written(
         np.testing.assert_allclose(y, z, rtol=2e-4, atol=2e-6 * np.abs(z).max())
 
 
+TWO_LAYERS = """def block(x, p):
+    return x + jnp.tanh(x @ p["up"]) @ p["down"]
+def loss(params, x):
+    for p in params:
+        x = block(x, p)
+    return jnp.mean(x**2)
+"""
 LEFT_OUT = {
     "mapped": ("jnp.mean(jax.vmap(lambda row: row @ w)(x) ** 2)", "inside of a function that is mapped"),
     "alike": ("jnp.mean((x @ w) * (x @ w.T))", "several expressions are a dot_general of float32[2048, 64]"),
@@ -227,6 +236,27 @@ def test_imports_and_names_are_those_of_the_file(head: str, imports: list[str], 
     assert added == imports
     assert call.format(CONSTRAINT) in annotation.source or call in annotation.source
     exec(compile(annotation.source, "model.py", "exec"), {})
+
+
+def test_a_line_whose_runs_differ_has_no_constraint(tmp_path: Path) -> None:
+    module = written(tmp_path, HEAD + TWO_LAYERS)
+    params = [{"up": jnp.ones((64, 256)), "down": jnp.ones((256, 64))}] * 2
+    pins = {
+        "params[0]['up']": P(), "params[0]['down']": P(), "params[1]['up']": P(None, "d2"), "params[1]['down']": P("d2"),
+        "x": P("device"),
+    }  # fmt: skip
+    plan = planned(module.loss, params, jnp.ones((128, 64)), pins=pins)
+    annotation = plan.files.annotate(tmp_path / "model.py")
+    assert annotation.diff == ""
+    product, line = 'x @ p["up"]', 'x + jnp.tanh(x @ p["up"]) @ p["down"]'
+    reasons = {u.expression: u.reason for u in annotation.unannotated}
+    assert {u.line for u in annotation.unannotated} == {5}
+    assert reasons.pop(line.removeprefix("x + ")) == "a sum over devices that is not added up there, in one of its runs"
+    operands = [f"x in {product}", f'p["up"] in {product}', f'p["down"] in {line.removeprefix("x + ")}']
+    assert reasons == dict.fromkeys([line, product, *operands], SEVERAL)
+    same = {f"params[{k}]['{name}']": spec for k in range(2) for name, spec in (("up", P(None, "d2")), ("down", P("d2")))}
+    alike = planned(module.loss, params, jnp.ones((128, 64)), pins={**same, "x": P(("d0", "d1"))})
+    assert "(x, P('device_a')) @ jax" in alike.files.annotate(tmp_path / "model.py").source
 
 
 def test_files_without_the_function_are_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The user's source with a plan's sharding constraints written in."""
 
-from unity.export.annotations.annotation import Annotation, Unannotated, annotate
+from unity.export.annotations.annotation import Annotation, annotate
+from unity.export.annotations.constraint_writer import Unannotated
 
 __all__ = ["Annotation", "Unannotated", "annotate"]
