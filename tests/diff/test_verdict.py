@@ -109,14 +109,32 @@ def test_moved_lines_are_no_change() -> None:
     assert diff.verdict().sentence == "this change makes a step as fast as before and as large as before"
 
 
+def test_the_verdict_names_the_change_of_the_source_before_its_effects() -> None:
+    wider = MODEL.replace("    h = jnp.tanh(h @", "    h = jnp.tanh(h.astype(jnp.float64) @")
+    with jax.enable_x64(True):
+        verdict = planned().inspect.diff(planned(wider)).verdict()
+    line = line_of("astype", wider)
+    assert verdict.sentence.endswith(f"First difference: {line} now computes convert_element_type (float32 → float64[64,32,256])")
+    assert verdict.to_json()["first_difference"]["line"] == line
+    for one, other in ((planned(), planned(COMMENTED)), (planned(), planned(search="fsdp"))):  # one program
+        assert "First difference" not in one.inspect.diff(other).verdict().sentence
+    shorter = planned().inspect.diff(planned(vocabulary=4000)).verdict().sentence
+    assert shorter.endswith("First difference: args[0]['embedding'] float32[4096,256] → float32[4000,256]")
+
+
+def test_figures_of_a_difference_are_in_percent() -> None:
+    rows = planned().inspect.diff(planned(DEEPER)).document.tables[0].rows
+    assert {row.cells[0]: row.cells[3] for row in rows}["one step"] == "+16.4%"
+
+
 def test_a_new_statement_is_the_cause_at_its_own_line() -> None:
     verdict = planned().inspect.diff(planned(DEEPER)).verdict(slower=0.01)
     new = line_of("h.mT", DEEPER)
     assert verdict.time_causes[0].line == new
     assert "now computes" in verdict.time_causes[0].text
-    assert f"slower: {new} now computes" in verdict.sentence
+    assert f"First difference: {new} now computes dot_general" in verdict.sentence
     assert {c.line for c in verdict.time_causes if "now computes" in c.text} == {new}
-    assert planned(DEEPER).inspect.diff(planned()).verdict().sentence.count(":") == 0
+    assert f"First difference: {new} no longer computes" in planned(DEEPER).inspect.diff(planned()).verdict().sentence
 
 
 def test_weights_that_are_gathered_now_are_named_where_they_are_used() -> None:

@@ -408,8 +408,14 @@ def test_foreign_plans_are_refused_with_the_difference(tmp_path: Path) -> None:
     planned().files.save(path)
     with pytest.raises(unity.PlanError, match=r"args\[1\]\['x'\] is float32\[16,64\], was float32\[32,64\]"):
         unity.load(path, loss, *arguments(rows=16))
-    with pytest.raises(unity.PlanError, match="another function"):
+    with pytest.raises(unity.PlanError, match=r"another function than <lambda>: test_plan.py:\d+ \(loss\) .*mul"):
         unity.load(path, lambda p, b: loss(p, b) * 2, *arguments())
+    params, batch = arguments()
+    with pytest.raises(unity.PlanError, match=r"other arguments: args\[0\]\['a'\] \(float32\[2\]\) is new"):
+        unity.load(path, loss, {**params, "a": jnp.ones(2)}, batch)
+    fewer = {name: x for name, x in params.items() if name != min(params)}
+    with pytest.raises(unity.PlanError, match=rf"other arguments: there is no args\[0\]\['{min(params)}'\] \(float32"):
+        unity.load(path, lambda p, b: p[max(params)].sum() + b["x"].sum(), fewer, batch)
     whole = path.read_text()
     for damaged, message in (
         (whole[: len(whole) // 2], "cannot be read"),

@@ -2,11 +2,13 @@
 
 from unity.diff.graph_diff import AddedNode, ChangedNode, GraphDiff, GraphHeader, Reference, RemovedNode, apply, diff
 from unity.diff.plan_diff import FORMATS, PlanDiff
+from unity.diff.program_difference import FirstDifference, first_difference
 
 __all__ = [
     "FORMATS",
     "AddedNode",
     "ChangedNode",
+    "FirstDifference",
     "GraphDiff",
     "GraphHeader",
     "PlanDiff",
@@ -14,4 +16,5 @@ __all__ = [
     "RemovedNode",
     "apply",
     "diff",
+    "first_difference",
 ]

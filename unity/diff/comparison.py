@@ -1,4 +1,4 @@
-"""The comparison of two programs as they run: two plans, or a plan and the program that it was made for."""
+"""The comparison of two programs as they run: of two plans, or of a plan and the program that it was made for."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ from unity.diff.edits import REMOVED, Edit
 from unity.diff.graph_diff import GraphDiff, diff_matched
 from unity.diff.lines import SAME_LINES, Renumbering, renumbered, renumbering
 from unity.diff.matching import matching
+from unity.diff.program_difference import FirstDifference, first_difference
 from unity.diff.regions import Collectives, RegionDiff
+from unity.pcg.ir.graph import PCG
 from unity.plan.summary import RuleUse, Summary
 
 
 @dataclass(frozen=True, eq=False)
 class PlanComparison:
-    """Two programs as they run, and all their differences. It is false if nothing differs.
+    """Two programs as they run, and all in which they differ. It is false if nothing differs.
 
     Attributes:
         before: the summary of the captured program, of a plan, or of a graph (which has no costs).
         after: the summary of the plan, or of another plan or graph.
-        same_source: whether both have the same version of the source. If not, lines that moved are named as in the second version.
+        same_source: whether both are of one version of the source. Of two versions, a line that moved is named as in the second.
+        captured: the programs that the two plans are for, before any rule changed them; None if they are not known.
     """
 
     before: Summary
     after: Summary
     same_source: bool = field(default=False, kw_only=True)
+    captured: tuple[PCG, PCG] | None = field(default=None, kw_only=True)
 
     @cached_property
     def partner(self) -> Mapping[int, int]:
@@ -38,6 +42,11 @@ class PlanComparison:
     def graph(self) -> GraphDiff:
         """The difference of the graphs, as a value that `unity.diff.apply` can apply."""
         return diff_matched(self.before.graph, self.after.graph, self.partner)
+
+    @cached_property
+    def first(self) -> FirstDifference | None:
+        """The first difference of the captured programs, None if they do not differ or are not known."""
+        return first_difference(*self.captured) if self.captured and self.captured[0].key != self.captured[1].key else None
 
     @cached_property
     def line(self) -> Renumbering:
@@ -67,7 +76,7 @@ class PlanComparison:
 
     @cached_property
     def rules(self) -> tuple[tuple[str, RuleUse], ...]:
-        """The rules that led to only one of the programs, in the order of their application, marked `-` (before) or `+` (after)."""
+        """Rules that led to one of the programs only, in the order of their application, marked `-` (before) or `+` (after)."""
         before, after = self.renumbered, self.after
         pairs = (before.rules, after.rules), (before.applications, after.applications)
         removed = [("-", use) for one, other in pairs for use in one if use not in other]

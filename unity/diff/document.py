@@ -77,7 +77,7 @@ def _factor(c: CostChange) -> str:
         return "the same"
     if not (c.before and c.after):
         return ""
-    return f"{c.before / c.after:.3g} times less" if c.after < c.before else f"{c.after / c.before:.3g} times more"
+    return f"{100 * (c.after / c.before - 1):+.3g}%"
 
 
 def _rules(diff: PlanComparison) -> DocumentTable:

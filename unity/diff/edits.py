@@ -88,6 +88,13 @@ def _single_edit(mark: str, node: Node, graph: PCG) -> Edit:
     return Edit(mark, "operator", line_of(node), kind_of(node), f"{tensors}{placed}")
 
 
+def changes_of(
+    c: ChangedNode, old: Node, new: Node, before: PCG, after: PCG, partner: Mapping[int, int]
+) -> Iterator[tuple[str, str]]:
+    """Yield the topic and the words of every difference of a matched node of two graphs."""
+    return _GraphPair(before, after, partner).differences(c, old, new)
+
+
 @dataclass(frozen=True, eq=False)
 class _GraphPair:
     """Two graphs and their matched nodes, from which the differences of matched nodes are described."""

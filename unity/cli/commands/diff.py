@@ -14,9 +14,8 @@ from unity.diff import FORMATS, PlanDiff
 from unity.diff.plan_diff import FORMAT_OF_SUFFIX
 from unity.diff.verdict import FORMATS as VERDICT_FORMATS
 from unity.diff.verdict import ChangeVerdict
-from unity.plan.summary import Summary
 
-HELP = "show the differences between two saved plans, or two graphs"
+HELP = "say what is different between two saved plans, or two graphs"
 SAME, DIFFERENT, WRONG = 0, 1, 2  # exit statuses, as those of `diff`
 ACCEPTED, REFUSED = 0, 1  # with limits
 
@@ -25,9 +24,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """Describe `unity diff`."""
     command.set_defaults(run=run, wrong=WRONG)
     command.description = (
-        "Shows the differences between two saved plans or graphs or, for a single plan, between the captured and the planned "
-        "program. The exit status is 0 if nothing differs, 1 if something does, 2 after an error. With limits, the change from "
-        "plan A to plan B is judged, and its causes are listed by line: the exit status is 0 if it is admitted, 1 if it is not."
+        "Says what is different between two saved plans or graphs; of one plan, between the program as captured and as planned. "
+        "The exit status is 0 if nothing is different, 1 if something is, 2 if something is wrong. With limits, the change from "
+        "plan A to plan B is judged, and its causes are named by line: the exit status is 0 if it is admitted, 1 if it is not."
     )
     command.epilog = (
         "examples:\n"
@@ -38,14 +37,14 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("before", type=Path, metavar="A", help="a plan (plan.files.save) or a graph (JSON)")
     command.add_argument("after", type=Path, metavar="B", nargs="?", help="another; without it, A is compared with its program")
-    command.add_argument("--format", choices=FORMATS, help="default: by the suffix of the file after -o, or text")
+    command.add_argument("--format", choices=FORMATS, help="default: what the name after -o says, or text")
     command.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
     command.add_argument("-o", "--output", type=Path, metavar="FILE", help="write a file instead of printing")
     group = command.add_argument_group("limits, for a change of a model")
     group.add_argument("--slower", type=growth, metavar="PERCENT", help="how much more time B may take than A: 5%%")
     group.add_argument("--larger", type=growth, metavar="PERCENT", help="how much more memory B may take than A: 5%%")
-    group.add_argument("--strict", action="store_true", help="admit no warnings about B that A does not have")
-    command.add_argument("-q", "--quiet", action="store_true", help="print nothing; the exit status is the answer")
+    group.add_argument("--strict", action="store_true", help="admit no warnings about B that A has not")
+    command.add_argument("-q", "--quiet", action="store_true", help="print nothing: the exit status tells")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -56,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError("--slower, --larger and --strict judge a change from one plan to another: name both")
     if is_judged and form not in VERDICT_FORMATS:
         raise CommandError(f"--format {form} shows graphs: with limits, choose one of {', '.join(VERDICT_FORMATS)}")
-    diff = PlanDiff(*_sides(options.before, options.after), same_source=options.after is None)
+    diff = _diff(options.before, options.after)
     if not is_judged:
         _put(diff, form, options)
         return DIFFERENT if diff else SAME
@@ -74,12 +73,16 @@ def _put(result: PlanDiff | ChangeVerdict, form: str, options: argparse.Namespac
         write(result.formatted(form), options.output)
 
 
-def _sides(before: Path, after: Path | None) -> tuple[Summary, Summary]:
-    """Return the two programs to compare. If they come from two files, the files' names are part of theirs."""
+def _diff(before: Path, after: Path | None) -> PlanDiff:
+    """Return the difference of two programs. Those of two files are named by the files."""
     first = read(before)
     if after is not None:
-        one, other = first[-1], read(after)[-1]
-        return replace(one, name=f"{before.name}: {one.name}"), replace(other, name=f"{after.name}: {other.name}")
+        second = read(after)
+        one, other = first[-1], second[-1]
+        captured = (first[0].graph, second[0].graph) if len(first) == len(second) == 2 else None
+        return PlanDiff(
+            replace(one, name=f"{before.name}: {one.name}"), replace(other, name=f"{after.name}: {other.name}"), captured=captured
+        )
     if len(first) == 1:
         raise PlanError(f"{before} is a graph: name another one to compare it with")
-    return first[0], first[1]
+    return PlanDiff(*first, same_source=True)

@@ -136,7 +136,8 @@ class Inspection:
         if not isinstance(other, type(plan)):
             raise PlanError(f"other={other!r}: expected another Plan, got {type(other).__name__}; unity.load reads a file's.")
         is_same_source = plan.program.family.fn is other.program.family.fn
-        return PlanDiff(summary_of(plan.program), summary_of(other.program), same_source=is_same_source)
+        sides = summary_of(plan.program), summary_of(other.program)
+        return PlanDiff(*sides, same_source=is_same_source, captured=(plan.program.original, other.program.original))
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as data for other tools: the parallel graph, the rules behind it, costs by line.

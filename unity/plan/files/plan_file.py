@@ -22,6 +22,7 @@ from unity.base.documents import Misfit, encoded, parsed, refuse_unknown, typed
 from unity.base.errors import PlanError, PlanFileError, UnityError
 from unity.constraints.program_shardings import marking
 from unity.pcg.capture.capture import Captured, capture
+from unity.pcg.ir.graph import PCG
 from unity.plan.files.document import SCHEMA, AnyTransformation, PlanDocument, SavedPlan, TrainingRecord
 from unity.plan.files.strategies import candidates, strategies
 from unity.plan.plan import Plan
@@ -171,18 +172,14 @@ def load(
     document = read(path)
     marks = marking(document.machine) if document.shardings == "keep" else None
     traced = capture(fn, *args, argnums=() if argnums is None else argnums, marking=marks)
-    captured = _captured(path, document, traced, argnums)
-    arguments = tuple(str(n.tensors[0]) for n in captured.graph.inputs)
-    if arguments != document.arguments:
-        names = (*captured.paths, *("closed over",) * len(captured.consts))
-        pairs = list(zip(names, arguments, document.arguments, strict=False))
-        different = next((f"{p} is {now}, was {then}" for p, now, then in pairs if now != then), "their number differs")
+    if tuple(str(n.tensors[0]) for n in traced.graph.inputs) != document.arguments:
+        different = _first_argument(_captured_graph(path, document), traced.graph)
         raise PlanError(f"{path} was made for other arguments: {different}. Plan again with unity.optimize.")
+    captured = _captured(path, document, traced, argnums)
     if captured.graph.key != document.graph:
-        raise PlanError(
-            f"{path} was made for another function: its graph has the hash {document.graph}, that of"
-            f" {getattr(fn, '__name__', 'this function')} is {captured.graph.key}. Plan again with unity.optimize."
-        )
+        different = _first_operator(_captured_graph(path, document), captured.graph)
+        name = getattr(fn, "__name__", "this function")
+        raise PlanError(f"{path} was made for another function than {name}{different}. Plan again with unity.optimize.")
     library = None if rules is None else library_of(rules)
     family, chosen = restore(path, document, captured, fn, lambda: library_of(library))
     plan = Plan(family, chosen)
@@ -198,6 +195,29 @@ def load(
     except PlanError as error:
         raise PlanError(f"{path} is refused, because its derivation does not replay: {error}") from None
     return plan
+
+
+def _captured_graph(path: str | Path, document: SavedPlan) -> PCG:
+    """Return the graph of the function that a saved plan was made for."""
+    with reading(path, ".captured"):
+        return read_summary(document.captured).graph
+
+
+def _first_argument(planned: PCG, given: PCG) -> str:
+    """Return the first argument whose type differs, or that only one of two programs has, by its path."""
+    then, now = ({n.name: str(n.tensors[0]) for n in graph.inputs} for graph in (planned, given))
+    differing = (f"{name} is {now[name]}, was {then[name]}" for name in now if name in then and now[name] != then[name])
+    missing = (f"there is no {name} ({then[name]})" for name in then if name not in now)
+    added = (f"{name} ({now[name]}) is new" for name in now if name not in then)
+    return next((text for texts in (missing, added, differing) for text in texts), "they are in another order")
+
+
+def _first_operator(planned: PCG, given: PCG) -> str:
+    """Return the first difference of two captured programs, after a colon; "" where their operators print alike."""
+    from unity.diff import first_difference
+
+    different = first_difference(planned, given)
+    return "" if different is None else f": {different}"
 
 
 def _captured(path: str | Path, document: SavedPlan, captured: Captured, argnums: int | Sequence[int] | None) -> Captured:
