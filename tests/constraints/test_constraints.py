@@ -678,3 +678,20 @@ def test_a_pin_whose_operators_a_plan_lacks_is_not_obeyed() -> None:
     other = replace(bound, passed=(structs.replace(pin, sharding=unity.pin("dot_general", P("device", "node")).sharding),))
     with pytest.raises(PlanError, match="dot_general at"):
         other.check(plan.program.original, plan.program.pcg, plan.inspect.machine)
+
+
+def test_a_specification_that_a_plan_prints_can_be_pinned() -> None:
+    eight = unity.Machine.grid(1, 8, "a100")
+    pins = {"params['w1']": P(None, "d2"), "params['w2']": P("d2"), "batch['x']": P(("d0", "d1"))}
+    first = planned(loss, *arguments(), machine=eight, constraints=[unity.pin(path, spec) for path, spec in pins.items()])
+    assert first.mesh_shape == {"device_a": 4, "device_b": 2}
+    assert first.in_specs[0]["w1"] == P(None, "device_b")
+    weights, data = first.in_specs
+    printed = {"params['w1']": weights["w1"], "params['w2']": weights["w2"], "batch['x']": data["x"]}
+    for mesh in (first.mesh_shape, first.inspect.abstract_mesh):
+        constraints = [unity.pin(path, spec, mesh=mesh) for path, spec in printed.items()]
+        again = planned(loss, *arguments(), machine=eight, constraints=constraints)
+        assert (again.in_specs, again.program.pcg.key) == (first.in_specs, first.program.pcg.key)
+    with pytest.raises(unity.UnityError) as caught:
+        planned(loss, *arguments(), machine=eight, constraints=[unity.pin("params['w1']", P(None, "device_b"))])
+    assert "mesh=plan.mesh_shape), or write the axes of 'device', outermost first: d0, d1, d2." in str(caught.value)

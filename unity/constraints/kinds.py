@@ -15,7 +15,7 @@ from unity.constraints.resolver import KINDS, Dimension, Kind, Resolver, splits
 from unity.pcg.ir.graph import CONSTRAIN, Node
 from unity.pcg.ir.user_lines import spoken
 from unity.pcg.parallel.marks import mark_of
-from unity.pcg.parallel.sharding_spec import ShardingSpec, sharding_spec
+from unity.pcg.parallel.sharding_spec import ShardingSpec, in_parts, sharding_spec
 from unity.search.space.masks import MaskRule
 
 
@@ -171,7 +171,7 @@ class KeptShardings(Constraint):
 Passed = Pin | OperatorPin | Across | WithoutRules  # constraints that are passed to `unity.optimize`
 
 
-def pin(path: str, spec: Any) -> Pin:
+def pin(path: str, spec: Any, *, mesh: Any = None) -> Pin:
     """Fix the sharding of arguments (how weights are stored, how the batch is loaded) or of operators' results.
 
     Args:
@@ -181,12 +181,14 @@ def pin(path: str, spec: Any) -> Pin:
         spec: a `jax.sharding.PartitionSpec`. A name is a level of the machine ("node", "device") or one of its mesh axes
             ("d0"); a number n means n slices over any axes; UNCONSTRAINED leaves a dimension to the search. Dimensions that are
             not mentioned are not split.
+        mesh: the mesh of a plan (`plan.mesh_shape`) that printed the specification, if that has parts of a level as axes
+            ("device_a", "device_b").
 
     Raises:
         ConstraintError: the specification is malformed. Whether the arguments or operators exist is checked when a function is
             planned.
     """
-    return Pin(path, sharding_spec(spec))
+    return Pin(path, sharding_spec(spec) if mesh is None else in_parts(sharding_spec(spec), getattr(mesh, "shape", mesh)))
 
 
 def forbid(dimension: Dimension, *, across: str) -> Across:

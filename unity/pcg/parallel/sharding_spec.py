@@ -19,6 +19,7 @@ from unity.pcg.types.parallel_type import Type, digits
 Entry = tuple[str, ...] | Positive | None
 Slices = tuple[frozenset[int] | int | None, ...]  # the constraints on all dimensions, with axes by position
 Names = Mapping[str, tuple[int, ...]]  # from the names of axes and levels to the positions of their axes
+PART = ":"  # in the name of a part of a level, `device:4:8`: the axes between the first 4 parts of the level and its first 8
 
 
 class ShardingSpec(Record):
@@ -65,6 +66,25 @@ def sharding_spec(spec: Any) -> ShardingSpec:
     return ShardingSpec(tuple(_entry(e, spec) for e in spec))
 
 
+def in_parts(sharding: ShardingSpec, mesh: Mapping[str, int]) -> ShardingSpec:
+    """Return a specification over a plan's mesh with machine-independent names for parts of levels.
+
+    Args:
+        sharding: the specification.
+        mesh: the names and sizes of the mesh axes, outermost first, as in `plan.mesh_shape`. The axes `device_a` and `device_b` are
+            consecutive parts of the level `device`.
+    """
+    before: dict[str, int] = {}
+    parts: dict[str, str] = {}
+    for name, size in mesh.items():
+        level, _, letter = name.rpartition("_")
+        if level and len(letter) == 1:
+            start = before.get(level, 1)
+            before[level] = start * size
+            parts[name] = f"{level}{PART}{start}{PART}{start * size}"
+    return ShardingSpec(tuple(tuple(parts.get(n, n) for n in e) if isinstance(e, tuple) else e for e in sharding.entries))
+
+
 def _entry(entry: Any, spec: Any) -> Entry:
     if entry is None:
         return ()
@@ -93,9 +113,20 @@ def _entry_text(entry: Entry) -> str:
 def axes_of(name: str, names: Names) -> tuple[int, ...]:
     """Return the axes, by position, of an axis or a level. Raises ConstraintError, with the available names, for any other name."""
     if name not in names:
-        near = difflib.get_close_matches(name, names, 1)
+        level, _, letter = name.rpartition("_")
+        if level in names and len(letter) == 1:
+            own = ", ".join(
+                n for n, axes in names.items() if PART not in n and n != level and axes and set(axes) <= set(names[level])
+            )
+            raise ConstraintError(
+                f"{name!r} is a part of {level!r} in one plan's mesh, where its size depends on the plan: give that mesh,"
+                f" unity.pin(path, spec, mesh=plan.mesh_shape), or write the axes of {level!r}, outermost first: {own}."
+                " (docs: constraints#paths)"
+            )
+        near = difflib.get_close_matches(name, [n for n in names if PART not in n], 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConstraintError(f"{name!r} is no level or axis of this machine: it has {', '.join(names)}{hint}")
+        known = ", ".join(n for n in names if PART not in n)
+        raise ConstraintError(f"{name!r} is no level or axis of this machine: it has {known}{hint}")
     return names[name]
 
 

@@ -3,8 +3,8 @@
 A plan's own mesh has an axis for every prime factor of the machine's levels. Here, axes of one level that divide the same dimension
 of every argument and result are merged into one axis with the level's name: four nodes of eight devices are
 `{"node": 4, "device": 8}`, and `{"node": 4, "device_a": 4, "device_b": 2}` where two parts of a node's devices divide different
-dimensions of some weight. If no level is in parts, a specification can be passed to `unity.pin` as it is. A plan for a mesh of the
-user's has that mesh's axes.
+dimensions of some weight. A specification can be passed to `unity.pin`, with `mesh=plan.mesh_shape` if a level is in parts. A plan
+for a mesh of the user's has that mesh's axes.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ masked site has every value that the mask allows, also those that the limits of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
 from math import prod
@@ -17,7 +17,7 @@ import numpy as np
 
 from unity.machine.machine import Machine
 from unity.pcg.parallel.marks import mark_of
-from unity.pcg.parallel.sharding_spec import Names, ShardingSpec, Slices
+from unity.pcg.parallel.sharding_spec import PART, Names, ShardingSpec, Slices
 from unity.pcg.propagation.choices import Choice
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import State
@@ -157,7 +157,17 @@ def names_of(machine: Machine) -> Names:
         over = [k for k, axis in enumerate(machine.axes) if any(at == index for at, _ in axis.extent)]
         if prod(machine.axes[k].size for k in over) == level.size:
             names.setdefault(level.name, tuple(over))
+            if not machine.mesh:
+                names.update(_parts(level.name, over, [machine.axes[k].size for k in over]))
     return names
+
+
+def _parts(level: str, over: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield names of the runs of a level's axes (`sharding_spec.PART`), each with the axes that it stands for."""
+    for i in range(len(over)):
+        for j in range(i + 1, len(over) + 1):
+            start = prod(sizes[:i])
+            yield f"{level}{PART}{start}{PART}{start * prod(sizes[i:j])}", tuple(over[i:j])
 
 
 def pinned(position: int, sharding: ShardingSpec, rank: int, machine: Machine) -> Pinned:
