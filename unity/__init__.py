@@ -71,6 +71,11 @@ __all__ = [
     "without_rules",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted((*__all__, "__doc__", "__version__"))
+
+
 if not TYPE_CHECKING:  # former names are no attributes to a type checker
 
     def __getattr__(name: str) -> Any:

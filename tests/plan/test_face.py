@@ -116,6 +116,10 @@ def test_all_documented_errors_are_exported() -> None:
     assert [name for name in classes if name not in unity.__all__] == []
 
 
+def test_completion_offers_what_is_exported() -> None:
+    assert {name for name in dir(unity) if not name.startswith("_")} == set(unity.__all__)
+
+
 @pytest.mark.parametrize("name", sorted(MEMBERS))
 def test_a_former_member_is_the_present_one(name: str) -> None:
     plan = planned()
