@@ -21,10 +21,11 @@ from test_joint import layers
 from test_nested import CASES
 
 import unity
+from unity.base.formatting import joined_lines
 from unity.diff import FORMATS, PlanDiff, apply
 from unity.diff.formats.markdown import escaped
 from unity.diff.graph_diff_json import from_json
-from unity.diff.regions import joined_lines, line_pattern
+from unity.diff.regions import line_pattern
 from unity.pcg.ir.compact_json import fold, unfold
 from unity.pcg.ir.graph import PARALLELIZATION, PCG
 from unity.pcg.ir.graph_json import from_json as read_graph

@@ -88,6 +88,28 @@ def test_an_argument_in_words() -> None:
         assert words in text, words
 
 
+def test_what_is_whole_is_called_so_and_differences_of_time_have_a_unit() -> None:
+    text = said(plan_of(constraints=[unity.pin("params['out']", P())]), "params['out']")
+    assert "[-, -]: whole on every device; 131.1 kB on each device" in text
+    assert "0.0 %" not in text
+    assert any(gain in text for gain in (" µs", "as fast"))
+
+
+def test_the_argument_table_says_which_layers_differ() -> None:
+    pins = {f"params['layers'][{k}]": spec for k, spec in enumerate((P("device"), P(), P("device")))}
+    plan, file = plan_of(constraints=[unity.pin(path, spec) for path, spec in pins.items()]), io.StringIO()
+    plan.explain(file=file)
+    assert "args[0]['layers'][0,2]" in file.getvalue().replace("{", "").replace("}", "")
+    assert "args[0]['layers'][1]" in file.getvalue()
+
+
+def test_the_header_has_the_peak_of_the_types_that_are_computed() -> None:
+    machine, file = unity.Machine.preset("dgx-h100"), io.StringIO()
+    assert "TFLOP/s float8_e4m3fn" in str(machine)
+    plan_of(machine=machine).explain(file=file)
+    assert "TFLOP/s float32)" in file.getvalue().splitlines()[0]
+
+
 def test_layers_that_are_alike_are_said_once() -> None:
     plan = plan_of(constraints=[unity.pin("**['layers'][*]", P())])
     text = said(plan, "params['layers'][*]")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
+from math import prod
 from pathlib import Path
 
 
@@ -32,3 +34,25 @@ def short(source: str) -> str:
         return source
     function = match[3].strip(" ()").split(".<locals>.")[-1]
     return f"{Path(match[1]).name}:{match[2]}" + (f" ({function})" if function else "")
+
+
+def joined_lines(lines: Sequence[str]) -> str:
+    """Return one name for argument paths of one pattern: `args[0]['conv{3-7,9}']['kernel']`.
+
+    Numbers that differ stand in braces, or as a star where the braces would name more than the given paths.
+    """
+    parts = [re.split(r"(\d+)", line) for line in lines]
+    columns = [tuple(dict.fromkeys(column)) for column in zip(*parts, strict=True)]
+    complete = prod(map(len, columns)) == len(lines)
+    return "".join(c[0] if len(c) == 1 else f"{{{_ranges(map(int, c))}}}" if complete else "*" for c in columns)
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Return numbers in order, each run of consecutive ones by its ends: `0-3,7`."""
+    runs: list[list[int]] = []
+    for n in sorted(numbers):
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

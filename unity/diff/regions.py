@@ -9,10 +9,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 from msgspec import structs
 
+from unity.base.formatting import joined_lines
 from unity.diff.edits import Edit, line_of
 from unity.plan.summary import RuleUse, Summary, Talk, seconds_by_line, step_seconds
 
@@ -159,25 +159,3 @@ def line_pattern(line: str) -> str:
     """Return an argument's path with `#` for every number but the argument's position, and any other line as it is."""
     argument = ARGUMENT.fullmatch(line)
     return argument[1] + re.sub(r"\d+", "#", argument[2]) if argument else line
-
-
-def joined_lines(lines: Sequence[str]) -> str:
-    """Return one name for argument paths of one pattern: `args[0]['conv{3-7,9}']['kernel']`.
-
-    Numbers that differ stand in braces, or as a star where the braces would name more than the given paths.
-    """
-    parts = [re.split(r"(\d+)", line) for line in lines]
-    columns = [tuple(dict.fromkeys(column)) for column in zip(*parts, strict=True)]
-    complete = prod(map(len, columns)) == len(lines)
-    return "".join(c[0] if len(c) == 1 else f"{{{_ranges(map(int, c))}}}" if complete else "*" for c in columns)
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """Return numbers in order, each run of consecutive ones by its ends: `0-3,7`."""
-    runs: list[list[int]] = []
-    for n in sorted(numbers):
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

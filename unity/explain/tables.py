@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from unity.base.formatting import duration, pattern, short, size
+from unity.base.formatting import duration, joined_lines, pattern, short, size
 from unity.explain.brief import axes_in_words, gap_in_words, step_in_words, storage_in_words
 from unity.explain.kernels import inferred_kernels
 from unity.machine.machine import Machine
@@ -41,7 +41,8 @@ def explain(plan: Plan, file: Any = None) -> None:
     console.width = max(console.width, 140)  # wide enough for a type and a line number side by side
     family, machine = plan.program.family, plan.inspect.machine
     prediction = predict(plan.program.pcg, machine, family.differentiated)
-    console.print(f"{plan.__name__} on {machine}", style="bold")
+    computed = {str(v.tensor.dtype) for node, _ in plan.program.serial.walk() if node.kind != "input" for v in node.results}
+    console.print(f"{plan.__name__} on {machine.described(computed)}", style="bold")
     console.print(
         f"predicted: {step_in_words(plan.time, prediction)}, {size(plan.memory)} on each device;"
         f" {len(plan.program.serial)} operators, {family.searched}"
@@ -120,11 +121,16 @@ def _arguments(plan: Plan) -> Table:
     table = Table(*columns, title="where arguments are stored", title_justify="left")
     axes = plan.program.pcg.axes
     rows = []
+    names: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for node in plan.program.pcg.inputs:
         tensor = node.tensors[0]
         piece = tensor.nbytes / slice_count(node.types[0], axes)
-        rows.append(((pattern(node.name), str(tensor), storage_in_words(node.types[0], plan.inspect.machine)), piece))
-    return _filled(table, [(k[0], str(n), k[1], k[2], size(b)) for k, n, b in _grouped(rows)], "kinds of arguments")
+        key = pattern(node.name), str(tensor), storage_in_words(node.types[0], plan.inspect.machine)
+        names[key].append(node.name)
+        rows.append((key, piece))
+    kinds = Counter(alike for alike, *_ in names)
+    shown = {key: key[0] if kinds[key[0]] == 1 else joined_lines(paths) for key, paths in names.items()}
+    return _filled(table, [(shown[k], str(n), k[1], k[2], size(b)) for k, n, b in _grouped(rows)], "kinds of arguments")
 
 
 def _memory(prediction: MemoryPrediction) -> Table:

@@ -29,6 +29,7 @@ from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import Held, predict_memory
 
 MOST = 3  # groups of equal nodes that are explained for one path
+EQUAL = 1e-9  # part of a step by which plans of equal time differ, by rounding
 ALTERNATIVES = 4  # plans with other types for each group
 
 
@@ -250,11 +251,20 @@ def _print_answer(explanation: Answer, plan: Plan, console: Console) -> None:
         console.print(f"    {text}")
     table = Table("", "type", "the whole step", "", "memory")
     for c in explanation.choices:
-        gain = "" if c.chosen else f"{(c.time / plan.time - 1) * 100:+.1f} %"
+        gain = "" if c.chosen else _gain(c.time, plan.time)
         table.add_row(*map(Text, ("→" if c.chosen else "", c.type, duration(c.time), gain, size(c.memory))))
     if len(explanation.choices) == 1:
         table.add_row("", "no other", "", "", "")
     console.print(table)
+
+
+def _gain(seconds: float, chosen: float) -> str:
+    """Return by how much a plan is slower than the chosen one, in the unit that shows it, and in percent if that shows it, too."""
+    gain = seconds - chosen
+    if abs(gain) <= EQUAL * chosen:
+        return "as fast"
+    percent = 100 * gain / chosen
+    return f"{'+' if gain > 0 else '−'}{duration(abs(gain))}{f' ({percent:+.1f} %)' if abs(percent) >= 0.1 else ''}"
 
 
 def in_words(v: Value, axes: tuple[Axis, ...]) -> str:
@@ -264,6 +274,8 @@ def in_words(v: Value, axes: tuple[Axis, ...]) -> str:
         on = [a for a, s in zip(axes, v.type, strict=True) if s.kind == "P" and s.dim == dim]
         if on:
             phrases.append(f"dimension {dim} (of {n}) in {prod(a.size for a in on)} slices over {'·'.join(a.name for a in on)}")
+    if axes and all(s.kind == "U" for s in v.type):
+        return f"whole on every device; {size(v.tensor.nbytes)} on each device"
     words = {"U": "the same along", "R": "the same, for users that differ, along", "S": "a partial sum over"}
     for kind, word in words.items():
         on = [a.name for a, s in zip(axes, v.type, strict=True) if s.kind == kind]

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -262,8 +262,12 @@ class Machine:
             raise MachineError(f"{path}: {error}") from error
 
     def __str__(self) -> str:
+        return self.described()
+
+    def described(self, dtypes: Collection[str] = ()) -> str:
+        """Return the machine in one line, with the peak of its device for the fastest of some types that it has, or of all."""
         levels = " > ".join(f"{level.size} {level.name} {level.bandwidth / 1e9:.4g} GB/s" for level in self.levels)
-        fastest = max(self.device.flops, key=lambda dtype: self.device.flops[dtype])
+        fastest = max(self.device.flops.keys() & dtypes or self.device.flops, key=lambda dtype: self.device.flops[dtype])
         return (
             f"{self.name}: {self.devices} x {self.device.name} ({self.device.memory / 2**30:.4g} GiB, "
             f"{self.device.flops[fastest] / 1e12:.4g} TFLOP/s {fastest}), {levels}"
