@@ -1,4 +1,4 @@
-"""The comparison of two programs as they run: of two plans, or of a plan and the program that it was made for."""
+"""The comparison of two programs as they run: two plans, or a plan and the program that it was made for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unity.plan.summary import RuleUse, Summary
 
 @dataclass(frozen=True, eq=False)
 class PlanComparison:
-    """Two programs as they run, and all in which they differ. It is false if nothing differs.
+    """Two programs as they run, and all their differences. It is false if nothing differs.
 
     Attributes:
         before: the summary of the captured program, of a plan, or of a graph (which has no costs).
@@ -76,7 +76,7 @@ class PlanComparison:
 
     @cached_property
     def rules(self) -> tuple[tuple[str, RuleUse], ...]:
-        """Rules that led to one of the programs only, in the order of their application, marked `-` (before) or `+` (after)."""
+        """The rules that led to only one of the programs, in the order of their application, marked `-` (before) or `+` (after)."""
         before, after = self.renumbered, self.after
         pairs = (before.rules, after.rules), (before.applications, after.applications)
         removed = [("-", use) for one, other in pairs for use in one if use not in other]

@@ -1,4 +1,4 @@
-"""A verdict on a change: how much slower and larger it makes a step, which lines cause that, and whether limits admit it."""
+"""A verdict on a change of a model: the growth of a step's time and memory, its causes by line, and whether limits admit it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from unity.plan.warnings import PlanWarning
 SCHEMA = 1
 FORMATS = ("text", "markdown", "json", "html")
 MAX_EDITS = 2  # differences of one line that are named
-MAX_CAUSES = 10  # causes in a text; data have all
+MAX_CAUSES = 10  # causes in a text; JSON has all
 WORTH_NAMING = 0.01  # of the largest cause
 VERBS = {
     "all-gather": "gathers",
@@ -40,8 +40,8 @@ class GrowthLimits:
     """The growth that is admitted.
 
     Attributes:
-        slower: of the time of a step, as a part of the time before (0.05 is 5 %); None admits any.
-        larger: of the memory on each device, likewise.
+        slower: the growth of a step's time, as a part of the time before (0.05 is 5 %); None admits any.
+        larger: the growth of the memory on each device, likewise.
         strict: whether new warnings are refused.
     """
 
@@ -59,7 +59,7 @@ class LimitedFigure:
 
     @property
     def growth(self) -> float:
-        """The growth as a part of the figure before, negative where it became less."""
+        """The growth as a part of the figure before, negative if the figure shrank."""
         before, after = self.cost.before, self.cost.after
         return 0.0 if self.cost.same else after / before - 1 if before else inf
 
@@ -75,7 +75,7 @@ class LimitedFigure:
 
 @dataclass(frozen=True)
 class Cause:
-    """A line of the user's, what became different there, and by how many seconds or bytes."""
+    """A cause of growth: the user's line, the difference in words, and the seconds or bytes by which a step grows there."""
 
     line: str
     text: str
@@ -115,12 +115,12 @@ class ChangeVerdict:
 
     @cached_property
     def memory_causes(self) -> tuple[Cause, ...]:
-        """The lines that more or less memory is live for at the peak, the largest change first, in bytes."""
+        """The lines whose live memory at the peak differs, the largest change first, in bytes."""
         return _sorted(_live(self.diff.renumbered, self.diff.after))
 
     @cached_property
     def new_warnings(self) -> tuple[PlanWarning, ...]:
-        """The warnings about the second plan that the first has not."""
+        """The warnings about the second plan that the first does not have."""
         known = set(map(_key, self.diff.renumbered.warnings))
         return tuple(w for w in self.diff.after.warnings if _key(w) not in known)
 
@@ -200,7 +200,7 @@ def _key(w: PlanWarning) -> tuple[str, str, str]:
 
 
 def _in_words(growth: float, amount: str, words: tuple[str, str, str], causes: Sequence[Cause]) -> str:
-    """Return a growth in words (for more, less, the same), and the main cause if it is positive."""
+    """Return a growth in words, with the main cause if it is positive. `words` are for more, less, and the same."""
     if growth <= 0:
         return f"{amount} {words[1]}" if growth else words[2]
     main = next((f": {c.line} {c.text}" for c in causes if c.amount > 0), "")
@@ -282,7 +282,7 @@ def _traffic(summary: Summary) -> Mapping[_Place, _Traffic]:
 
 
 def _live(before: Summary, after: Summary) -> Iterator[Cause]:
-    """Yield the lines that more or less memory is live for, by the reason."""
+    """Yield the lines whose live memory differs, by the reason for which it is live."""
     sides = [{(b.line, b.kind, b.why): b.nbytes for b in side.live} for side in (before, after)]
     for line, kind, why in dict.fromkeys((*sides[1], *sides[0])):
         nbytes = CostChange(*(side.get((line, kind, why), 0.0) for side in sides))

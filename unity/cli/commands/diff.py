@@ -15,7 +15,7 @@ from unity.diff.plan_diff import FORMAT_OF_SUFFIX
 from unity.diff.verdict import FORMATS as VERDICT_FORMATS
 from unity.diff.verdict import ChangeVerdict
 
-HELP = "say what is different between two saved plans, or two graphs"
+HELP = "show the differences between two saved plans, or two graphs"
 SAME, DIFFERENT, WRONG = 0, 1, 2  # exit statuses, as those of `diff`
 ACCEPTED, REFUSED = 0, 1  # with limits
 
@@ -24,9 +24,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """Describe `unity diff`."""
     command.set_defaults(run=run, wrong=WRONG)
     command.description = (
-        "Says what is different between two saved plans or graphs; of one plan, between the program as captured and as planned. "
-        "The exit status is 0 if nothing is different, 1 if something is, 2 if something is wrong. With limits, the change from "
-        "plan A to plan B is judged, and its causes are named by line: the exit status is 0 if it is admitted, 1 if it is not."
+        "Shows the differences between two saved plans or graphs or, for a single plan, between the captured and the planned "
+        "program. The exit status is 0 if nothing differs, 1 if something does, 2 after an error. With limits, the change from "
+        "plan A to plan B is judged, and its causes are listed by line: the exit status is 0 if it is admitted, 1 if it is not."
     )
     command.epilog = (
         "examples:\n"
@@ -37,14 +37,14 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("before", type=Path, metavar="A", help="a plan (plan.files.save) or a graph (JSON)")
     command.add_argument("after", type=Path, metavar="B", nargs="?", help="another; without it, A is compared with its program")
-    command.add_argument("--format", choices=FORMATS, help="default: what the name after -o says, or text")
+    command.add_argument("--format", choices=FORMATS, help="default: by the suffix of the file after -o, or text")
     command.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
     command.add_argument("-o", "--output", type=Path, metavar="FILE", help="write a file instead of printing")
     group = command.add_argument_group("limits, for a change of a model")
     group.add_argument("--slower", type=growth, metavar="PERCENT", help="how much more time B may take than A: 5%%")
     group.add_argument("--larger", type=growth, metavar="PERCENT", help="how much more memory B may take than A: 5%%")
-    group.add_argument("--strict", action="store_true", help="admit no warnings about B that A has not")
-    command.add_argument("-q", "--quiet", action="store_true", help="print nothing: the exit status tells")
+    group.add_argument("--strict", action="store_true", help="admit no warnings about B that A does not have")
+    command.add_argument("-q", "--quiet", action="store_true", help="print nothing; the exit status is the answer")
 
 
 def run(options: argparse.Namespace) -> int:

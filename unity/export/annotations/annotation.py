@@ -1,7 +1,7 @@
 """A user's source with a plan's sharding constraints written in, as a diff to apply.
 
-A constraint is written at every expression whose result the plan changes in type, or computes from operands that it changed, and at
-names in a product `x @ w` that it changes before the product: where `plan.constrained()` has its constraints. What no single
+A constraint is written wherever `plan.constrained()` has one: at every expression whose result the plan changes in type or computes
+from operands that it changed, and at names in a product `x @ w` that it changes before the product. A value that no single
 expression computes is left out, and listed with the reason.
 """
 
