@@ -31,7 +31,7 @@ from unity.base.errors import UnityError
 from unity.pcg.types.accumulation import limited
 from unity.substitutions.language.axioms import axioms, default_library
 from unity.substitutions.language.rule import Rule
-from unity.substitutions.language.term import Term, applications
+from unity.substitutions.language.term import Term, applications, variables
 from unity.substitutions.language.text import print_body
 from unity.substitutions.language.typecheck import TensorType, typecheck
 from unity.substitutions.rewriting.occurrences import Pattern, patterns
@@ -87,13 +87,36 @@ class Replacement:
         lost = not all(np.isfinite(x[~u]).all() for x, u in zip(new, unpromised, strict=True))
         if lost and not (self.is_finite_up_to(_size(at)) if kind in FINITE else self.keeps_infinities_apart):
             unpromised = [u | ~np.isfinite(x) for u, x in zip(unpromised, new, strict=True)]
+        unpromised = [u | v for u, v in zip(unpromised, self.passed_back_by_nan(at, old, new), strict=True)]
         differs = not all(near(x[u], y[u], d) for x, y, u, d in zip(new, old, unpromised, self.reference.kinds, strict=True))
         old, new = ([np.where(u, 0, x) for x, u in zip(side, unpromised, strict=True)] for side in (old, new))
         at.whole = old
         if all(near(x, y, d) for x, y, d in zip(new, old, self.reference.kinds, strict=True)):
             return "", differs
+        if self.new_is_no_farther(at, old, new):
+            return "", differs
         at.perturber = self.reference.perturber
         return "; ".join(map(str, at.differences([x.astype(d) for x, d in zip(new, self.reference.kinds, strict=True)]))), differs
+
+    def passed_back_by_nan(self, at: Reference, old: Sequence[np.ndarray], new: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Mark the elements of results and gradients that differ only in what results that are NaN pass back as gradient."""
+        gradients = range(at.outputs, len(old))
+        results = [old[k] for k in at.differentiable]
+        marked = [np.zeros(x.shape, bool) for x in old]
+        if gradients and any(np.isnan(y).any() for y in results):
+            cotangents = [np.where(np.isnan(y), 0, c).astype(c.dtype) for y, c in zip(results, at.cotangents, strict=True)]
+            without = [[plain(x) for x in side] for side in self.run(at.args, cotangents)]
+            for k in gradients:
+                marked[k] = _apart(old[k], new[k]) & ~_apart(without[0][k], without[1][k])
+        return marked
+
+    def new_is_no_farther(self, at: Reference, old: Sequence[np.ndarray], new: Sequence[np.ndarray]) -> bool:
+        """Whether every element of the new side is at most as far as the old side's from that in float64."""
+        types = {n: replace(t, dtype="float64") if is_float(t.dtype) else t for n, t in self.types.items()}
+        args, cotangents = ([x.astype(np.float64) if is_float(x.dtype) else x for x in xs] for xs in (at.args, at.cotangents))
+        exact = [plain(x) for x in at.step(computed(self.old, types))(args, cotangents)]
+        with np.errstate(invalid="ignore"):
+            return all(((x == y) | (np.abs(y - z) <= np.abs(x - z))).all() for x, y, z in zip(old, new, exact, strict=True))
 
     @property
     def keeps_infinities_apart(self) -> bool:
@@ -113,6 +136,16 @@ class Replacement:
             if not all(np.isfinite(plain(x)).all() for x in old):
                 return False
         return True
+
+
+def is_float(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating)
+
+
+def _apart(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Mark the elements that differ by more than a part in a thousand."""
+    with np.errstate(all="ignore"):
+        return ~((x == y) | (np.isnan(x) & np.isnan(y)) | (np.abs(x - y) <= 1e-3 * np.abs(y)))
 
 
 def _size(reference: Reference) -> float:
@@ -228,10 +261,15 @@ def typed(rule: Rule, instance: Instance) -> Instance | None:
 
 
 def judged(mutant: Mutant, status: str, counts: Counter[str]) -> Iterator[dict[str, str]]:
-    """Yield the cases in which data contradict the verdict on a mutant: proved, but different, or refuted, but equal."""
+    """Yield the cases in which data contradict the verdict on a mutant: proved, but different, or refuted, but equal.
+
+    A side that reads further variables replaces no other one (`Pattern.usable`), so these are finite: y - y is NaN otherwise.
+    """
     row = {"rule": f"mutant of {mutant.rule.name}", "type": "float64", "text": print_body(mutant.rule)}
     if status == "proved":
-        for case in differences(Pattern(mutant.rule, False), mutant.instances[-1:], TYPES, KINDS, counts):
+        pattern = Pattern(mutant.rule, False)
+        kinds = KINDS if set(variables(pattern.right)) <= set(variables(pattern.left)) else FINITE
+        for case in differences(pattern, mutant.instances[-1:], TYPES, kinds, counts):
             yield row | {key: case[key] for key in ("type", "data", "words")}
     elif status == "refuted" and not any(map(differs, mutant.instances)):
         counts["wrong"] += 1
