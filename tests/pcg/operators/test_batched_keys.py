@@ -212,3 +212,15 @@ def test_micro_batches_that_depend_on_the_whole_batch_of_keys_are_refused(impl):
     params, x = (jnp.asarray(RNG.normal(size=s) / 3, jnp.float32) for s in ((4, 8, 8), (16, 8)))
     with pytest.raises(Mixed, match="where a sample stands in the batch"):
         planned(with_keys_of_samples, (params, x, keys(impl, 16)), TREE.axes[1:], 2, SCHEDULES[0])
+
+
+@pytest.mark.parametrize(("impl", "words"), [("threefry2x32", 2), ("rbg", 4), ("unsafe_rbg", 4)])
+def test_a_random_key_is_sent_as_its_words(impl, words):
+    divided = unity.pin("keys", PartitionSpec("device"))
+
+    def fn(keys):
+        return jax.random.key_data(unity.constrain(keys, PartitionSpec()))
+
+    plan = unity.optimize(fn, keys(impl, 8), machine=MACHINE, progress=False, training=False, constraints=divided)
+    total = plan.check().total
+    assert total.predicted == total.compiled == 8 * words

@@ -68,6 +68,11 @@ class Tensor:
     def nbytes(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * self.itemsize
 
+    @cached_property
+    def words(self) -> int:
+        """The number of integers or floats that an element consists of: a random key is several words of 32 bits."""
+        return self.itemsize // 4 if jnp.issubdtype(self.dtype, jax.dtypes.prng_key) else 1
+
     @property
     def struct(self) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(self.shape, self.dtype)

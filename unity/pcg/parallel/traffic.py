@@ -37,7 +37,7 @@ class Collective:
 
     kind: its name in XLA.
     axes: the mesh axes that it runs over, by position.
-    elements: the number of elements of the larger side: of the reduced tensor, or of the gathered one.
+    elements: the number of elements of the larger side: of the reduced tensor, or of the gathered one. Random keys count as words.
     itemsize: bytes of an element.
     count: the number of runs in one step.
     repeats: the runs among these that repeat a forward collective in the backward pass.
@@ -165,9 +165,9 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
     (there, elements), (back, returned), over = _movements(step, tensor, graph.axes)
     if there:
         name = (FORWARD, there, _movement(step, step.axes), numbering.value(node.operands[0]))
-        size, turns = (elements, forward_dtype(tensor.dtype, step.before, graph.axes).itemsize), turned(step, step.axes)
+        itemsize, turns = forward_dtype(tensor.dtype, step.before, graph.axes).itemsize // tensor.words, turned(step, step.axes)
         runs, less = context.runs(node), context.hoisted_by(node)
-        yield Collective(there, step.axes, *size, *runs, FORWARD, node, name=name, turned=turns, hoisted=less)
+        yield Collective(there, step.axes, elements, itemsize, *runs, FORWARD, node, name=name, turned=turns, hoisted=less)
     if back and over and context.flow(Value(node)):
         name = (BACKWARD, back, _movement(step, over), numbering.cotangent(Value(node)))
         merged = step.kind == "replicate" and context.outermost and of_argument(node)
@@ -179,7 +179,7 @@ def _movements(
     step: ReshardingStep, tensor: Tensor, axes: tuple[Axis, ...]
 ) -> tuple[tuple[str, int], tuple[str, int], tuple[int, ...]]:
     """Return the collectives of a change forward and backward, each with its elements, and the axes of the backward one."""
-    whole = tensor.nbytes // tensor.itemsize
+    whole = tensor.nbytes // tensor.itemsize * tensor.words
     before, after = whole // slice_count(step.before, axes), whole // slice_count(step.after, axes)
     there, back = TRAFFIC[step.kind]
     full, over, copied = after if step.kind in ("combine", "combine_replicate") else before, step.axes, 1
@@ -231,8 +231,8 @@ def _of_pipeline(node: Node, context: _Context) -> Iterator[Collective]:
     for p in ends_of(node).sampled:
         start = node.inside.inputs[p]
         tensor = start.tensors[0]
-        elements = tensor.nbytes // tensor.itemsize // slice_count(start.types[0], axes)
-        size, (there, back) = (stage_axes(node, axes), elements, tensor.itemsize), sends(node, p, context.flow)
+        elements = tensor.nbytes // tensor.itemsize * tensor.words // slice_count(start.types[0], axes)
+        size, (there, back) = (stage_axes(node, axes), elements, tensor.itemsize // tensor.words), sends(node, p, context.flow)
         times, repeats, _ = context.runs(node)
         if there:
             yield Collective("collective-permute", *size, there * times, there * repeats, 0, FORWARD, node)
