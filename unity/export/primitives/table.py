@@ -106,8 +106,9 @@ def _infix(e: AppliedPrimitive) -> Code:
 
 
 def _reduce(e: AppliedPrimitive) -> Code:
-    dtype = e.operands[0].tensor.dtype
-    if dtype in (np.float32, np.float64):  # for narrower types, jax.numpy sums in a wider one
+    dtype, shape = e.operands[0].tensor.dtype, e.operands[0].tensor.shape
+    # For narrower types, jax.numpy sums in a wider one; and it refuses the extremum of nothing.
+    if dtype in (np.float32, np.float64) and (0 not in shape or e.name in ("reduce_sum", "reduce_prod")):
         return method(e.codes[0], REDUCTION_METHODS[e.name], axis=axis_argument(e["axes"], e.operands[0].tensor.ndim))
     return call(f"lax.{e.name}", e.codes[0], tuple(e["axes"]))
 
