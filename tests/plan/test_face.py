@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import pytest
 
 import unity
+import unity.explain
 from unity.base import errors
+from unity.explain.tables import blocked
 from unity.plan.face.former_names import MEMBERS, accepting_former_options
 from unity.plan.face.inspection import Inspection
 from unity.plan.face.plan_files import PlanFiles
@@ -134,6 +136,7 @@ def test_a_former_name_of_the_package_or_of_a_step_is_the_present_one() -> None:
     for owner, name, present, value in (
         (unity, "Flight", "unity.plan.stream.Flight", Flight),
         (unity, "Stream", "unity.plan.stream.Stream", Stream),
+        (unity.explain, "blocked", "unity.explain.tables.blocked", blocked),
         (step, "place", "step.shard", step.shard),
     ):
         with pytest.warns(DeprecationWarning, match=rf"\.{name} is {present} now") as warned:
@@ -142,7 +145,7 @@ def test_a_former_name_of_the_package_or_of_a_step_is_the_present_one() -> None:
 
 
 def test_a_name_that_never_was_is_an_attribute_error() -> None:
-    for owner in (unity, planned(), unity.step(lambda state: state)):
+    for owner in (unity, unity.explain, planned(), unity.step(lambda state: state)):
         with pytest.raises(AttributeError, match="has no attribute 'shards'"):
             getattr(owner, "shards")  # noqa: B009
 

@@ -35,6 +35,7 @@ MEMBERS = {name: f"{space}.{name}" for space, names in NAMESPACES.items() for na
 }
 FORMER = {  # by the word for the owner in a warning
     "unity": {"Flight": "plan.stream.Flight", "Stream": "plan.stream.Stream"},
+    "unity.explain": {"blocked": "tables.blocked"},
     "plan": MEMBERS,
     "step": {"place": "shard"},
 }
@@ -44,7 +45,7 @@ def former_member(owner: Any, word: str, name: str) -> Any:
     """Return the attribute that replaces one of a former name. Raises AttributeError if the owner never had such an attribute.
 
     Args:
-        owner: the package, a plan or a training step.
+        owner: a package, a plan or a training step.
         word: the word for the owner, a key of `FORMER`.
         name: the former name.
     """
