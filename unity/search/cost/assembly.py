@@ -19,9 +19,10 @@ from unity.pcg.types.accumulation import growth
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import Type
 from unity.search.cost.cost import SiteCost, Training, fraction, site_cost
+from unity.search.cost.exposure import FULL, Exposure
 from unity.search.solver.problem import Cost, Edge, Point, Problem
 from unity.search.space.configurations import Domain, Limits, domain, ranks
-from unity.search.space.dimensions import ProgramDimensions
+from unity.search.space.dimensions import ProgramDimensions, from_weights
 from unity.search.space.masks import NOTHING, Restrict, marked
 from unity.search.space.offers import offered
 from unity.search.space.opening import sites_of
@@ -49,6 +50,7 @@ class Assembled:
         ports: The edges of the problem, as (site, operand).
         port_costs: A cache of the costs of ports, shared with problems that have other domains.
         rerun: Whether the backward pass may rerun operators instead of keeping their results (`Site.reader`).
+        exposure: The parts of the seconds of communication that count.
     """
 
     graph: PCG
@@ -60,6 +62,7 @@ class Assembled:
     ports: tuple[tuple[int, int], ...]
     port_costs: dict[str, Cost] = field(default_factory=dict)
     rerun: bool = False
+    exposure: Exposure = FULL
 
     @cached_property
     def problem(self) -> Problem:
@@ -73,7 +76,7 @@ class Assembled:
 
     def site_terms(self, site: int, own: Domain, cost: SiteCost) -> Cost:
         """Return the cost of a site alone; the alternatives of a site that may rerun are on the edge to its user."""
-        time, memory = cost.alternatives
+        time, memory = self.exposure.of_site(cost).alternatives
         if self.runs_again(site):
             time, memory = time[:1], memory[:1]
         return Cost(_key(own.key, time.tobytes(), memory.tobytes()), time, memory)
@@ -98,6 +101,8 @@ class Assembled:
             product,
             self.training.backward,
         )
+        if self.exposure is not FULL:
+            key = _key(key, self.exposure, self.weights[port.source])
         producer = self.costs[port.source] if self.runs_again(port.source) else None
         if producer is not None:
             key = _key(
@@ -120,6 +125,11 @@ class Assembled:
     def runs_again(self, site: int) -> bool:
         """Return whether the backward pass may rerun a site with its user."""
         return self.rerun and self.costs[site].whole is not None
+
+    @cached_property
+    def weights(self) -> tuple[bool, ...]:
+        """For every site, whether it depends on weights alone."""
+        return from_weights(self.opened)
 
     @property
     def whole(self) -> bool:
@@ -164,6 +174,8 @@ class Assembled:
     def _change(self, before: Types, after: Types, port: Port, product: bool) -> tuple[np.ndarray, np.ndarray]:
         """Price all changes of type as if all devices ran the port together."""
         c, index = distinct_changes(self.machine, before, after, growth(port.tensor.dtype, self.machine.reduce_in))
+        if self.exposure is not FULL:
+            c = self.exposure.of_changes(c, self.weights[port.source])
         n, times, backward = port.tensor.nbytes, port.times, self.training.backward
         runs = 1 / port.hoisted + port.repeats
         time = runs * (c.forward[0] + c.forward[1] * n)
@@ -294,6 +306,7 @@ def assemble(
     listed: Listed | None = None,
     restrict: Restrict = marked,
     rerun: bool = False,
+    exposure: Exposure = FULL,
 ) -> Assembled:
     """Assemble the problem of a serial graph on a machine; equal sites share one domain and one cost.
 
@@ -306,6 +319,7 @@ def assemble(
         listed: Caches shared with other searches.
         restrict: The user's constraints.
         rerun: Whether the backward pass may rerun operators.
+        exposure: The parts of the seconds of communication that count.
 
     Raises:
         InfeasibleError: `restrict` leaves a site no value.
@@ -327,7 +341,7 @@ def assemble(
         terms.append(costs[key])
     # A carry that a step forwards unchanged is an operand of its own site: its type cannot change, so it needs no edge.
     ports = tuple((s, p) for s, site in enumerate(opened.sites) for p, port in enumerate(site.ports) if port.source != s)
-    return Assembled(graph, machine, training, opened, tuple(domains), tuple(terms), ports, listed.ports, rerun)
+    return Assembled(graph, machine, training, opened, tuple(domains), tuple(terms), ports, listed.ports, rerun, exposure)
 
 
 def _signature(site: Site, cs: tuple, rank: tuple[int, ...]) -> tuple:

@@ -76,11 +76,7 @@ class ProgramDimensions:
     @cached_property
     def weights(self) -> tuple[bool, ...]:
         """For every site, whether it depends on weights alone."""
-        flags: list[bool] = []
-        for site in self.opened.sites:
-            sources = [flags[p.source] for p in site.ports if p.source < len(flags)]
-            flags.append(self.is_weight(len(flags)) if site.kind == "input" else bool(sources) and all(sources))
-        return tuple(flags)
+        return from_weights(self.opened, self.learned)
 
     def is_weight(self, s: int) -> bool:
         """Return whether a site is an argument that is a weight."""
@@ -96,3 +92,12 @@ class ProgramDimensions:
                 slots += [(s, k, state) for k, state in enumerate(c.results)]
                 dimensions.update((slot, r) for slot in slots if slot[2].kind == "P")
         return dimensions
+
+
+def from_weights(opened: Sites, learned: frozenset[int] = frozenset()) -> tuple[bool, ...]:
+    """Return for every site whether it depends on weights alone. `learned` are weights beside the differentiated arguments."""
+    flags: list[bool] = []
+    for s, site in enumerate(opened.sites):
+        sources = [flags[p.source] for p in site.ports if p.source < s]
+        flags.append(site.weight or s in learned if site.kind == "input" else bool(sources) and all(sources))
+    return tuple(flags)

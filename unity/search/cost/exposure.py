@@ -1,0 +1,45 @@
+"""Exposed communication: the part of the seconds of collectives that computing does not hide, as factors of their prices.
+
+The search adds up what everything takes. Where devices compute while they communicate, a collective whose result nothing waits for
+costs less than it takes: the gathers of weights, and the sums of their gradients, have the rest of a pass to hide behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from unity.machine.resharding_tables import Changes
+from unity.search.cost.cost import SiteCost
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """Factors of the seconds of communication, each between 0 and 1.
+
+    Args:
+        gathers: changes of type of weights, and of values that depend on weights alone, also where the backward pass repeats them.
+        gradients: changes of type of their gradients.
+        others: all other communication, that inside of operators included.
+    """
+
+    gathers: float = 1.0
+    gradients: float = 1.0
+    others: float = 1.0
+
+    def of_site(self, cost: SiteCost) -> SiteCost:
+        """Return the cost of a site with the exposed part of its communication."""
+        return cost if self.others == 1 else replace(cost, reduces=self.others * cost.reduces)
+
+    def of_changes(self, changes: Changes, weight: bool) -> Changes:
+        """Return the exposed coefficients of changes of type: of weights, if `weight` is true, or of other values."""
+        forward, backward = (self.gathers, self.gradients) if weight else (self.others, self.others)
+        return Changes(
+            (forward * changes.forward[0], forward * changes.forward[1]),
+            (backward * changes.backward[0], backward * changes.backward[1]),
+            backward * changes.merged,
+            changes.size,
+            changes.gathered,
+        )
+
+
+FULL = Exposure()  # everything counts, as on devices that do one thing after the other
