@@ -111,8 +111,8 @@ def optimize(
     constraints = tuple(c for c in constraints if not isinstance(c, KeptShardings))
     refuse_unknown(options, OPTIONS, "unity.optimize", "plan#options")
     transforms, reduce_in, seconds = Transforms.of(options), options.get("reduce_in"), options.get("seconds")
-    measure = options.get("measure", False)
-    refuse_switches({"training": training, "measure": measure, "progress": progress})
+    overlap, measure = options.get("overlap", False), options.get("measure", False)
+    refuse_switches({"training": training, "overlap": overlap, "measure": measure, "progress": progress})
     refuse(objective, search, transforms, constraints)
     refuse_machine(machine, memory_limit, optimizer_slots)
     refuse_mesh(mesh, objective)
@@ -145,6 +145,7 @@ def optimize(
             rewriter=rewriter,
             # With several processes, some would have no device of a plan for fewer devices, and could not help to run it.
             local=machine is None and not (objective == "devices" and several()),
+            overlap=overlap,
             measure=measure,
             say=say,
             bound=constrained,

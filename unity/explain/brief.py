@@ -27,6 +27,7 @@ def brief(plan: Plan) -> str:
         f"{plan.__name__} on {plan.inspect.machine.name}, predicted: {step_in_words(plan.time, prediction)},"
         f" {size(plan.memory)} on {on}"
     ]
+    lines += _rows("simulated", [overlap_in_words(plan)] if overlap_in_words(plan) else [])
     if "bound" in vars(plan.inspect) and plan.inspect.bound is not None:
         lines += _rows("bound", [gap_in_words(plan)])
     inputs = plan.program.pcg.inputs
@@ -52,6 +53,12 @@ def step_in_words(time: float, prediction: Prediction) -> str:
     return f"{duration(time)} a step ({', '.join(parts)})"
 
 
+def overlap_in_words(plan: Plan) -> str:
+    """Return the time of the simulated step, in words, if the plan was chosen by it; else an empty text."""
+    seconds = plan.program.candidate.simulated
+    return "" if seconds is None else f"{duration(seconds)} a step, as communication overlaps with computing"
+
+
 def gap_in_words(plan: Plan) -> str:
     """Return the most by which a plan is slower than the best sharding of its program within its memory limit, in words.
 
@@ -60,10 +67,11 @@ def gap_in_words(plan: Plan) -> str:
     gap, limit = plan.inspect.gap, plan.program.family.limit
     if gap is None:
         return ""
+    by = "" if plan.program.candidate.simulated is None else ", by the sum of its operators and collectives"
     best = f"sharding of this program{'' if limit is None or isinf(limit) else f' within {size(limit)}'}"
     if gap < ROUNDING:
-        return f"no {best} is faster"
-    return f"at most {ceil(gap * 1000) / 10:.1f} % from the best possible {best}"
+        return f"no {best} is faster{by}"
+    return f"at most {ceil(gap * 1000) / 10:.1f} % from the best possible {best}{by}"
 
 
 def axes_in_words(axes: Collection[int], machine: Machine) -> str:

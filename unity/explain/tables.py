@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unity.base.formatting import duration, joined_lines, pattern, short, size
-from unity.explain.brief import axes_in_words, gap_in_words, step_in_words, storage_in_words
+from unity.explain.brief import axes_in_words, gap_in_words, overlap_in_words, step_in_words, storage_in_words
 from unity.explain.kernels import inferred_kernels
 from unity.machine.machine import Machine
 from unity.pcg.ir.user_lines import line_behind
@@ -47,6 +47,8 @@ def explain(plan: Plan, file: Any = None) -> None:
         f"predicted: {step_in_words(plan.time, prediction)}, {size(plan.memory)} on each device;"
         f" {len(plan.program.serial)} operators, {family.searched}"
     )
+    if overlap := overlap_in_words(plan):
+        console.print(f"simulated: {overlap}")
     if gap := gap_in_words(plan):
         console.print(gap)
     undivided_rows = undivided(plan.program, prediction)

@@ -52,6 +52,9 @@ class FurtherOptions(TypedDict, total=False):
             device and added in it, which sends fewer bytes. By default they are added in float32 and rounded once.
         rules: the rules that may be used: the path of a library, a loaded one, or () for none. The default is unity's own library.
         seconds: a time limit for the search in the place of `budget`. The plan may then differ from run to run.
+        overlap: whether to prefer plans that hide communication behind computing, on machines whose devices do both at once (GPUs):
+            the plan then has the shortest simulated step of the strategies that are looked at, in the searches "unity" and
+            "captured", unless `objective="memory"`. Otherwise, it has the least sum of operators and collectives. False by default.
         measure: whether to simulate plans that are predicted to be nearly as fast as the fastest, to run the best of them on the
             devices of this process, and to choose the fastest of those. Needs `objective="time"` and no `machine`.
         seed: the seed of searches that draw at random.
@@ -67,6 +70,7 @@ class FurtherOptions(TypedDict, total=False):
     reduce_in: str | None
     rules: str | Path | Library | tuple[()] | None
     seconds: float | None
+    overlap: bool
     measure: bool
     seed: int
 

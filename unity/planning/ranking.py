@@ -1,19 +1,37 @@
-"""Choice between plans of nearly equal predicted time: they are simulated, and the best of them run on this process's devices."""
+"""Choice between plans of nearly equal predicted time: by simulation, and by running the best of them on this process's devices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from unity.exec.measure.trial import relative
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily, Tried
 from unity.plan.step import can_run, step_of
+from unity.search.overlap import overlapping, seconds_of
 from unity.search.session import Candidate
+
+Solution: TypeAlias = tuple[PlanFamily, Candidate]  # the arguments of a Plan: its family, and its point of the frontier
 
 NEAR = 1.15  # times the best predicted seconds: slower plans are not simulated
 SIMULATED, RUN = 16, 4  # plans, at most
 CLEARLY = 0.98  # times the measured seconds of the predicted best: a plan must be faster than this to replace it
+
+
+def fastest_simulated(best: Solution, others: Iterable[Solution], limit: float) -> Solution:
+    """Return the solution with the shortest simulated step; of equal ones, that with the least sum.
+
+    Args:
+        best: the solution with the least sum of operators and collectives.
+        others: solutions of other programs. Those that are much slower by that sum are left out.
+        limit: bytes on one device.
+    """
+    programs = {id(family): (family, c) for family, c in others if c.time <= NEAR * best[1].time} | {id(best[0]): best}
+    simulated = {k: overlapping(family.search, c, limit) for k, (family, c) in programs.items()}
+    entries = [(programs[k][0], c) for k, candidates in simulated.items() for c in candidates]
+    return min(entries, key=lambda entry: (seconds_of(entry[1]), entry[1].time, entry[1].memory))
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from unity.base.errors import ConstraintError, InfeasibleError, OptionError
 from unity.base.formatting import size
@@ -36,12 +36,13 @@ from unity.plan.options import no_branches, no_pipeline, not_decomposed, shortfa
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
 from unity.plan.step import can_run, step_of
-from unity.planning.ranking import measured
+from unity.planning.ranking import Solution, fastest_simulated, measured
 from unity.planning.refusal import LeanPipelines, refusal
 from unity.planning.sub_machines import sub_machines
 from unity.search.cost.cost import Training
 from unity.search.joint.joint import GAIN
 from unity.search.joint.pricing import Prices
+from unity.search.memory.backend import backend_of
 from unity.search.memory.lower_bound import LeastMemory
 from unity.search.published import Asked, algorithm
 from unity.search.session import Candidate, Search
@@ -58,8 +59,6 @@ from unity.transforms.recomputing import best as best_recomputing
 from unity.transforms.rewriting import Rewriter
 from unity.transforms.transformation import transformed
 
-Solution: TypeAlias = tuple[PlanFamily, Candidate]  # the arguments of a Plan: its family, and its point of the frontier
-
 
 @dataclass(frozen=True, eq=False)
 class Task:
@@ -68,6 +67,7 @@ class Task:
     Attributes:
         kind: the name of the search.
         local: whether the plan is for the devices of this process, where programs can be run to confirm the costs.
+        overlap: whether the simulated step is minimized on machines whose devices compute while they communicate.
         measure: whether plans that are predicted to be nearly as fast as the fastest are run, too.
         say: shows the current stage to the user.
     """
@@ -82,6 +82,7 @@ class Task:
     budget: float | None
     rewriter: Rewriter
     local: bool
+    overlap: bool
     measure: bool
     say: Callable[[str], None]
     bound: BoundConstraints
@@ -130,7 +131,7 @@ class Task:
     def settings(self) -> dict[str, Any]:
         """All that a plan depends on besides the function, the machine and the training, as JSON data."""
         settings = {"objective": self.objective, "limit": self.limit, "seed": self.seed, "search": self.kind, "steps": self.budget}
-        settings |= {"here": self.local, "measure": self.measure, "constraints": self.bound.record}
+        settings |= {"here": self.local, "overlap": self.overlap, "measure": self.measure, "constraints": self.bound.record}
         settings |= asdict(self.transforms)
         return settings | self.rewriter.settings
 
@@ -151,11 +152,25 @@ class Task:
         reached = UntilInterrupted(self.improvements(machine))
         solutions = list(reached)
         if not reached.interrupted:
-            return solutions[-1]
+            return self.overlapped(solutions, machine)
         if not solutions or self.transforms.has_required:
             raise KeyboardInterrupt
         family, candidate = solutions[-1]
         return replace(family, interrupted=True), candidate
+
+    def overlapped(self, solutions: Sequence[Solution], machine: Machine) -> Solution:
+        """Return the solution with the shortest simulated step, over all programs that are nearly as fast as the last.
+
+        The last has the least sum of operators and collectives. After Ctrl-C it stays.
+        """
+        best = solutions[-1]
+        if not self.overlap or self.objective == "memory" or not backend_of(machine).overlaps:
+            return best
+        self.say("simulating what overlaps")
+        try:
+            return fastest_simulated(best, () if self.transforms.has_required else solutions, self.limit)
+        except KeyboardInterrupt:
+            return replace(best[0], interrupted=True), best[1]
 
     def improvements(self, machine: Machine) -> Iterator[Solution]:
         """Yield solutions as the search proceeds. The last is the best.

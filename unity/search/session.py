@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from unity.machine.machine import Machine
@@ -12,7 +12,9 @@ from unity.pcg.ir.graph import PCG
 from unity.pcg.parallel.parallelize import Assignment, parallelize
 from unity.search.cost.assembly import Assembled, Listed, assemble
 from unity.search.cost.cost import Training
+from unity.search.cost.exposure import FULL, Exposure
 from unity.search.cost.least_time import least_time
+from unity.search.cost.prediction import predict
 from unity.search.cost.refinement import Measure, around, refined
 from unity.search.memory.backend import backend_of
 from unity.search.memory.lower_bound import LeastMemory, least_memory
@@ -33,11 +35,19 @@ BALANCED, LEAN = 0.1, (1.0, 8.0)
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A strategy, with its predicted seconds and bytes per device, working sets included."""
+    """A strategy, with its predicted seconds and bytes per device, working sets included.
+
+    Args:
+        time: The sum of the seconds of operators and collectives.
+        memory: Bytes on one device.
+        assignment: The types of all values.
+        simulated: Seconds of the simulated step, if the strategy was chosen by simulation.
+    """
 
     time: float
     memory: float
     assignment: Assignment
+    simulated: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +63,7 @@ class Search:
         listed: Domains and costs shared by searches on one machine for the same training.
         restrict: The user's constraints.
         guessed: An estimate of `rate` from a search of nearly the same program; computing it takes long.
+        exposure: The parts of the seconds of communication that count.
     """
 
     graph: PCG
@@ -63,6 +74,7 @@ class Search:
     listed: Listed = field(default_factory=Listed)
     restrict: Restrict = marked
     guessed: float | None = None
+    exposure: Exposure = FULL
 
     @cached_property
     def least_memory(self) -> LeastMemory:
@@ -74,7 +86,7 @@ class Search:
         """The graph's variables and costs."""
         self.say(f"{len(self.graph)} operators on {self.machine.devices} devices: listing parallelizations")
         kinds = self.graph, self.differentiated, self.machine, self.training
-        return assemble(*kinds, listed=self.listed, restrict=self.restrict, rerun=True)
+        return assemble(*kinds, listed=self.listed, restrict=self.restrict, rerun=True, exposure=self.exposure)
 
     @cached_property
     def minimizer(self) -> Minimizer:
@@ -251,6 +263,39 @@ class Search:
 
         point = fastest_fitting(minimizer, self.weights, fits, below)
         return [candidates[point]] if point else []
+
+    def exposed_under(self, exposure: Exposure, memory: float) -> Candidate | None:
+        """Return the fastest strategy that fits if a part of communication is free; its `time` counts all of it.
+
+        This takes a part of the time of `under`, which it follows: problems with limited working sets are left out. Returns None if
+        the strategies that it looks at do not fit.
+        """
+        rate = None if self.assembled.whole else self.rate if self.guessed is None else self.guessed
+        other = replace(self, exposure=exposure, guessed=rate)
+        candidates = [other.fastest]
+        if other.fastest.memory > memory:
+            candidates = other.fitting(*other.between(self, memory), memory, math.inf)
+        return next((self.priced(c) for c in candidates), None)
+
+    def between(self, full: Search, memory: float) -> tuple[Assembled, Minimizer]:
+        """Return the problem around this search's fastest strategy and those of a search in which all communication counts."""
+        if self.assembled.whole:
+            return self.assembled, self.minimizer
+        if full.fastest.memory <= memory:
+            near = around(self.assembled, [full.fastest_point, self.fastest_point])
+        else:
+            near = replace(full.wide[0], exposure=self.exposure)
+        return near, Minimizer(near.problem)
+
+    def priced(self, candidate: Candidate) -> Candidate:
+        """Return a strategy of an exposed search with the seconds of all of its communication."""
+        prediction = predict(parallelize(self.graph, candidate.assignment), self.machine, self.counted)
+        return replace(candidate, time=prediction.time)
+
+    @property
+    def counted(self) -> frozenset[int]:
+        """The inputs whose gradients a step computes."""
+        return self.differentiated if self.training.backward else frozenset()
 
     def least_time(self, known: float, memory: float) -> float | None:
         """Return a proved lower bound on the seconds of every strategy that needs at most `memory` bytes on a device.

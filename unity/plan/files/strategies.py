@@ -45,6 +45,7 @@ class SavedPoint(Record):
     memory: Figure
     nodes: tuple[Natural, ...]
     outputs: tuple[tuple[tuple[Natural, ...], ...], ...]
+    simulated: Figure | None = None
 
 
 class Strategies(Record, kw_only=True):
@@ -75,7 +76,7 @@ def strategies(graph: PCG, candidates: Sequence[Candidate]) -> Strategies:
     for c in candidates:
         of = c.assignment.outputs
         outputs = tuple(tuple(numbers(of.get((id(g), k), ())) for k in range(len(g.outputs))) for g in graphs)
-        points.append(SavedPoint(c.time, c.memory, tuple(row(c.assignment, n) for n in nodes), outputs))
+        points.append(SavedPoint(c.time, c.memory, tuple(row(c.assignment, n) for n in nodes), outputs, c.simulated))
     return Strategies(types=tuple(map(type_text, types)), rows=tuple(rows), points=tuple(points))
 
 
@@ -116,7 +117,9 @@ def _candidate(graph: PCG, axes: tuple[Axis, ...], types: Sequence[Type], rows: 
     if not again <= operands.keys():
         raise Misfit("it does not fit the graph: an operand that is gathered again does not exist")
     recomputed, rerun = (frozenset(id(n) for n, row in described if row.rerun == wanted) for wanted in (1, 2))
-    return Candidate(point.time, point.memory, Assignment(axes, results, operands, outputs, again, recomputed, rerun))
+    return Candidate(
+        point.time, point.memory, Assignment(axes, results, operands, outputs, again, recomputed, rerun), point.simulated
+    )
 
 
 def _nodes(graph: PCG) -> list[Node]:

@@ -19,7 +19,8 @@ XLA's CPU backend, according to its buffer assignments (`benchmarks/memory.py` c
 On every backend a product in groups of rows reads the rows, and their cotangents in two orders of dimensions, once for each group,
 with zeros in the rows of others.
 
-GPU compilers schedule operators where their results are used, and fuse them; nothing else is added for them.
+GPU compilers schedule operators where their results are used, and fuse them; nothing else is added for them. They start
+collectives on streams beside the one that computes (*overlaps*: XLA's latency-hiding scheduler); those of a CPU use its cores.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class Backend:
     transposes: bool = False
     indexes: bool = False
     outermost: bool = False
+    overlaps: bool = True
 
     def is_narrow(self, tensor: Tensor) -> bool:
         """Return whether the backend widens a tensor to float32 where a product reads it or a loop stacks it as a residual."""
@@ -151,7 +153,7 @@ def _indices(node: Node, local: Callable[[Value], float]) -> Extra:
 
 
 GPU = Backend("gpu")
-CPU = Backend("cpu", frozenset({"bfloat16", "float16"}), eager=True, transposes=True, indexes=True, outermost=True)
+CPU = Backend("cpu", frozenset({"bfloat16", "float16"}), eager=True, transposes=True, indexes=True, outermost=True, overlaps=False)
 
 
 def backend_of(machine: Machine) -> Backend:

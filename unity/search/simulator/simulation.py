@@ -11,7 +11,7 @@ from typing import Any
 from unity.machine.machine import Machine
 from unity.pcg.ir.graph import PCG
 from unity.search.cost.cost import Training
-from unity.search.memory.backend import CPU, backend_of
+from unity.search.memory.backend import backend_of
 from unity.search.simulator.expansion import Target, expand
 from unity.search.simulator.memory import MemoryOverTime, SimulatedStep, memory_over_time
 from unity.search.simulator.program import program_of
@@ -101,7 +101,7 @@ def simulate(
     Raises:
         SimulationError: the topology has another number of devices than the machine, or is to be folded.
     """
-    overlap = backend_of(machine) is not CPU if overlap is None else overlap
+    overlap = backend_of(machine).overlaps if overlap is None else overlap
     target = Target(machine, topology, topology is None if folded is None else folded, overlap)
     tasks, labels = expand(program_of(graph, machine, differentiated), target)
     step = SimulatedStep(graph, differentiated, replace(training or Training(), backward=bool(differentiated)), backend_of(machine))

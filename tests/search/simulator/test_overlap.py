@@ -1,0 +1,165 @@
+"""Overlap in the objective: plans are chosen by their simulated step, where devices compute while they communicate."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import unity
+from unity.machine.resharding_tables import Changes
+from unity.pcg.capture.capture import capture
+from unity.pcg.parallel.parallelize import parallelize
+from unity.search.cost.cost import SiteCost, Training
+from unity.search.cost.exposure import FULL, Exposure
+from unity.search.cost.prediction import predict
+from unity.search.overlap import EXPOSURES, overlapping, seconds_of, simulated
+from unity.search.session import Search
+
+MACHINE = unity.Machine.grid(1, 8, "h100")
+
+
+def f32(*shape):
+    return jax.ShapeDtypeStruct(shape, "float32")
+
+
+def loss(params, x):
+    def layer(x, w):
+        return x + jax.nn.gelu(x @ w["up"]) @ w["down"], None
+
+    return jnp.mean(lax.scan(jax.checkpoint(layer), x, params)[0] ** 2)
+
+
+ARGUMENTS = {"up": f32(8, 8192, 32768), "down": f32(8, 32768, 8192)}, f32(32768, 8192)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def planned(**options):
+    return unity.optimize(loss, *ARGUMENTS, **{"machine": MACHINE, "budget": 0, "progress": False, **options})
+
+
+@cache
+def plans():
+    """The plan with the least sum, and the plan that is chosen by simulation."""
+    return planned(), planned(overlap=True)
+
+
+@cache
+def search(training=True):
+    captured = capture(loss, *ARGUMENTS, argnums=(0,) if training else ())
+    return Search(captured.graph, captured.differentiated, MACHINE, Training(training))
+
+
+def step(plan):
+    return plan.inspect.simulate().makespan
+
+
+def test_the_plan_has_the_shorter_simulated_step_and_the_option_the_lesser_sum():
+    least, hidden = plans()
+    assert least.time < hidden.time
+    assert step(hidden) < 0.97 * step(least)
+    assert least.time == pytest.approx(search().fastest.time)
+
+
+@pytest.mark.parametrize("name", ["data-parallel", "fsdp", "megatron"])
+def test_no_strategy_by_hand_has_a_shorter_simulated_step(name):
+    assert step(plans()[1]) <= step(planned(search=name))
+
+
+def test_the_figures_of_the_plan_are_those_of_its_graph():
+    hidden = plans()[1]
+    assert hidden.time == pytest.approx(predict(hidden.program.pcg, MACHINE, hidden.program.family.differentiated).time)
+    assert hidden.program.candidate.simulated == pytest.approx(step(hidden))
+
+
+@pytest.mark.parametrize("part", [0.8, 1.01])
+def test_under_a_memory_limit_all_strategies_that_are_compared_fit(part):
+    limit = part * search().fastest.memory
+    assert plans()[1].memory > limit
+    best = search().under(limit)
+    candidates = overlapping(search(), best, limit)
+    assert candidates[0].assignment == best.assignment
+    assert len(candidates) > 1
+    assert all(c.memory <= limit for c in candidates)
+    assert all(c.time >= best.time * (1 - 1e-9) for c in candidates)
+
+
+def test_of_equal_simulated_steps_the_least_sum_stays(monkeypatch):
+    monkeypatch.setattr("unity.planning.ranking.seconds_of", lambda c: 1.0)
+    least, kept = plans()[0], planned(overlap=True)
+    assert kept.time == least.time
+    assert kept.program.candidate.simulated == pytest.approx(step(least))
+
+
+def test_nothing_is_searched_again_where_nothing_waits_for_communication():
+    alone = Search(search().graph, search().differentiated, MACHINE.alone, Training())
+    assert len(overlapping(alone, alone.fastest, np.inf)) == 1
+
+
+def test_an_exposed_search_counts_all_communication_of_what_it_returns():
+    same = search().exposed_under(FULL, np.inf)
+    assert same is not None
+    assert same.time == pytest.approx(search().fastest.time)
+    for exposure in EXPOSURES:
+        other = search().exposed_under(exposure, np.inf)
+        graph = parallelize(search().graph, other.assignment)
+        assert other.time == pytest.approx(predict(graph, MACHINE, search().differentiated).time)
+        assert other.time >= search().fastest.time * (1 - 1e-9)
+
+
+def test_exposed_prices_are_parts_of_the_prices_of_communication_alone():
+    one = np.ones((1, 1))
+    changes = Changes((one, one), (one, one), one, one, one > 0)
+    exposure = Exposure(gathers=0.5, gradients=0.25, others=0.75)
+    weight, other = exposure.of_changes(changes, True), exposure.of_changes(changes, False)
+    assert [float(part.item()) for part in (*weight.forward, *weight.backward, weight.merged)] == [0.5, 0.5, 0.25, 0.25, 0.25]
+    assert [float(part.item()) for part in (*other.forward, *other.backward, other.merged)] == [0.75] * 5
+    assert weight.size == other.size == 1
+    site = SiteCost(forward=one, backward=one, reduces=one, memory=one, once=one)
+    assert exposure.of_site(site).time.item() == 2.75
+
+
+def test_a_forward_pass_without_weights_is_planned_by_its_simulated_step():
+    forward = search(training=False)
+    candidates = overlapping(forward, forward.fastest, np.inf)
+    assert len(candidates) <= 2
+    assert all(seconds_of(c) == seconds_of(simulated(forward, c)) for c in candidates)
+
+
+def test_devices_that_do_one_thing_after_the_other_have_the_least_sum():
+    cpu = replace(MACHINE, device=replace(MACHINE.device, name="cpu"))
+    plan = planned(machine=cpu, overlap=True)
+    assert plan.program.candidate.simulated is None
+    assert plan.time == planned(machine=cpu).time
+
+
+def test_files_the_cache_and_texts_keep_the_simulated_step(tmp_path):
+    hidden, again = plans()[1], planned(overlap=True)
+    cached = planned(overlap=True)
+    assert again.program.candidate.assignment.axes == cached.program.candidate.assignment.axes
+    assert hidden.program.pcg.key == again.program.pcg.key == cached.program.pcg.key
+    assert cached.program.candidate.simulated == again.program.candidate.simulated == hidden.program.candidate.simulated
+    hidden.files.save(tmp_path / "plan.json")
+    loaded = unity.load(tmp_path / "plan.json", loss, *ARGUMENTS)
+    assert loaded.program.candidate.simulated == hidden.program.candidate.simulated
+    assert "simulated" in repr(loaded)
+    assert "simulated" not in repr(plans()[0])
+
+
+def test_the_gap_of_a_plan_that_hides_more_is_one_of_sums():
+    least, hidden = plans()
+    assert hidden.inspect.bound <= least.time * (1 + 1e-9)
+    assert hidden.inspect.gap == pytest.approx(hidden.time / hidden.inspect.bound - 1)
+    assert repr(hidden).count("by the sum of its operators and collectives") == 1
+
+
+def test_the_option_is_true_or_false():
+    with pytest.raises(unity.OptionError, match="overlap"):
+        planned(overlap="yes")
