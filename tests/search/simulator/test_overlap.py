@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,8 +42,8 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def planned(**options):
-    return unity.optimize(loss, *ARGUMENTS, **{"machine": MACHINE, "budget": 0, "progress": False, **options})
+def planned(machine=MACHINE, budget: int | None = 0, **options: Any):
+    return unity.optimize(loss, *ARGUMENTS, machine=machine, budget=budget, progress=False, **options)
 
 
 @cache
@@ -70,7 +71,7 @@ def test_the_plan_has_the_shorter_simulated_step_and_the_option_the_lesser_sum()
 
 @pytest.mark.parametrize("name", ["data-parallel", "fsdp", "megatron"])
 def test_no_strategy_by_hand_has_a_shorter_simulated_step(name):
-    assert step(plans()[1]) <= step(planned(search=name))
+    assert step(plans()[1]) <= step(planned(search=name, budget=None))
 
 
 def test_the_figures_of_the_plan_are_those_of_its_graph():
@@ -84,6 +85,7 @@ def test_under_a_memory_limit_all_strategies_that_are_compared_fit(part):
     limit = part * search().fastest.memory
     assert plans()[1].memory > limit
     best = search().under(limit)
+    assert best is not None
     candidates = overlapping(search(), best, limit)
     assert candidates[0].assignment == best.assignment
     assert len(candidates) > 1
@@ -109,6 +111,7 @@ def test_an_exposed_search_counts_all_communication_of_what_it_returns():
     assert same.time == pytest.approx(search().fastest.time)
     for exposure in EXPOSURES:
         other = search().exposed_under(exposure, np.inf)
+        assert other is not None
         graph = parallelize(search().graph, other.assignment)
         assert other.time == pytest.approx(predict(graph, MACHINE, search().differentiated).time)
         assert other.time >= search().fastest.time * (1 - 1e-9)
@@ -155,6 +158,7 @@ def test_files_the_cache_and_texts_keep_the_simulated_step(tmp_path):
 
 def test_the_gap_of_a_plan_that_hides_more_is_one_of_sums():
     least, hidden = plans()
+    assert hidden.inspect.bound is not None
     assert hidden.inspect.bound <= least.time * (1 + 1e-9)
     assert hidden.inspect.gap == pytest.approx(hidden.time / hidden.inspect.bound - 1)
     assert repr(hidden).count("by the sum of its operators and collectives") == 1
