@@ -39,7 +39,7 @@ from unity.exec.measure.local_machine import where
 from unity.machine.machine import Machine
 from unity.machine.profiles.profile import Profile
 from unity.machine.profiles.store import Store
-from unity.profiling import profile, wanted
+from unity.profiling import profile, tasks_of_plan
 from unity.search.cost.prediction import predict
 
 ERROR = 0.1  # target: |predicted - measured| / measured
@@ -141,7 +141,7 @@ def by_others() -> list[dict[str, Any]]:
     for row in results("gpu")["rows"]:
         model, machine = CASES[row["model"]].full(), Machine.load(RESULTS / MACHINE.format(row["device"]))
         plan = unity.optimize(model.loss, model.params, model.batch, machine=machine, search="captured", progress=False)
-        own, profile = wanted(plan, domains=True, every=False), machine.profile
+        own, profile = tasks_of_plan(plan, domains=True, every=False), machine.profile
         assert profile is not None, "a machine is kept with what was measured of it"
         others = Profile(profile.where, tuple(m for m in profile.measurements if m.content not in own))
         figures = {"model": row["model"], "measured ms": row["measured ms"]}

@@ -410,7 +410,7 @@ class Task:
 
     @property
     def inside(self) -> list[Constraint]:
-        """The constraints on values inside of the function. Pipelines and micro-batches leave pinned arguments as they are, but not these."""
+        """The constraints that pipelines and micro-batches do not leave as they are: all but pins of arguments."""
         return [c for c in self.bound.every if not isinstance(c, Pin)]
 
     def best_pipeline(self, plain: PlanFamily, machine: Machine, wish: PipelineWish) -> tuple[PipelineCandidate | None, list[str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -26,7 +28,8 @@ class ScaledGate:
         """The shapes of the weights and of the input."""
         return (jax.ShapeDtypeStruct((4096, 16384), jnp.float32),) * 3, jax.ShapeDtypeStruct((16384, 4096), jnp.float32)
 
-    def __call__(self, weights: tuple[jax.Array, ...], x: jax.Array) -> jax.Array:
+    def __call__(self, weights: Any, *inputs: Any) -> Any:
+        (x,) = inputs
         left, right, other = (x @ w for w in weights)
         return jnp.mean((jax.nn.relu(jnp.tanh(left) * right) * other.mean(-1, keepdims=True)) ** 2)
 
