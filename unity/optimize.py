@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +13,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from unity.base.gc_pause import uncollected
 from unity.base.processes import several
+from unity.base.user_warnings import warn_user
 from unity.constraints.bound_constraints import bind
 from unity.constraints.excluded_rules import without
 from unity.constraints.kinds import Constraint, KeptShardings, WithoutRules
@@ -130,7 +130,7 @@ def optimize(
         marks = marking(target) if is_kept else None
         captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered, marking=marks)
         if training and (doubt := resembling_step(getattr(fn, "__name__", "fn"), captured)):
-            warnings.warn(doubt, UserWarning, stacklevel=3)
+            warn_user(doubt)
         placed = pins(captured.paths, jax.tree.leaves(args), target) if marks else ()
         constrained = obeyed(bind((*constraints, *placed), captured, fn, argnums), search)
         task = Task(

@@ -1,4 +1,4 @@
-"""One request to `unity.optimize`: the programs that are searched for it, and the choice of the plan among their strategies.
+"""The search for a plan: the programs that are searched for a request, and the choice of the plan among their strategies.
 
 The searches "unity" and "captured" start from the captured program. A rewritten program replaces it where that is better by the
 objective. If the limit excludes the fastest strategy of the better one, layers of that are recomputed; if it excludes all, the
@@ -10,43 +10,35 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 from unity.base.errors import ConstraintError, InfeasibleError, OptionError
 from unity.base.formatting import size
 from unity.base.interruption import UntilInterrupted
 from unity.base.processes import same
-from unity.constraints.bound_constraints import BoundConstraints
+from unity.base.user_warnings import warn_user
 from unity.constraints.conflicts import conflict, possible
-from unity.constraints.kinds import Across, Constraint, Pin
-from unity.constraints.paths import matching
-from unity.exec.measure.trial import ratio
+from unity.constraints.kinds import Across
 from unity.machine.machine import Machine
-from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.payloads import ScheduleKind
 from unity.pcg.parallel.parallelize import Assignment
 from unity.pcg.parallel.stages import Mixed
 from unity.plan.files import cache
-from unity.plan.further_options import Transforms
-from unity.plan.options import no_branches, no_pipeline, not_decomposed, shortfall
+from unity.plan.options import no_branches, no_pipeline, not_decomposed
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
-from unity.plan.step import can_run, step_of
+from unity.planning.other_searches import as_published, by_substitution, in_sequence
 from unity.planning.ranking import Solution, fastest_simulated, measured
 from unity.planning.refusal import LeanPipelines, refusal
+from unity.planning.request import Request
 from unity.planning.sub_machines import sub_machines
-from unity.search.cost.cost import Training
 from unity.search.joint.joint import GAIN
 from unity.search.joint.pricing import Prices
 from unity.search.memory.backend import backend_of
 from unity.search.memory.lower_bound import LeastMemory
-from unity.search.published import Asked, algorithm
 from unity.search.session import Candidate, Search
-from unity.search.substitution.fitting import fitting, leanest
 from unity.transforms.branches import BranchesWish, Forked
 from unity.transforms.branches import best as best_branches
 from unity.transforms.micro_batching import MicroBatchingWish, leanest_micro_batches
@@ -56,37 +48,11 @@ from unity.transforms.pipelining import PipelineCandidate, PipelineWish, best_un
 from unity.transforms.pipelining import best as best_pipeline
 from unity.transforms.recomputing import RecomputingChoice, RecomputingWish, of_all_layers
 from unity.transforms.recomputing import best as best_recomputing
-from unity.transforms.rewriting import Rewriter
-from unity.transforms.transformation import transformed
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
-    """A request for a plan: everything that `unity.optimize` is called with but the machine.
-
-    Attributes:
-        kind: the name of the search.
-        local: whether the plan is for the devices of this process, where programs can be run to confirm the costs.
-        overlap: whether the simulated step is minimized on machines whose devices compute while they communicate.
-        measure: whether plans that are predicted to be nearly as fast as the fastest are run, too.
-        say: shows the current stage to the user.
-    """
-
-    fn: Callable[..., Any]
-    captured: Captured
-    training: Training
-    objective: str
-    limit: float
-    seed: int
-    kind: str
-    budget: float | None
-    rewriter: Rewriter
-    local: bool
-    overlap: bool
-    measure: bool
-    say: Callable[[str], None]
-    bound: BoundConstraints
-    transforms: Transforms
+class Task(Request):
+    """The search for the plan of a request."""
 
     def plan_on(self, machine: Machine) -> Plan:
         """Return the plan for one machine, from the cache if the same request was planned before."""
@@ -100,13 +66,11 @@ class Task:
         if cached is not None:
             family, candidate = cached
             return Plan(replace(family, seconds=time.perf_counter() - started), candidate)
-        ours = {
-            "unity": self.searched_jointly,
-            "captured": self.searched_jointly,
-            "sequential": self.searched_in_sequence,
-            "unity-rules": self.searched_by_substitution,
-        }
-        family, candidate = ours.get(self.kind, self.searched_as_published)(machine)
+        if self.kind in ("unity", "captured"):
+            family, candidate = self.searched_jointly(machine)
+        else:
+            others = {"sequential": in_sequence, "unity-rules": by_substitution}
+            family, candidate = others.get(self.kind, as_published)(self, machine)
         if self.measure and not family.interrupted:
             family, candidate = self.measured(family, candidate)
         family = replace(family, seconds=time.perf_counter() - started, limit=self.limit)
@@ -263,8 +227,7 @@ class Task:
             except Mixed as reason:
                 if required is not None:
                     raise OptionError(not_decomposed(required, str(reason))) from None
-                text = f"micro_batches=True: the plan has none, since {reason} (docs: memory#micro-batches)"
-                warnings.warn(text, UserWarning, stacklevel=2)
+                warn_user(f"micro_batches=True: the plan has none, since {reason} (docs: memory#micro-batches)")
                 return
             leanest = leanest or choice.leanest
             if choice.best is not None:
@@ -408,11 +371,6 @@ class Task:
             return False
         return machine.devices > 1 or self.transforms.pipeline is not None
 
-    @property
-    def inside(self) -> list[Constraint]:
-        """The constraints that pipelines and micro-batches do not leave as they are: all but pins of arguments."""
-        return [c for c in self.bound.every if not isinstance(c, Pin)]
-
     def best_pipeline(self, plain: PlanFamily, machine: Machine, wish: PipelineWish) -> tuple[PipelineCandidate | None, list[str]]:
         """Return the best pipeline of equal stages, or else of unlike ones, and the reasons why others were refused."""
         best, refused = best_pipeline(plain.captured, machine, wish)
@@ -441,109 +399,3 @@ class Task:
         family = before.then(best.transformation, best.search)
         candidate = best.candidate if required is None else self.runnable(family, best.candidate)
         return self.if_better((family, candidate), than, required), refused
-
-    def runnable(self, family: PlanFamily, best: Candidate) -> Candidate:
-        """Return the best point of a frontier that this process's devices can run.
-
-        This is `best` itself if they can run it, if they can run none, or if the plan is for another machine.
-        """
-        if not self.local or can_run(Plan(family, best)):
-            return best
-        self.say("looking for what these devices can run")
-        others = [c for c in family.frontier[0] if c.memory <= self.limit and can_run(Plan(family, c))]
-        return min(others, key=self.worth, default=best)
-
-    @property
-    def pinned(self) -> frozenset[int]:
-        """The numbers of the pinned arguments, none of which is packed."""
-        pins = [c.path for c in self.bound.every if isinstance(c, Pin)]
-        return frozenset(k for path in pins for k in matching(path, self.bound.paths))
-
-    def if_better(self, solution: Solution, than: Solution | None, required: object | None) -> Solution | None:
-        """Return a solution if the plan must have its transformation, or if it is better than another; otherwise None."""
-        return solution if than is None or required is not None or self.is_better(solution, than) else None
-
-    def wish(self, prices: Prices, than: Solution | None, required: object | None) -> dict[str, Any]:
-        """Return the fields that every `Wish` has.
-
-        A search may discard whatever cannot beat `than`, unless the transformation is required or the objective is memory.
-        """
-        beaten = (than[0].search, than[1]) if than is not None and required is None and self.objective != "memory" else None
-        search = partial(self.search, prices=prices)
-        return {"search": search, "choose": self.fitting, "worth": self.worth, "than": beaten, "say": self.say}
-
-    def fitting(self, search: Search) -> Candidate | None:
-        """Return the best point by the objective, or None if no point fits the limit."""
-        candidate = self.best(search)
-        return candidate if candidate is not None and candidate.memory <= self.limit else None
-
-    def worth(self, c: Candidate) -> tuple[float, float]:
-        """Return the figures that the objective minimizes, in lexicographic order."""
-        return (c.memory, c.time) if self.objective == "memory" else (c.time, c.memory)
-
-    def searched_in_sequence(self, machine: Machine) -> Solution:
-        """Return the best solution of the program that is the fastest on one device (the baseline of Unity, section 6.4)."""
-        chosen, interrupted = self.rewriter.best(self.captured, Prices(machine.alone, self.training), self.say)
-        transformations = () if chosen is None else (chosen,)
-        search = self.search(transformed(self.captured, transformations), Prices(machine, self.training))
-        candidate = self.best(search)
-        if candidate is None or candidate.memory > self.limit:
-            raise InfeasibleError(shortfall(machine, search.leanest, self.limit))
-        family = PlanFamily(self.fn, self.captured, search, 0.0, transformations=transformations, interrupted=interrupted)
-        return family, candidate
-
-    def searched_by_substitution(self, machine: Machine) -> Solution:
-        """Return the best solution that parallelizing substitutions reach."""
-        search = self.search(self.captured, Prices(machine, self.training))
-        budget = self.rewriter.budget
-        best = leanest(search, budget) if self.objective == "memory" else fitting(search, self.limit, budget)
-        if best.candidate.memory > self.limit:
-            if best.interrupted:
-                raise KeyboardInterrupt
-            raise InfeasibleError(shortfall(machine, best.candidate, self.limit))
-        family = PlanFamily(self.fn, self.captured, search, 0.0, (best.candidate,), applications=best.applications)
-        return replace(family, interrupted=best.interrupted), best.candidate
-
-    def searched_as_published(self, machine: Machine) -> Solution:
-        """Return the result of a published algorithm, which minimizes its own objective."""
-        search = self.search(self.captured, Prices(machine, self.training))
-        candidate = algorithm(self.kind)(search, Asked(self.limit, self.seed, self.budget))
-        if candidate.memory > self.limit:
-            raise InfeasibleError(shortfall(machine, candidate, self.limit, f"the plan of search={self.kind!r}"))
-        return PlanFamily(self.fn, self.captured, search, 0.0, (candidate,)), candidate
-
-    def is_slower(self, one: Solution, other: Solution) -> bool:
-        """Run both programs on this process's devices, and return whether a step of the first takes longer."""
-        self.say("running both programs")
-        return ratio(step_of(Plan(*one), self.training), step_of(Plan(*other), self.training)) > 1
-
-    def search(self, captured: Captured, prices: Prices) -> Search:
-        """Return the search of a program's parallelizations, which shares listed and priced operators with other searches."""
-        graph, differentiated = captured.graph, captured.differentiated
-        return Search(graph, differentiated, prices.machine, self.training, self.say, prices.listed, self.bound)
-
-    def best(self, search: Search) -> Candidate | None:
-        """Return the best point by the objective, or None if none fits the limit or obeys the constraints."""
-        if self.bound.every and not possible(search):
-            return None
-        return search.leanest if self.objective == "memory" else search.under(self.limit)
-
-    def is_better(self, one: Solution, other: Solution) -> bool:
-        """Return whether a solution is better than another by the required gain, as predicted, and if possible as measured.
-
-        If the plan is for this process's devices, they must be able to run the better one, and it must not run more slowly.
-        """
-        new, old = one[1], other[1]
-        leaner, faster = new.memory < (1 - GAIN) * old.memory, new.time < (1 - GAIN) * old.time
-        better = leaner if self.objective == "memory" else new.memory <= self.limit and faster
-        if not (better and self.local):
-            return better
-        if not can_run(Plan(*one)):
-            return False
-        return self.objective == "memory" or not can_run(Plan(*other)) or not self.is_slower(one, other)
-
-    def weight(self, search: Search) -> float:
-        """Return the seconds that a byte of memory counts as where rewritings are priced."""
-        if self.objective == "memory":
-            return math.inf
-        return 0.0 if search.fastest.memory <= self.limit else search.rate
