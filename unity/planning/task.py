@@ -262,7 +262,7 @@ class Task(Request):
     def leanest_pipeline(self, plain: PlanFamily, prices: Prices) -> tuple[Solution | None, LeanPipelines]:
         """Return the pipeline with the least bound on memory, at its leanest point, and all that were tried.
 
-        The first is None if there is none, or if its bound exceeds the limit.
+        Without a pipeline, or if its bound exceeds the limit, the first is None.
         """
         bounds: list[LeastMemory] = []
         if plain.search.least_memory.state > self.limit or not self.may_pipeline(prices.machine):

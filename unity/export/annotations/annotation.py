@@ -21,7 +21,7 @@ import jax
 from unity.base.errors import PlanError
 from unity.exec.sharding_constraints import open_spec
 from unity.export.annotations.constraint_writer import SIDES, ConstraintWriter, Unannotated
-from unity.export.annotations.decisions import PRODUCT, Computation, PlannedValue, is_in, planned_values, times_computed
+from unity.export.annotations.decisions import PRODUCT, ComputationSignature, PlannedValue, is_in, planned_values, times_computed
 from unity.export.annotations.expressions import CodeSpan, ExpressionValue, expression_values
 from unity.pcg.jaxprs.trace_contexts import without_mesh
 from unity.pcg.types.axis import Axis
@@ -133,7 +133,7 @@ class _Placement:
         self,
         planned: Sequence[PlannedValue],
         traced: Sequence[ExpressionValue],
-        missing: Mapping[Computation, int],
+        missing: Mapping[ComputationSignature, int],
         writer: ConstraintWriter,
         axes: Sequence[Axis],
     ) -> None:
@@ -185,7 +185,7 @@ class _Placement:
         return ""
 
 
-def _computed_by(value: ExpressionValue, computed: Computation) -> bool:
+def _computed_by(value: ExpressionValue, computed: ComputationSignature) -> bool:
     """Return whether an equation of the plan's program may be the value of an expression."""
     is_alike = (value.primitive, value.shape, value.dtype) == (computed.primitive, computed.shape, computed.dtype)
     return is_alike and value.span.line <= computed.line <= value.span.end_line

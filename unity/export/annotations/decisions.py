@@ -26,8 +26,8 @@ SEVERAL_WAYS = "needed in several ways"
 
 
 @dataclass(frozen=True)
-class Computation:
-    """The computation that an equation is, to tell expressions apart: its line, its primitive, its result's shape and type."""
+class ComputationSignature:
+    """An equation's line and primitive, and the shape and type of its result, by which expressions are told apart."""
 
     line: int
     primitive: str
@@ -48,7 +48,7 @@ class PlannedValue:
         problem: the reason why `type` is None.
     """
 
-    computed: Computation
+    computed: ComputationSignature
     type: Type | None
     shape: tuple[int, ...]
     side: str = ""
@@ -70,13 +70,13 @@ def planned_values(top: PCG, file: str) -> Iterator[PlannedValue]:
                 yield from _values_of(node, node.body, types, origins, file)
 
 
-def times_computed(top: PCG, file: str) -> Counter[Computation]:
+def times_computed(top: PCG, file: str) -> Counter[ComputationSignature]:
     """Count the equations of a graph by what they compute."""
     nodes = (node for graph in top.graphs() for node in graph.nodes)
     return Counter(c for node in nodes if node.body is not None for c in _computations(node, node.body, file))
 
 
-def _computations(node: Node, body: Body, file: str) -> Iterator[Computation]:
+def _computations(node: Node, body: Body, file: str) -> Iterator[ComputationSignature]:
     for e in body.equations:
         yield from (c for v in e.results if (c := _computation(node, body, e, v, file)) is not None)
         for nested in bodies(e):
@@ -140,18 +140,18 @@ def _values_of(
                 yield from (PlannedValue(computed, None, computed.shape, side, problem=NESTED) for side in SIDES)
 
 
-def _value(computed: Computation, types: list[Type], is_decided: bool) -> PlannedValue:
+def _value(computed: ComputationSignature, types: list[Type], is_decided: bool) -> PlannedValue:
     """Return the result of an equation, whose type differs between readers if there are several `types`."""
     problem = SEVERAL_WAYS if len(set(types)) > 1 else SUM if PARTIAL in types[0] else ""
     return PlannedValue(computed, None if problem else types[0], computed.shape, "", is_decided, problem)
 
 
-def _computation(node: Node, body: Body, equation: Equation, variable: int, file: str) -> Computation | None:
+def _computation(node: Node, body: Body, equation: Equation, variable: int, file: str) -> ComputationSignature | None:
     """Return the computation of a result of an equation, or None if its line, or else its operator's, is in another file."""
     for source in (equation.source, node.source):
         if is_in(source, file):
             tensor = body.tensors[variable]
-            return Computation(line_of(source), equation.primitive.name, tensor.shape, str(tensor.dtype))
+            return ComputationSignature(line_of(source), equation.primitive.name, tensor.shape, str(tensor.dtype))
     return None
 
 
