@@ -37,7 +37,7 @@ class ConstraintWriter:
         self.names = {getattr(n, field, None) for n in ast.walk(tree) for field in ("id", "arg", "name", "asname")}
 
     def node(self, span: CodeSpan, side: str) -> ast.expr | ast.AugAssign | None:
-        """Return the expression or operand that a constraint encloses; None without one, or if the operand's own constraint decides."""
+        """Return the expression or operand that a constraint encloses; None without one, or if the operand's own decides."""
         node = self.nodes.get((span.line, span.column, span.end_line, span.end_column))
         if not side:
             return node
