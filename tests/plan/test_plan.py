@@ -449,7 +449,7 @@ def test_explain_names_what_was_decided(capsys: pytest.CaptureFixture[str]) -> N
     plan = planned()
     plan.explain()
     text = capsys.readouterr().out
-    for word in ("one step", "args[0]['w1']", "dot_general", "test_plan.py", "collectives"):
+    for word in ("a step (", "args[0]['w1']", "dot_general", "test_plan.py", "collectives"):
         assert word in text, word
 
 

@@ -265,7 +265,8 @@ class Task(Request):
         Without a pipeline, or if its bound exceeds the limit, the first is None.
         """
         bounds: list[LeastMemory] = []
-        if plain.search.least_memory.state > self.limit or not self.may_pipeline(prices.machine):
+        is_impossible = bool(self.bound.every and not possible(plain.search))
+        if is_impossible or plain.search.least_memory.state > self.limit or not self.may_pipeline(prices.machine):
             return None, LeanPipelines()
 
         def bounded(search: Search) -> Candidate:  # stands for a point whose memory is the bound, since a search takes longer
