@@ -17,7 +17,7 @@ from unity.pcg.ir.gradient_flow import carrying
 from unity.pcg.ir.program import Body, Equation, Tensor
 from unity.pcg.parallel.resharding import steps
 from unity.pcg.propagation.choices import Choice, choices, part_of_work
-from unity.pcg.propagation.solver import spec_of
+from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, Type, misfit, partitioned, slice_count
 

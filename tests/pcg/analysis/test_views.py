@@ -17,7 +17,7 @@ from unity.machine.machine import Machine
 from unity.pcg.analysis.views import costs_nothing, is_view, of_argument
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.program import Body, close
-from unity.pcg.propagation.solver import spec_of
+from unity.pcg.propagation.specifications import spec_of
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
 from unity.search.cost.assembly import assemble

@@ -15,7 +15,7 @@ from unity.pcg.capture.lossless import lossless
 from unity.pcg.ir.program import Body, close
 from unity.pcg.operators.layout import Layout, PlacedTensor
 from unity.pcg.operators.table import TABLE
-from unity.pcg.propagation.solver import spec_of
+from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import State
 

@@ -33,7 +33,7 @@ from unity.pcg.parallel.parallelize import parallelize
 from unity.pcg.parallel.traffic import traffic
 from unity.pcg.propagation.choices import choices
 from unity.pcg.propagation.halos import messages, undivided_windows
-from unity.pcg.propagation.solver import spec_of
+from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import Halo
 from unity.pcg.types.parallel_type import partitioned
 from unity.search.cost.assembly import Assembled, assemble

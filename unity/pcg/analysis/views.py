@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from unity.pcg.ir.graph import UNCHANGED, Node
 from unity.pcg.ir.program import Body, Equation
-from unity.pcg.propagation.solver import spec_of
+from unity.pcg.propagation.specifications import spec_of
 
 
 @lru_cache(maxsize=65536)

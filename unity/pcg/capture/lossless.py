@@ -12,7 +12,8 @@ from unity.pcg.ir.dead_code import extract
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor
 from unity.pcg.propagation.choices import choices, operand_states
 from unity.pcg.propagation.relaxation import Relaxed
-from unity.pcg.propagation.solver import nested_body, spec_of
+from unity.pcg.propagation.solver import nested_body
+from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import TABLE, Slot, facts_of
 
 LOSSLESS: dict[str, bool] = {}  # a cache of `lossless`, by the composite's pattern

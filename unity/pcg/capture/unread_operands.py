@@ -19,7 +19,8 @@ from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.graph import CONSTRAIN
 from unity.pcg.ir.program import Body, Equation, Literal, Tensor, tensor_type
 from unity.pcg.propagation.derivative_rules import Unreadable, jvp_body
-from unity.pcg.propagation.solver import nested_body, spec_of
+from unity.pcg.propagation.solver import nested_body
+from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import facts_of
 
 

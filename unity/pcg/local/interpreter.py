@@ -22,7 +22,7 @@ from unity.pcg.local import replicated_calls
 from unity.pcg.local import varying_loops as loops
 from unity.pcg.local.collectives import apply, contribute
 from unity.pcg.local.halo_exchange import exchanged
-from unity.pcg.local.second_derivatives import with_checked_derivative
+from unity.pcg.local.second_derivatives import with_checked_derivative, without_derivative
 from unity.pcg.local.widening import applied, rounded, sent, widens
 from unity.pcg.operators.layout import Layout, PlacedTensor
 from unity.pcg.operators.table import TABLE
@@ -31,8 +31,10 @@ from unity.pcg.propagation.agreements import agreements
 from unity.pcg.propagation.derivative_rules import as_function, jvp_body, vjp_bodies
 from unity.pcg.propagation.linear_solves import is_symmetric, program_names, solve_program, split_operands
 from unity.pcg.propagation.placement import Placing, around_scatter, placing
+from unity.pcg.propagation.propagation import has_no_gradient
 from unity.pcg.propagation.row_loops import rows_of
-from unity.pcg.propagation.solver import Solution, branches, is_reverse_only, nested_body, spec_of, vjp_solutions
+from unity.pcg.propagation.solver import Solution, branches, call_solutions, is_reverse_only, nested_body
+from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.accumulation import backward_dtype, forward_dtype, is_wide_sum, narrow, without_widening
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.factors import Halo
@@ -313,31 +315,42 @@ def _custom_vjp(equation: Equation, operands: list, layout: Layout, axes: tuple[
     types, results = _types(layout.operands), _types(layout.results)
     n = len(results)
     per_axis = [
-        vjp_solutions(equation, tuple(t[k] for t in types), tuple(t[k] for t in results))
+        call_solutions(equation, tuple(t[k] for t in types), tuple(t[k] for t in results))
         if any(t[k] != UNUSED for t in types + results)
         else None
         for k in range(len(axes))
     ]
-    forward_placing, backward_placing = (tuple(s and s[part] for s in per_axis) for part in (0, 1))
+    value_placing, forward_placing, backward_placing = (
+        tuple(None if s is None else s[part] for s in per_axis) for part in range(3)
+    )
     names = [a.name for a, s in zip(axes, per_axis, strict=True) if s is not None]
+    extremes = _reduces_extremes(rule.forward, forward_placing) or _reduces_extremes(rule.backward, backward_placing)
 
     @jax.custom_vjp
     def call(*primals: Any) -> Any:
-        return varied(run_body(body, primals, types, results, axes), layout.results)
+        return varied(BodyInterpreter(body, value_placing, axes).run(primals), layout.results)
 
     def run_forward(*primals: Any) -> Any:
         values = with_checked_derivative(primals, rule.calls, equation.source)
+        values = without_derivative(values, equation.source) if extremes else values
         out = BodyInterpreter(rule.forward, forward_placing, axes).run(values)
         return varied(out[:n], layout.results), out[n:]
 
     def run_backward(residuals: Any, cotangents: Any) -> Any:
         values = with_checked_derivative((*residuals, *cotangents), rule.calls, equation.source)
+        values = without_derivative(values, equation.source) if extremes else values
         gradients = iter(BodyInterpreter(rule.backward, backward_placing, axes).run(values))
         flagged = zip(rule.floating, layout.operands, strict=True)
         return tuple(vary(as_held(next(gradients), p), names) if f else None for f, p in flagged)
 
     call.defvjp(run_forward, run_backward)
     return call(*operands)
+
+
+def _reduces_extremes(body: Body, solutions: Placing) -> bool:
+    """Return whether devices reduce a maximum, say, in a derivative rule that a second derivative would differentiate."""
+    kinds = (item for s in solutions if s is not None for item in s.reduced.items())
+    return any(kind != "sum" and not has_no_gradient(body, v) for v, kind in kinds)
 
 
 def _remat(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
@@ -370,7 +383,7 @@ def _while(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis,
     test_types = tuple(tuple(UNUSED if s == UNUSED else REPLICATED for s in types[0]) for _ in test.outputs) if types else ()
     rows = rows_of(equation)
     solutions = placing(step, types[a:], results, len(axes))
-    independent = rows is not None and not any(s is not None and any(agreements(step, s)) for s in solutions)
+    independent = rows is not None and not any(s is not None and any(a.kind for a in agreements(step, s)) for s in solutions)
 
     def run_test(carry: Any) -> Any:
         if rows is not None and independent:

@@ -57,6 +57,33 @@ def with_checked_derivative(values: Sequence[Any], calls: Sequence[core.JaxprEqn
     return list(same(*values))
 
 
+def without_derivative(values: Sequence[Any], place: str) -> list[Any]:
+    """Return the values that a derivative rule reads, such that a second derivative, which differentiates them, is refused.
+
+    A maximum over devices has no derivative, since ties across devices would be counted twice.
+
+    Args:
+        values: pieces on this device.
+        place: the line of the call that the rule belongs to.
+
+    Raises:
+        PlanError: when the values are differentiated.
+    """
+
+    @jax.custom_jvp
+    def same(*values: Any) -> Any:
+        return values
+
+    @same.defjvp
+    def derivative(primals: Any, tangents: Any) -> Any:
+        raise PlanError(
+            f"{place}: a second derivative of a call whose derivative rule takes a maximum over devices, which has no derivative.\n"
+            "    Take second derivatives of the original function. (docs: capture#derivative-rules)"
+        )
+
+    return list(same(*values))
+
+
 @lru_cache(maxsize=1024)
 def _has_true_rule(call: core.JaxprEqn) -> bool:
     """Return whether the rule of a call and its program have the same derivative at random numbers; False if either has none.

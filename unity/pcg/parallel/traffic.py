@@ -5,7 +5,7 @@ Costs, `explain`, and the check of the compiled program read this one list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -15,7 +15,7 @@ from unity.pcg.analysis.views import of_argument
 from unity.pcg.ir.gradient_flow import Gradients, carrying_in, gradients
 from unity.pcg.ir.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value, accumulated_loss
 from unity.pcg.ir.payloads import PipelineTail
-from unity.pcg.ir.program import Tensor
+from unity.pcg.ir.program import Atom, Tensor
 from unity.pcg.parallel.branches import groups_of, weight_of
 from unity.pcg.parallel.equal_values import ValueNumbering
 from unity.pcg.parallel.resharding import ReshardingStep, absolute, steps, turned
@@ -321,22 +321,37 @@ def _of_scatter(node: Node, variable: int, solutions: Placing, context: _Context
 
 
 def _of_agreements(node: Node, solutions: Placing, context: _Context) -> Iterator[Collective]:
-    """Yield the all-reduces of single numbers that devices agree on, in nested programs of an operator and in derivative rules.
+    """Yield the all-reduces of values that devices agree on, in nested programs of an operator and in derivative rules.
 
     A loop whose number of steps is unknown counts once.
     """
     assert node.body is not None
     carrying = carrying_in(node, context.flow)
     active = {k for k, e in enumerate(node.body.equations) if not carrying.isdisjoint(e.results)}
+    wanted = {k: _carried(node.body.equations[k].operands, carrying) for k in active}
     axes_of: dict[tuple[Agreement, str], list[int]] = {}
+    pieces: dict[tuple[tuple[int, ...], str], int] = {}  # the number of slices of an array that some axes divide
     for k, solution in enumerate(solutions):
-        if solution is not None:
-            for agreement in nested_agreements(solution, active):
-                axes_of.setdefault((agreement, FORWARD), []).append(k)
-            for agreement in backward_agreements(solution, active):
-                axes_of.setdefault((agreement, BACKWARD), []).append(k)
+        if solution is None:
+            continue
+        for direction, every in ((FORWARD, nested_agreements), (BACKWARD, backward_agreements)):
+            for agreement in every(solution, active):
+                if not agreement.kind:
+                    key = agreement.where, direction
+                    pieces[key] = pieces.get(key, 1) * context.graph.axes[k].size
+                elif agreement.needed(wanted.get(agreement.equation, ())):
+                    axes_of.setdefault((agreement, direction), []).append(k)
     for (agreement, direction), axes in axes_of.items():
+        elements = agreement.elements // pieces.get((agreement.where, direction), 1)
+        added_in = (
+            reduction_dtype(agreement.dtype, (context.graph.axes[k] for k in axes)) if agreement.kind == "sum" else agreement.dtype
+        )
         count, repeats, alone = context.runs(node) if direction == FORWARD else context.once
         less = context.hoisted_by(node) if direction == FORWARD else 1
         runs = agreement.times * count, agreement.times * repeats, agreement.times * alone
-        yield Collective("all-reduce", tuple(axes), 1, agreement.itemsize, *runs, direction, node, hoisted=less)
+        yield Collective("all-reduce", tuple(axes), elements, added_in.itemsize, *runs, direction, node, hoisted=less)
+
+
+def _carried(operands: Sequence[Atom], carrying: Collection[int]) -> frozenset[int]:
+    """Return the positions of the operands that have a cotangent."""
+    return frozenset(p for p, a in enumerate(operands) if isinstance(a, int) and a in carrying)

@@ -1,7 +1,8 @@
-"""Scalars that devices reduce inside nested programs, and choices of an equation derived from its nested programs.
+"""Values that devices reduce inside nested programs, and choices of an equation derived from its nested programs.
 
 Inside calls, branches and loops all devices reach the same point of the program together. They can therefore reduce a scalar there
-that has no gradient, such as a predicate or a step count. Each such reduction is an `Agreement`.
+that has no gradient, such as a predicate or a step count. The programs of a `custom_vjp` and of its rules are not differentiated at
+all, so that there they can reduce any value, such as the scales of a quantized array. Each such reduction is an `Agreement`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
-from math import gcd
+from math import gcd, prod
 
 from unity.pcg.ir.program import Body
+from unity.pcg.propagation.derivative_rules import VjpRule, served_operands
 from unity.pcg.propagation.propagation import Solution, has_no_gradient
+from unity.pcg.propagation.specifications import summable_arrays
 from unity.pcg.types.factors import Agreement, Differentiated, Match
 from unity.pcg.types.parallel_type import State
+
+FORWARD, BACKWARD = 1, 2  # the programs of a call's rules in the path of an agreement
 
 
 def as_match(solved: Iterable[tuple[Body, Solution]], operands: tuple[State, ...], results: tuple[State, ...]) -> Match:
@@ -28,9 +33,9 @@ def as_match(solved: Iterable[tuple[Body, Solution]], operands: tuple[State, ...
     agreed, forward, backward = list[Agreement](), list[Agreement](), list[Agreement]()
     for k, (body, solution) in enumerate(solved):
         all_equations = range(len(solution.matches))
-        agreed += _located_in(k, agreements(body, solution))
-        forward += _located_in(k, agreements(body, solution, all_equations))
-        backward += _located_in(k, backward_agreements(solution, all_equations))
+        agreed += located_in(k, agreements(body, solution))
+        forward += located_in(k, agreements(body, solution, all_equations))
+        backward += located_in(k, backward_agreements(solution, all_equations))
         ruled = ruled or any(m.ruled is not None for m in solution.matches)
         for match in solution.matches:
             size, divided = gcd(size, match.size), divided or bool(match.divided)
@@ -50,7 +55,8 @@ def agreements(body: Body, solution: Solution, active: Container[int] = ()) -> I
         active: the numbers of the equations that are differentiated.
     """
     for v, kind in sorted(solution.reduced.items()):
-        yield Agreement((v,), body.tensors[v].itemsize, kind)
+        tensor = body.tensors[v]
+        yield Agreement((v,), tensor.dtype, kind, prod(tensor.shape))
     yield from nested_agreements(solution, active)
 
 
@@ -61,13 +67,29 @@ def nested_agreements(solution: Solution, active: Container[int] = ()) -> Iterat
         active: the numbers of the equations that are differentiated.
     """
     for k, match in enumerate(solution.matches):
-        yield from _located_in(k, match.agreed if match.ruled is None or k not in active else match.ruled.forward)
+        yield from located_in(k, match.agreed if match.ruled is None or k not in active else match.ruled.forward)
 
 
 def backward_agreements(solution: Solution, active: Container[int]) -> Iterator[Agreement]:
     """Yield the agreements in the backward rules of the `active` equations, those that are differentiated."""
     for k, match in enumerate(solution.matches):
-        yield from _located_in(k, match.ruled.backward if match.ruled is not None and k in active else ())
+        yield from located_in(k, match.ruled.backward if match.ruled is not None and k in active else ())
+
+
+def rule_agreements(rule: VjpRule, solutions: tuple[Solution, Solution], results: int) -> Iterator[tuple[Agreement, ...]]:
+    """Yield the agreements of a `custom_vjp`'s forward rule, and of its backward rule, each with the operands that it serves."""
+    programs = zip((FORWARD, BACKWARD), (rule.forward, rule.backward), solutions, served_operands(rule, results), strict=True)
+    for number, body, solution, served in programs:
+        every = (*agreements(body, solution), *slices(body, solution))
+        direct = (replace(a, serves=served.get(a.where[0])) if len(a.where) == 1 else a for a in every)
+        yield tuple(located_in(number, direct))
+
+
+def slices(body: Body, solution: Solution) -> Iterator[Agreement]:
+    """Yield the arrays that this solution of an undifferentiated program divides, and that another one may reduce."""
+    for v in summable_arrays(body):
+        if solution.seen(v).kind == "P":
+            yield Agreement((v,), body.tensors[v].dtype, "", prod(body.tensors[v].shape))
 
 
 def repeated(match: Match, steps: int) -> Match:
@@ -80,7 +102,7 @@ def repeated(match: Match, steps: int) -> Match:
     return replace(match, agreed=times_steps(match.agreed), ruled=ruled)
 
 
-def _located_in(number: int, inner: Iterable[Agreement]) -> Iterator[Agreement]:
+def located_in(number: int, inner: Iterable[Agreement]) -> Iterator[Agreement]:
     """Prefix the paths of agreements with the number of the equation, or of the nested program, that contains them."""
     return (replace(a, where=(number, *a.where)) for a in inner)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import lru_cache
 from itertools import product
 from math import gcd, inf
@@ -14,7 +15,7 @@ import numpy as np
 
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.jaxprs import CALLS, NESTING
-from unity.pcg.propagation.agreements import forwarded_inputs, nested_agreements
+from unity.pcg.propagation.agreements import forwarded_inputs, located_in, nested_agreements
 from unity.pcg.propagation.dominance import superfluous
 from unity.pcg.propagation.halos import HaloEdge, halo_edges
 from unity.pcg.propagation.placement import along_axis, with_unused
@@ -27,9 +28,9 @@ from unity.pcg.propagation.solver import (
     scattering_solution,
     solve,
     solve_either,
-    spec_of,
 )
-from unity.pcg.types.factors import Match, Slot, facts_of
+from unity.pcg.propagation.specifications import spec_of
+from unity.pcg.types.factors import Agreement, Match, Slot, facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
 
 AGREED = "agreed"  # the kind of a reduction inside control flow, where no gradient flows
@@ -52,6 +53,27 @@ class Reduced:
     dtype: Any
     kind: str
     users: tuple[int, ...] = ()
+
+
+class Run(Enum):
+    """The passes that run a program of a call with a derivative rule."""
+
+    UNDIFFERENTIATED = "its own, where the call is not differentiated"
+    FORWARD = "its forward rule"
+    BACKWARD = "its backward rule"
+
+
+@dataclass(frozen=True)
+class CallArray:
+    """An array inside of a call with a derivative rule, and the passes that compute it."""
+
+    run: Run
+    agreement: Agreement
+
+    @property
+    def key(self) -> tuple[Run, tuple[int, ...]]:
+        """The identity of the array in all choices of one body."""
+        return self.run, self.agreement.where
 
 
 @dataclass(frozen=True)
@@ -95,6 +117,7 @@ class Choice:
     inner_slots: tuple[InnerSlot, ...] = ()  # for everything inside that some choice of the body divides
     halos: tuple[HaloEdge, ...] = ()  # neighbours along the axis exchange the edges of their slices for them
     scattered: tuple[Scattered, ...] = ()  # all variables that this or another choice of the body scatters
+    arrays: tuple[CallArray, ...] = ()  # that devices along the axis reduce inside of calls with derivative rules, or divide
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -391,12 +414,26 @@ def choice_of(body: Body, solution: Solution) -> Choice:
     users_of = solution.users(body)
     inner = ((v, solution.reduced.get(v, ""), users) for v, users in users_of.items() if v in solution.reduced or users)
     reduced = tuple(Reduced(v, body.tensors[v].nbytes, body.tensors[v].dtype, kind, users) for v, kind, users in inner)
-    reduced += tuple(Reduced(a.where, a.itemsize, np.dtype(bool), AGREED) for a in nested_agreements(solution))
+    agreed = (a for a in nested_agreements(solution) if a.kind and a.elements == 1)
+    reduced += tuple(Reduced(a.where, a.dtype.itemsize, np.dtype(bool), AGREED) for a in agreed)
     name = names[0] if len(body.equations) == 1 and names else _name(solution)
     divided = divided_by(body, zip(body.equations, solution.matches, strict=True))
     scattered = tuple(Scattered(v, *solution.around_reduction(v)) for v in sorted(solution.scattered))
-    halos = halo_edges(body, solution)
-    return Choice(name, solution.operands, solution.results, size, divided, reduced, halos=halos, scattered=scattered)
+    halos, arrays = halo_edges(body, solution), tuple(_call_arrays(solution))
+    described = name, solution.operands, solution.results, size, divided, reduced
+    return Choice(*described, halos=halos, scattered=scattered, arrays=arrays)
+
+
+def _call_arrays(solution: Solution) -> Iterator[CallArray]:
+    """Yield the values that devices reduce inside of calls with derivative rules, or hold slices of: arrays, and scalars backward.
+
+    Scalars elsewhere are among `Choice.reduced`.
+    """
+    for k, match in enumerate(solution.matches):
+        if match.ruled is not None:
+            parts = (Run.UNDIFFERENTIATED, match.agreed), (Run.FORWARD, match.ruled.forward), (Run.BACKWARD, match.ruled.backward)
+            inside = ((run, a) for run, part in parts for a in located_in(k, part))
+            yield from (CallArray(run, a) for run, a in inside if a.elements > 1 or run is Run.BACKWARD)
 
 
 def divided_by(body: Body, matched: Iterable[tuple[Equation, Match]]) -> float:

@@ -7,7 +7,7 @@ being traced, since some rules compare the types of their arguments with those f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -28,6 +28,7 @@ from unity.pcg.operators.kernel_primitive import KERNEL
 from unity.pcg.operators.pallas_kernels import with_kernels
 
 Flags = tuple[bool, ...]
+VALUE = -1  # in the place of an operand: a result of the call
 
 
 class Unreadable(CaptureError):
@@ -195,6 +196,32 @@ def vjp_bodies(equation: Equation) -> VjpRule:
     everything = (True,) * len(pulled.results)
     calls = pulled.calls + backward_calls(pulled, everything)
     return VjpRule(pulled.forward, backward_body(pulled, everything), pulled.floating, calls)
+
+
+def served_operands(rule: VjpRule, results: int) -> tuple[Mapping[int, frozenset[int]], Mapping[int, frozenset[int]]]:
+    """Return the operands whose cotangents alone depend on each variable of the forward and of the backward program.
+
+    Those on which the values of the `results` depend are left out of the former.
+    """
+    operands = (frozenset({k}) for k, flag in enumerate(rule.floating) if flag)
+    backward = _dependents(rule.backward, operands)
+    residuals = (backward.get(v, frozenset[int]()) for v in rule.backward.inputs)
+    forward = _dependents(rule.forward, (*[frozenset({VALUE})] * results, *residuals))
+    return {v: served for v, served in forward.items() if VALUE not in served}, backward
+
+
+def _dependents(body: Body, ends: Iterable[frozenset[int]]) -> Mapping[int, frozenset[int]]:
+    """Return for each variable of a program the union of the `ends`, one for each result, of the results that depend on it."""
+    dependents: dict[int, frozenset[int]] = {}
+    for a, end in zip(body.outputs, ends, strict=False):
+        if isinstance(a, int):
+            dependents[a] = dependents.get(a, frozenset()) | end
+    for e in reversed(body.equations):
+        users = frozenset[int]().union(*(dependents.get(v, frozenset()) for v in e.results))
+        for a in e.operands:
+            if isinstance(a, int) and users:
+                dependents[a] = dependents.get(a, frozenset()) | users
+    return dependents
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,8 @@ from math import prod
 from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.ir.program import Body
 from unity.pcg.propagation.placement import Placing
-from unity.pcg.propagation.solver import Solution, spec_of
+from unity.pcg.propagation.solver import Solution
+from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.factors import Halo, Reach
 from unity.pcg.types.parallel_type import UNUSED, Shape, local_shape

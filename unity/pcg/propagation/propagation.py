@@ -148,6 +148,7 @@ class Propagation:
         contributed: Collection[Place] | None = None,
         scattered: Mapping[int, State] | None = None,
         patient: bool = False,
+        undifferentiated: bool = False,
     ) -> None:
         """Start from known states.
 
@@ -160,8 +161,9 @@ class Propagation:
             scattered: the states in which users see variables that are reduce-scattered where they are produced; None if none may
                 be.
             patient: visit equations that read a partial sum beside an operand in an unknown state last.
+            undifferentiated: whether no gradient flows through the body.
         """
-        self.patient, self.hasty = patient, False
+        self.patient, self.hasty, self.undifferentiated = patient, False, undifferentiated
         self.body, self.known, self.reduced, self.matches_of = body, known, dict(reduced), matches_of
         self.scattering, self.scattered = scattered is not None, dict(scattered or {})
         self.seen: dict[int, State] = self.scattered | dict.fromkeys(reduced, REPLICATED)  # by users, if not as produced
@@ -249,7 +251,7 @@ class Propagation:
         self.matches[i] = match
         self.hasty = self.hasty or (PARTIAL in match.operands and self.assumes_whole(i, match))
         if match.reduction not in ("", "sum"):
-            if not all(has_no_gradient(self.body, v) for v in e.results):
+            if not self.undifferentiated and not all(has_no_gradient(self.body, v) for v in e.results):
                 raise Unmatched
             self.reduced.update((v, match.reduction) for v in e.results)
             self.seen.update((v, REPLICATED) for v in e.results)

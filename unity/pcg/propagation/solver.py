@@ -14,37 +14,40 @@ from functools import lru_cache
 from typing import Any
 
 from jax.dtypes import float0
-from jax.extend import core
 
 from unity.pcg.ir.nested_programs import bodies
-from unity.pcg.ir.program import Body, Equation, close, from_jaxpr
-from unity.pcg.jaxprs.foreign_primitives import first_order
+from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.jaxprs import CALLS, LINEAR_SOLVE, RULED, called
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.propagation import linear_solves as linear
-from unity.pcg.propagation.agreements import agreements, as_match, constant_results, is_agreeable
+from unity.pcg.propagation.agreements import (
+    FORWARD,
+    agreements,
+    as_match,
+    constant_results,
+    is_agreeable,
+    located_in,
+    rule_agreements,
+    slices,
+)
 from unity.pcg.propagation.derivative_rules import Unreadable, is_readable, jvp_body, vjp_bodies
 from unity.pcg.propagation.loops import Loop, loop_matches, while_loop_of
+from unity.pcg.propagation.nested_programs import branches, nested_body
 from unity.pcg.propagation.propagation import Conflict, Place, Propagation, Solution, Unmatched, contributions
+from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import TABLE, Differentiated, Match, Spec, facts_of, matching
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
 
 ON_HOST = "pure_callback"  # JAX refuses to differentiate it
-SPECS: dict[int, tuple[Equation, Spec | None]] = {}  # a cache by identity: a specification is read thousands of times
 
 
-def spec_of(body: Body, equation: Equation) -> Spec | None:
-    """Return the specification of an equation in the operator table. None: it has no entry, so it cannot be divided."""
-    cached = SPECS.get(id(equation))
-    if cached is None or cached[0] is not equation:
-        entry = TABLE.get(equation.name)
-        operands = [body.tensor(a) for a in equation.operands]
-        results = [body.tensor(v) for v in equation.results]
-        cached = SPECS[id(equation)] = (equation, entry.spec(equation.params, operands, results) if entry else None)
-    return cached[1]
-
-
-def solve(body: Body, known: Mapping[int, State], contributing: bool = False, scattering: int | None = None) -> Solution:
+def solve(
+    body: Body,
+    known: Mapping[int, State],
+    contributing: bool = False,
+    scattering: int | None = None,
+    undifferentiated: bool = False,
+) -> Solution:
     """Extend known states to the whole body, reducing partial values only where necessary.
 
     An operand beside a partial sum is first assumed to be whole. If that has no solution, as for `tanh(x) * y.sum()` of partitioned
@@ -57,16 +60,19 @@ def solve(body: Body, known: Mapping[int, State], contributing: bool = False, sc
         known: states by variable.
         contributing: contribute whole values to partial sums, where possible, rather than reduce the sums.
         scattering: the dimension along which to reduce-scatter partial sums that have it, rather than reduce them.
+        undifferentiated: whether no gradient flows through the body, so that devices may reduce a maximum.
     """
     try:
-        return _solve(body, known, contributing, scattering, patient=False)
+        return _solve(body, known, contributing, scattering, undifferentiated, patient=False)
     except Unmatched as failure:
         if not failure.hasty:
             raise
-    return _solve(body, known, contributing, scattering, patient=True)
+    return _solve(body, known, contributing, scattering, undifferentiated, patient=True)
 
 
-def _solve(body: Body, known: Mapping[int, State], contributing: bool, scattering: int | None, patient: bool) -> Solution:
+def _solve(
+    body: Body, known: Mapping[int, State], contributing: bool, scattering: int | None, undifferentiated: bool, patient: bool
+) -> Solution:
     """Solve a body as `solve` does, with one order of its equations."""
     reduced: dict[int, str] = {}
     scattered: dict[int, State] = {}
@@ -76,7 +82,7 @@ def _solve(body: Body, known: Mapping[int, State], contributing: bool, scatterin
     while True:
         unreduced = {v: s for v, s in known.items() if v not in reduced or s != REPLICATED}  # users see it reduced
         places, slices = contributed if contributing else None, None if scattering is None else scattered
-        propagation = Propagation(body, unreduced, reduced, equation_matches, places, slices, patient)
+        propagation = Propagation(body, unreduced, reduced, equation_matches, places, slices, patient, undifferentiated)
         try:
             solution = propagation.run()
         except Conflict as conflict:
@@ -218,7 +224,8 @@ def is_replicable_call(equation: Equation) -> bool:
     """Return whether an equation with nested programs can be replicated for use."""
     if is_reverse_only(equation):
         operands, results = ((REPLICATED,) * len(atoms) for atoms in (equation.operands, equation.results))
-        return derivative_agreements(equation, operands, results) is not None
+        rule = derivative_agreements(equation, operands, results)
+        return rule is not None and not any(a.kind for a in (*rule.forward, *rule.backward))
     if equation.name == "cond":
         return all(map(replicable, branches(equation)))
     if equation.name == LINEAR_SOLVE:
@@ -241,7 +248,8 @@ def _call_matches(equation: Equation, known: Mapping[int, State]) -> Iterator[Ma
     body = nested_body(equation)
     n = len(equation.operands)
     atoms = {p: (body.inputs[p] if p < n else body.outputs[p - n]) for p in known}
-    solution = _solve_nested(body, {v: known[p] for p, v in atoms.items() if isinstance(v, int)})
+    ruled = is_reverse_only(equation)
+    solution = _solve_nested(body, {v: known[p] for p, v in atoms.items() if isinstance(v, int)}, ruled)
     if solution is None:
         return
     operands = _with_unread_operands(equation, body, solution, known)
@@ -249,6 +257,7 @@ def _call_matches(equation: Equation, known: Mapping[int, State]) -> Iterator[Ma
     rule = derivative_agreements(equation, operands, solution.results)
     if rule is not None:
         match = as_match([(body, solution)], operands, solution.results)
+        match = replace(match, agreed=(*match.agreed, *located_in(0, slices(body, solution)))) if ruled else match
         yield match if equation.name not in RULED else replace(match, ruled=None if equation.motionless else rule)
 
 
@@ -288,12 +297,12 @@ def _with_unread_operands(equation: Equation, body: Body, solution: Solution, kn
     except Unreadable:
         return solution.operands
     first, back, n = rule.forward, rule.backward, len(solution.results)
-    forward = _solve_nested(first, {v: solution.operands[k] for k, v in enumerate(first.inputs) if k not in unread})
+    forward = _solve_nested(first, {v: solution.operands[k] for k, v in enumerate(first.inputs) if k not in unread}, True)
     if forward is None or not _has_results(first, forward, solution.results):
         return solution.operands
     operands = list(forward.operands)
     inputs = (*forward.results[n:], *map(dual, solution.results))
-    backward = _solve_nested(back, dict(zip(back.inputs, inputs, strict=True)))
+    backward = _solve_nested(back, dict(zip(back.inputs, inputs, strict=True)), True)
     cotangents = iter(backward.results if backward is not None else ())
     residuals = {a for a, v in zip(first.outputs[n:], back.inputs, strict=False) if v in back.touching}
     for k, cotangent in zip((k for k, f in enumerate(rule.floating) if f), cotangents, strict=False):
@@ -325,10 +334,8 @@ def derivative_agreements(equation: Equation, operands: tuple[State, ...], resul
         return Differentiated()
     try:
         if is_reverse_only(equation):
-            solutions, rule = vjp_solutions(equation, operands, results), vjp_bodies(equation)
-            return solutions and Differentiated(
-                *(tuple(agreements(*solved)) for solved in zip((rule.forward, rule.backward), solutions, strict=True))
-            )
+            solutions = vjp_solutions(equation, operands, results)
+            return solutions and Differentiated(*rule_agreements(vjp_bodies(equation), solutions, len(results)))
         if equation.name == "custom_jvp_call":
             rule = jvp_body(equation)
             tangents = tuple(s for s, float_ in zip(operands, rule.floating, strict=True) if float_)
@@ -336,7 +343,7 @@ def derivative_agreements(equation: Equation, operands: tuple[State, ...], resul
             solution = _solve_nested(rule.body, known | _result_states(rule.body, results + results))
             if solution is None or not _has_results(rule.body, solution, results + results):
                 return None
-            return Differentiated(tuple(agreements(rule.body, solution)))
+            return Differentiated(tuple(located_in(FORWARD, agreements(rule.body, solution))))
     except Unreadable:
         return None
     return Differentiated()
@@ -356,14 +363,14 @@ def _result_states(body: Body, states: Sequence[State]) -> dict[int, State]:
 def vjp_solutions(equation: Equation, operands: tuple[State, ...], results: tuple[State, ...]) -> tuple[Solution, Solution] | None:
     """Return the solutions of a custom_vjp's forward and backward programs along one axis; None if either has none."""
     rule = vjp_bodies(equation)
-    forward = _solve_nested(rule.forward, dict(zip(rule.forward.inputs, operands, strict=True)))
+    forward = _solve_nested(rule.forward, dict(zip(rule.forward.inputs, operands, strict=True)), True)
     if forward is None or not _has_results(rule.forward, forward, results):
         return None
     cotangents = tuple(dual(s) for s in results)
     known = dict(zip(rule.backward.inputs, (*forward.results[len(results) :], *cotangents), strict=True))
     expected = [dual(s) for s, float_ in zip(operands, rule.floating, strict=True) if float_]
     known |= {a: s for a, s in zip(rule.backward.outputs, expected, strict=True) if isinstance(a, int)}
-    backward = _solve_nested(rule.backward, known)
+    backward = _solve_nested(rule.backward, known, True)
     if backward is None or any(
         s != e for s, e, a in zip(backward.results, expected, rule.backward.outputs, strict=True) if isinstance(a, int)
     ):
@@ -371,22 +378,35 @@ def vjp_solutions(equation: Equation, operands: tuple[State, ...], results: tupl
     return forward, backward
 
 
+def call_solutions(
+    equation: Equation, operands: tuple[State, ...], results: tuple[State, ...]
+) -> tuple[Solution, Solution, Solution] | None:
+    """Return the solutions of a custom_vjp's own, forward and backward programs along one axis; None if any has none."""
+    body = nested_body(equation)
+    known = dict(zip(body.inputs, operands, strict=True)) | _result_states(body, results)
+    own, ruled = _solve_nested(body, known, undifferentiated=True), vjp_solutions(equation, operands, results)
+    return None if own is None or ruled is None else (own, *ruled)
+
+
 def dual(state: State) -> State:
     """Return the state of the cotangent of a value in a state."""
     return {"R": PARTIAL, "S": REPLICATED}.get(state.kind, state)
 
 
-def _solve_nested(body: Body, known: Mapping[int, State]) -> Solution | None:
+def _solve_nested(body: Body, known: Mapping[int, State], undifferentiated: bool = False) -> Solution | None:
     """Return a solution of a nested program, or None if it would need a halo or a Reduce.
 
     Scalars without a gradient, such as predicates, may be reduced: all devices reach the same point of the program together, so
-    that they can agree on them. Outside the program such a value is whole.
+    that they can agree on them. Outside the program such a value is whole. So may any value of a program that no gradient flows
+    through.
     """
     try:
-        solution = solve(body, known)
+        solution = solve(body, known, undifferentiated=undifferentiated)
     except Unmatched:
         return None
-    if any(m.halo for m in solution.matches) or not all(is_agreeable(body, v) for v in solution.reduced):
+    if any(m.halo for m in solution.matches):
+        return None
+    if not undifferentiated and not all(is_agreeable(body, v) for v in solution.reduced):
         return None
     if not solution.reduced:
         return solution
@@ -453,30 +473,6 @@ def _linear_solve_matches(equation: Equation, known: Mapping[int, State]) -> Ite
 def nests(equation: Equation) -> bool:
     """Return whether an equation is call-like: it has a single nested program, which `nested_body` returns."""
     return called(equation.params) is not None
-
-
-@lru_cache(maxsize=4096)
-def nested_body(equation: Equation) -> Body:
-    """Return the program of a call-like equation.
-
-    A call with a derivative rule is differentiated by it alone, so the rules nested in its program are dropped; those that use
-    enclosing values could not even be read.
-    """
-    program = called(equation.params)
-    return _program(first_order(program) if equation.name in RULED and isinstance(program, core.ClosedJaxpr) else program)
-
-
-@lru_cache(maxsize=4096)
-def branches(equation: Equation) -> tuple[Body, ...]:
-    """Return the programs of a cond."""
-    return tuple(_program(b) for b in equation.params["branches"])
-
-
-def _program(inner: Any) -> Body:
-    """Return a program among an equation's parameters, a jaxpr or a rewritten body, as a body."""
-    if isinstance(inner, Body):  # rewritten
-        return inner
-    return close(inner) if isinstance(inner, core.ClosedJaxpr) else from_jaxpr(inner)
 
 
 @lru_cache(maxsize=1024)

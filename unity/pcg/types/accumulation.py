@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
+from math import prod
 from typing import Any
 
 import jax.numpy as jnp
@@ -88,8 +89,26 @@ def backward_dtype(dtype: Any, after: Type, axes: Sequence[Axis]) -> Any:
 def exact(before: Any, after: Any) -> bool:
     """Return whether converting partial sums is as exact as converting their sum: nothing is rounded before the sum is complete.
 
-    A narrow sum stays in its accumulator, and must be rounded before it is converted to a wider type.
+    A narrow sum stays in its accumulator, and must be rounded before it is converted to a wider type. A sum of integers may
+    overflow (`exact_if_bounded`).
     """
     if not all(jnp.issubdtype(d, jnp.inexact) for d in (before, after)) or (narrow(before) and not narrow(after)):
         return False
     return jnp.finfo(accumulator(before)).bits <= jnp.finfo(accumulator(after)).bits
+
+
+@cache
+def exact_if_bounded(before: Any, after: Any) -> bool:
+    """Return whether converting partial sums is as exact as adding in the new type, if no sum of integers overflows.
+
+    An integer that overflows wraps around: the converted partial sums would add up to the sum before it wrapped.
+    """
+    return jnp.issubdtype(before, jnp.integer) and jnp.issubdtype(after, jnp.floating) and not narrow(after)
+
+
+def bounded(operands: Sequence[Any], result: Any, terms: int) -> bool:
+    """Return whether sums of this many products of integers of the `operands`' types, and parts of them, do not overflow."""
+    if not all(jnp.issubdtype(d, jnp.integer) for d in (*operands, result)):
+        return False
+    largest = prod(max(-int(jnp.iinfo(d).min), int(jnp.iinfo(d).max)) for d in operands)
+    return jnp.issubdtype(result, jnp.signedinteger) and largest * terms <= int(jnp.iinfo(result).max)

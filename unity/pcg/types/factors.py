@@ -9,11 +9,11 @@ A factor may carry a *halo*: windows that move along a dimension reach beyond a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
 
@@ -112,6 +112,8 @@ class Spec:
         factors: the ranges that it iterates over.
         linear: groups of operands in which it is jointly linear: if all operands of a group are partial sums, and the others are
             replicated, the results are partial sums.
+        linear_if_bounded: further such groups, of operands that are `bounded` results.
+        bounded: whether its results are sums of integers that cannot overflow.
         flops: floating-point operations of the whole application, forward.
         blocked: dimensions of the first operand along which windows move, but that cannot be divided, each with the reason.
         windows: the windows that move along its dimensions.
@@ -127,6 +129,8 @@ class Spec:
     windows: tuple[Window, ...] = ()
     reads: float = 1.0
     view: bool = False
+    linear_if_bounded: tuple[frozenset[int], ...] = ()
+    bounded: bool = False
     matched: dict[tuple, tuple[Match, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -152,12 +156,35 @@ class Reach(NamedTuple):
 
 @dataclass(frozen=True)
 class Agreement:
-    """A scalar that devices reduce inside of the program of a call, a branch or a loop."""
+    """A value inside of the program of a call, a branch or a loop that devices reduce along an axis, or hold slices of.
 
-    where: tuple[int, ...]  # the path to its variable, through equations and their programs
-    itemsize: int
-    kind: str  # "or", "max", ...
-    times: int = 1  # reductions in one run of its equation; a loop without a known trip count counts as one step
+    It is a scalar, but for programs that are not differentiated: those of a `custom_vjp` and of its rules.
+
+    Attributes:
+        where: the path to its variable, through equations and their programs. Of a call, program 0 is its own, 1 its rule or its
+            forward rule, and 2 its backward rule.
+        dtype: its element type.
+        kind: "or", "max", ...; empty for an array that the axis divides, which devices may reduce along other axes.
+        elements: of the whole value.
+        times: reductions in one run of its equation; a loop without a known trip count counts as one step.
+        serves: the operands of its equation whose cotangents alone depend on it; None: any result may.
+    """
+
+    where: tuple[int, ...]
+    dtype: Any
+    kind: str
+    elements: int = 1
+    times: int = 1
+    serves: frozenset[int] | None = None
+
+    @property
+    def equation(self) -> int:
+        """The number of the equation of the outermost program that contains it."""
+        return self.where[0]
+
+    def needed(self, wanted: Collection[int]) -> bool:
+        """Return whether it runs if only the cotangents of the `wanted` operands of its equation are computed."""
+        return self.serves is None or not self.serves.isdisjoint(wanted)
 
 
 @dataclass(frozen=True)
@@ -189,8 +216,8 @@ class Match:
     @property
     def communicates(self) -> bool:
         """Return whether devices along the axis communicate while the primitive or its derivative runs."""
-        ruled = self.ruled is not None and (self.ruled.forward or self.ruled.backward)
-        return bool(self.halo or self.agreed or ruled)
+        ruled = (*self.ruled.forward, *self.ruled.backward) if self.ruled is not None else ()
+        return self.halo or any(a.kind for a in (*self.agreed, *ruled))
 
 
 Specification = Callable[..., Spec]

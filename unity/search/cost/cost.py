@@ -15,6 +15,7 @@ from unity.machine.resharding_tables import distinct_changes
 from unity.pcg.analysis.views import costs_nothing
 from unity.pcg.ir.gradient_flow import carrying
 from unity.pcg.ir.program import Body, Tensor
+from unity.pcg.propagation.choices import Run
 from unity.pcg.propagation.halos import HaloEdge, sent
 from unity.pcg.types.accumulation import accumulator, growth
 from unity.search.cost.profile_lookup import ROOFLINE, Piece, lookup
@@ -90,7 +91,7 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     shapes = shapes_of(site)
     forward, backward, _ = seconds(body, shapes, pieces, [flows and p.gradient for p in site.ports], machine)
     runs = site.times * (1 / site.hoisted + site.repeats)
-    inside = (_reduces, _scatters, _halo_exchanges)
+    inside = (_reduces, _call_arrays, _scatters, _halo_exchanges)
     reduces = sum((seconds_of(site, domain, machine, training) for seconds_of in inside), zero) * site.times
     again = site.recomputable and training.backward and not dense_work(body)[0]
     saved = np.where(reduces > 0, 0.0, _inside(site.inner, site.alive, domain, machine)) if again else None
@@ -199,6 +200,35 @@ def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -
             new = np.all([mask != other for other in masks], axis=0) if masks else np.True_
             total += np.where(new, alpha[mask] + beta[mask] * summed, 0.0)
             masks.append(mask)
+    return total
+
+
+def _call_arrays(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
+    """Price the all-reduces of arrays inside of calls with derivative rules."""
+    total = np.zeros(len(domain))
+    every = [{x.key: x for x in c.arrays} for c in domain.choices]
+    if not any(every):
+        return total
+    assert site.node is not None
+    assert site.node.body is not None
+    body, (alpha, beta) = site.node.body, table(machine, "all-reduce")
+    bits, sizes = 1 << np.arange(len(machine.axes)), np.array([a.size for a in machine.axes], float)
+    carried = carrying(body, tuple(p.gradient for p in site.ports), site.flows) if training.backward else frozenset[int]()
+    for key, x in {key: x for xs in every for key, x in xs.items() if x.agreement.kind}.items():
+        equation, a = body.equations[x.agreement.equation], x.agreement
+        differentiated = not carried.isdisjoint(equation.results)
+        wanted = [p for p, v in enumerate(equation.operands) if isinstance(v, int) and v in carried]
+        if differentiated == (x.run is Run.UNDIFFERENTIATED) or not a.needed(wanted):
+            continue
+        of_choice = [xs.get(key) for xs in every]
+        split = np.array([o is not None and not o.agreement.kind for o in of_choice])[domain.picks]
+        over = np.array([o is not None and bool(o.agreement.kind) for o in of_choice])[domain.picks]
+        wide = growth(a.dtype, machine.reduce_in) if a.kind == "sum" else 1.0
+        nbytes = a.elements * a.dtype.itemsize * wide * np.prod(np.where(split, 1 / sizes, 1.0), axis=1)
+        mask = (over * bits).sum(axis=1)
+        again = max((n for v, n in site.computed if v in equation.results), default=0)
+        runs = a.times * (1 if x.run is Run.BACKWARD else 1 / site.hoisted + again)
+        total += runs * (alpha[mask] + beta[mask] * nbytes)
     return total
 
 

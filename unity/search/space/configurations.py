@@ -266,7 +266,8 @@ def domain_of_picks(
     """Return the domain of these choices and picks, with its content hash as its key."""
     content = hashlib.blake2b(digest_size=12)
     text = [
-        (c.states, c.size, round(c.divided, 6), c.reduced, sorted(c.partitions), c.inner_slots, c.halos, c.scattered) for c in cs
+        (c.states, c.size, round(c.divided, 6), c.reduced, sorted(c.partitions), c.inner_slots, c.halos, c.scattered, c.arrays)
+        for c in cs
     ]
     content.update(repr((text, shapes, axes, picks.shape)).encode())
     content.update(np.ascontiguousarray(picks).tobytes())

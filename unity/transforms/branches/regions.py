@@ -19,7 +19,7 @@ from unity.pcg.capture.heavy_operators import Uses, constants
 from unity.pcg.ir.graph import CONSTRAIN
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.jaxprs import LOOPED
-from unity.pcg.propagation.solver import spec_of
+from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import facts_of
 from unity.transforms.pipelining.micro_batches import WALK
 from unity.transforms.splice import within

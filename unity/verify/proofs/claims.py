@@ -20,7 +20,7 @@ from unity.base.errors import RuleError
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.jaxprs import CALLS
 from unity.pcg.propagation.placement import along_axis
-from unity.pcg.propagation.solver import NESTED, nested_body
+from unity.pcg.propagation.solver import NESTED, Solution, call_solutions, is_reverse_only, nested_body
 from unity.pcg.types.factors import TABLE, Match
 from unity.pcg.types.parallel_type import State
 from unity.substitutions.language.axioms import folder
@@ -32,14 +32,20 @@ Claim = tuple[str, str]  # a primitive, and kinds of states: "P R → P"
 def claims(body: Body, operands: tuple[State, ...], results: tuple[State, ...]) -> frozenset[Claim]:
     """Return the claims on which an operator relies in these states along an axis. Raises Unmatched if it cannot be in them."""
     solution = along_axis(body, operands, results)
-    if solution is None:
-        return frozenset()
-    return frozenset(c for e, m in zip(body.equations, solution.matches, strict=bool(solution.matches)) for c in _claims(e, m))
+    return frozenset() if solution is None else frozenset(_solution_claims(body, solution))
+
+
+def _solution_claims(body: Body, solution: Solution) -> Iterator[Claim]:
+    """Yield the claims on which a solution of a program relies."""
+    return (c for e, m in zip(body.equations, solution.matches, strict=bool(solution.matches)) for c in _claims(e, m))
 
 
 def _claims(e: Equation, match: Match) -> Iterator[Claim]:
     """Yield the claims on which one equation relies; none where all its operands and results are replicated."""
-    if e.name in CALLS:
+    solutions = call_solutions(e, match.operands, match.results) if is_reverse_only(e) else None
+    if solutions is not None:  # its program is not differentiated, so devices may reduce any value in it
+        yield from _solution_claims(nested_body(e), solutions[0])
+    elif e.name in CALLS:
         yield from claims(nested_body(e), match.operands, match.results)
     elif any(s.kind != "R" for s in match.operands + match.results):
         yield e.name, f"{_kinds(match.operands)} → {_kinds(match.results)}{' with halos' if match.halo else ''}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from unity.pcg.propagation.solver import spec_of
+from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import TABLE, Window
 from unity.substitutions.language.term import Apply, Attribute, Term, Variable, applications, subterms
 from unity.substitutions.language.typecheck import REFUSALS, TensorType, body_of, concrete, tensor

@@ -7,18 +7,27 @@ from math import prod
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from unity.pcg.operators.layout import Layout
 from unity.pcg.operators.table.sliding import sliding
-from unity.pcg.types.accumulation import narrow
+from unity.pcg.types.accumulation import bounded, narrow
 from unity.pcg.types.factors import Factor, Facts, Slot, Spec, Window, at, operator
 
 PRODUCT = Facts(linear_in=(at(0), at(1)), product=True, reads_buffers=True, alone=True)
 
 
-def bilinear(operands: Any) -> tuple[frozenset[int], ...]:
-    """Return the operands, each as a group, in which a product is linear: not narrow ones, which it reads rounded."""
-    return tuple(frozenset({i}) for i in (0, 1) if not narrow(operands[i].dtype))
+def bilinear(operands: Any, result: Any) -> tuple[frozenset[int], ...]:
+    """Return the operands, each as a group, in which a product is linear.
+
+    It reads a narrow sum rounded, and a sum of integers wrapped around, unless the result wraps around as early.
+    """
+    return tuple(frozenset({i}) for i in (0, 1) if not narrow(operands[i].dtype) and not _wraps(operands[i].dtype, result.dtype))
+
+
+def _wraps(operand: Any, result: Any) -> bool:
+    as_early = jnp.issubdtype(result, jnp.integer) and result.itemsize <= operand.itemsize
+    return jnp.issubdtype(operand, jnp.integer) and not as_early
 
 
 @operator("dot_general", facts=PRODUCT)
@@ -44,8 +53,13 @@ def dot_general(params: Any, operands: Any, results: Any) -> Spec:
             for k, (i, j) in enumerate(zip(contract_x, contract_y, strict=True))
         ),
     )
-    flops = 2.0 * prod(results[0].shape) * prod(x.shape[i] for i in contract_x)
-    return Spec(tuple(f for f in factors if f.size > 1), () if boolean else bilinear(operands), flops)
+    terms = prod(x.shape[i] for i in contract_x)
+    return Spec(
+        tuple(f for f in factors if f.size > 1),
+        () if boolean else bilinear(operands, results[0]),
+        2.0 * prod(results[0].shape) * terms,
+        bounded=bounded((x.dtype, y.dtype), results[0].dtype, terms),
+    )
 
 
 def convolve_pieces(operands: list[jax.Array], layout: Layout) -> list:
@@ -70,7 +84,7 @@ def convolution(params: Any, operands: Any, results: Any) -> Spec:
     window = prod(kernel.shape[d] for d in numbers.rhs_spec[2:])
     flops = 2.0 * prod(results[0].shape) * kernel.shape[i] * window
     if params["batch_group_count"] != 1:
-        return Spec((), bilinear(operands), flops, tuple((d, "the batch is in groups") for d in numbers.lhs_spec))
+        return Spec((), bilinear(operands, results[0]), flops, tuple((d, "the batch is in groups") for d in numbers.lhs_spec))
     space = zip(
         *(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], params["window_strides"], params["padding"]),
         *(params["rhs_dilation"], params["lhs_dilation"]),
@@ -88,5 +102,9 @@ def convolution(params: Any, operands: Any, results: Any) -> Spec:
         Factor("c", kernel.shape[i], (Slot(c, groups), Slot(i)), (None,), "sum"),
     )
     return Spec(
-        (*(f for f in factors if f.size > 1), *spatial), bilinear(operands), flops, blocked, tuple(w for _, w, *_ in windows)
+        (*(f for f in factors if f.size > 1), *spatial),
+        bilinear(operands, results[0]),
+        flops,
+        blocked,
+        tuple(w for _, w, *_ in windows),
     )

@@ -13,7 +13,7 @@ from jax import lax
 
 from unity.pcg.operators.counter_bits import bits, is_counter_based
 from unity.pcg.operators.layout import Layout
-from unity.pcg.types.accumulation import exact
+from unity.pcg.types.accumulation import exact, exact_if_bounded
 from unity.pcg.types.factors import (
     EVERY,
     NONE,
@@ -158,9 +158,9 @@ def select(params: Any, operands: Any, results: Any) -> Spec:
 @operator("convert_element_type", facts=Facts(linear_in=(EVERY,), moves=True, fused_into_reductions=True, role=Role.CONVERSION))
 def convert(params: Any, operands: Any, results: Any) -> Spec:
     """One operand. Linear if the conversion is exact: a sum of rounded values is not the rounded sum."""
-    linear = exact(operands[0].dtype, results[0].dtype)
-    factors = every_dimension([operands[0].shape], results[0].shape)
-    return Spec(factors, (frozenset({0}),) if linear else (), prod(results[0].shape))
+    types, operand = (operands[0].dtype, results[0].dtype), (frozenset({0}),)
+    factors, linear = every_dimension([operands[0].shape], results[0].shape), operand if exact(*types) else ()
+    return Spec(factors, linear, prod(results[0].shape), linear_if_bounded=operand if exact_if_bounded(*types) else ())
 
 
 @operator("bitcast_convert_type", facts=FLAT)

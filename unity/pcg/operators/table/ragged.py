@@ -98,7 +98,9 @@ def ragged_dot(params: Any, operands: Any, results: Any) -> Spec:
     (contract_x, contract_y), (batch_x, batch_y) = numbers.dot_dimension_numbers
     flops = 2.0 * prod(results[0].shape) * prod(x.shape[i] for i in contract_x)
     if ragged is None or sizes.ndim != 1:
-        return Spec((), bilinear(operands), flops, tuple((d, "its groups differ within a batch") for d in range(x.ndim)))
+        return Spec(
+            (), bilinear(operands, results[0]), flops, tuple((d, "its groups differ within a batch") for d in range(x.ndim))
+        )
     free_x = [i for i in range(x.ndim) if i not in (*contract_x, *batch_x)]
     free_y = [i for i in range(y.ndim) if i not in (*contract_y, *batch_y, *numbers.rhs_group_dimensions)]
     b = int(ragged.contracted)
@@ -114,4 +116,5 @@ def ragged_dot(params: Any, operands: Any, results: Any) -> Spec:
         *(Factor(f"n{k}", y.shape[j], (None, Slot(j), None), (Slot(n + k),)) for k, j in enumerate(free_y)),
         *(Factor(f"c{k}", x.shape[i], (Slot(i), Slot(j), None), (None,), "sum") for k, (i, j) in contractions),
     )
-    return Spec(tuple(f for f in factors if f.size > 1), bilinear(operands), flops if ragged.contracted else flops * sizes.shape[0])
+    flops *= 1 if ragged.contracted else sizes.shape[0]
+    return Spec(tuple(f for f in factors if f.size > 1), bilinear(operands, results[0]), flops)

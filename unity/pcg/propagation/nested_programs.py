@@ -1,0 +1,36 @@
+"""The programs of equations with nested programs, as bodies."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from jax.extend import core
+
+from unity.pcg.ir.program import Body, Equation, close, from_jaxpr
+from unity.pcg.jaxprs.foreign_primitives import first_order
+from unity.pcg.jaxprs.jaxprs import RULED, called
+
+
+@lru_cache(maxsize=4096)
+def nested_body(equation: Equation) -> Body:
+    """Return the program of a call-like equation.
+
+    A call with a derivative rule is differentiated by it alone, so the rules nested in its program are dropped; those that use
+    enclosing values could not even be read.
+    """
+    program = called(equation.params)
+    return _program(first_order(program) if equation.name in RULED and isinstance(program, core.ClosedJaxpr) else program)
+
+
+@lru_cache(maxsize=4096)
+def branches(equation: Equation) -> tuple[Body, ...]:
+    """Return the programs of a cond."""
+    return tuple(_program(b) for b in equation.params["branches"])
+
+
+def _program(inner: Any) -> Body:
+    """Return a program among an equation's parameters, a jaxpr or a rewritten body, as a body."""
+    if isinstance(inner, Body):  # rewritten
+        return inner
+    return close(inner) if isinstance(inner, core.ClosedJaxpr) else from_jaxpr(inner)
