@@ -59,6 +59,11 @@ def test_a_misspelled_option_is_recognized() -> None:
         unity.step(train_step, donate_argnum=0)
 
 
+def test_a_kind_of_device_in_the_place_of_a_cluster_is_recognized() -> None:
+    with pytest.raises(unity.MachineError, match=r"unity.Machine.grid\(4, 8, 'h100'\) is a machine of these"):
+        unity.Machine.preset("h100-4x8")
+
+
 def test_rules_of_an_argument_that_is_not_there_are_refused() -> None:
     for argument in ("params", 2, -1):
         with pytest.raises(unity.PlanError, match="a number from 0 to 1"):

@@ -199,6 +199,11 @@ class Machine:
         base, nodes, per_node = name, None, None
         if counted := re.fullmatch(r"(.+)-([1-9]\d*)x([1-9]\d*)", name):
             base, nodes, per_node = counted[1], int(counted[2]), int(counted[3])
+        if base not in CLUSTERS and base in DEVICES:
+            raise MachineError(
+                f"machine {name!r}: {base!r} is a kind of device; unity.Machine.grid({nodes or 1}, {per_node or 8}, {base!r}) is a"
+                " machine of these"
+            )
         cluster = _known("machine", base, CLUSTERS)
         inside = prod(level.size for level in cluster.inside)
         if per_node not in (None, inside):

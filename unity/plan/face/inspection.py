@@ -14,6 +14,7 @@ from unity.machine.machine import Machine
 from unity.pcg.jaxprs.trace_contexts import without_mesh
 from unity.plan.device_mesh import mesh_for
 from unity.plan.plan_family import Tried
+from unity.plan.shardings.logical_rules import LogicalRules, logical_rules
 from unity.plan.shardings.specs import SpecRules, rules
 from unity.plan.summary import captured_summary_of, summary_of
 from unity.search.memory.backend import backend_of
@@ -65,10 +66,30 @@ class Inspection:
         Raises:
             PlanError: the function has no argument of that number, or two leaves have one path and different specifications.
         """
+        return rules(self._specs(argument))
+
+    def logical_rules(self, names: Any, argument: int = 0) -> LogicalRules:
+        """Return the specifications of one argument's leaves as rules from logical axis names to mesh axes.
+
+        They are those of `flax.linen.logical_axis_rules`, MaxText and t5x: `(("embed", None), ("mlp", "device"))`.
+
+        Args:
+            names: the logical names of each leaf's dimensions, in the argument's structure: tuples such as `("embed", "mlp")`, or
+                the result of `flax.linen.get_partition_spec`. None is a dimension without a name.
+            argument: the argument's place among those of the function.
+
+        Raises:
+            PlanError: the function has no argument of that number, `names` has another structure, or dimensions of one name are
+                divided in ways that no list of rules tells apart.
+        """
+        return logical_rules(self._specs(argument), names)
+
+    def _specs(self, argument: int) -> Any:
+        """Return the specifications of an argument. Raises PlanError if the function has none of that number."""
         specs = self._plan.in_specs
         if not isinstance(argument, int) or not 0 <= argument < len(specs):
             raise PlanError(f"argument={argument!r}: expected the place of an argument, a number from 0 to {len(specs) - 1}")
-        return rules(specs[argument])
+        return specs[argument]
 
     @cached_property
     def bound(self) -> float | None:
