@@ -16,7 +16,9 @@ from precision import in_64_bits
 from small_models import Small, arrays, f, gpt_scanned, i
 
 import unity
+from unity.pcg.capture.capture import capture
 from unity.plan.plan import Plan
+from unity.transforms.micro_batching import leanest_micro_batches
 
 SLOW = unity.Device("slow", {"float32": 1e7, "float64": 1e7}, 2**30, 1e7, 1.0, 0.0)  # so that it pays to split small products
 MACHINE = unity.Machine.grid(1, 2, SLOW, intra=(1e9, 1e-7), inter=(5e8, 1e-7))
@@ -108,6 +110,35 @@ def test_further_results_are_added_up_or_joined_in_the_order_of_the_samples() ->
     assert_equal(jax.jit(step)(*plan.shard(*args)), jax.jit(wanted)(*args))
 
 
+def test_a_result_may_be_read_by_a_sum_that_the_loop_needs() -> None:
+    def loss(w: Any, b: Any) -> Any:
+        h = b["x"] @ w["in"]
+        return jnp.mean((h - lax.stop_gradient(h.mean())) ** 2), {"hidden": h, "total": h.sum()}
+
+    args = arrays(WEIGHTS), arrays(BATCH)
+    plan = unity.optimize(loss, WEIGHTS, BATCH, micro_batches=4, **OPTIONS)
+    step, wanted = jax.value_and_grad(plan, has_aux=True), jax.value_and_grad(loss, has_aux=True)
+    assert_equal(jax.jit(step)(*plan.shard(*args)), jax.jit(wanted)(*args))
+
+
+def test_gradients_of_further_results_are_refused() -> None:
+    def loss(w: Any, b: Any) -> Any:
+        return mean(w, b), jnp.mean(jnp.sin(b["x"] @ w["in"]))
+
+    args = arrays(WEIGHTS), arrays(BATCH)
+    plan = unity.optimize(loss, WEIGHTS, BATCH, micro_batches=4, **OPTIONS)
+    with pytest.raises(unity.OptionError, match="expected gradients of the plan's first result alone"):
+        jax.grad(lambda w: sum(plan(w, plan.shard(*args)[1])))(plan.shard(*args)[0])
+
+
+def test_second_derivatives_are_the_function_s() -> None:
+    def curvature(loss: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda w, b: jax.jvp(lambda w: jax.grad(loss)(w, b), (w,), (jax.tree.map(jnp.sin, w),))
+
+    plan, args = planned(Small(mean, WEIGHTS, BATCH)), (arrays(WEIGHTS), arrays(BATCH))
+    assert_equal(jax.jit(curvature(plan))(*plan.shard(*args)), jax.jit(curvature(mean))(*args))
+
+
 def test_an_exported_plan_computes_the_same(tmp_path: Path) -> None:
     model, path = LOSSES["several"], tmp_path / "plan.py"
     args = arrays(model.params), arrays(model.batch)
@@ -158,9 +189,29 @@ def contrasted(w: Any, b: Any) -> Any:
     return -jnp.mean(jnp.diag(jax.nn.log_softmax(h @ h.T)))
 
 
+def strided(w: Any, b: Any) -> Any:
+    return jnp.sum(scores(w, b["x"])[::2] ** 2)
+
+
+def paired(w: Any, b: Any) -> Any:
+    """Compares neighbours in the batch, in a nested program."""
+    return jnp.sum(jax.checkpoint(lambda x: jnp.diff(x.reshape(B // 2, 2, V), axis=1) ** 2)(scores(w, b["x"])))
+
+
+def alternating(w: Any, b: Any) -> Any:
+    return jnp.sum(lax.scan(lambda x, _: (x + jnp.repeat(jnp.sin(x[::2]), 2, 0), None), scores(w, b["x"]), None, 3)[0])
+
+
 @pytest.mark.parametrize(
     ("loss", "count", "reason"),
     [
+        (strided, 4, r"slice at .*test_micro_batching.py:\d+ \(strided\).* does not work on each of 4 micro-batches by itself"),
+        (paired, 4, r"remat2? at .*test_micro_batching.py:\d+ \(paired\).* does not work on each of 4 micro-batches by itself"),
+        (
+            alternating,
+            4,
+            r"scan at .*test_micro_batching.py:\d+ \(alternating\).* does not work on each of 4 micro-batches by itself",
+        ),
         (normalized, 4, r"test_micro_batching.py:\d+ \(normalized\).* needs a sum over all samples to go on with each"),
         (contrasted, 4, r"dot_general at .*test_micro_batching.py:\d+ \(contrasted\).* does not work on each sample by itself"),
         (lambda w, b: jnp.sum(w["in"]), 4, "of the sums over the samples one must have a gradient, but none has one"),
@@ -173,6 +224,13 @@ def contrasted(w: Any, b: Any) -> Any:
 def test_a_number_that_is_impossible_is_refused_with_the_reason(loss: Callable[..., Any], count: Any, reason: str) -> None:
     with pytest.raises(unity.OptionError, match=reason):
         planned(Small(loss, WEIGHTS, BATCH), micro_batches=count)
+
+
+def test_the_most_micro_batches_divide_all_dimensions_that_samples_are_reshaped_to() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean(jnp.tanh(x.reshape(4, B // 4, D) @ w) ** 2)
+
+    assert leanest_micro_batches(capture(loss, f(D, D), f(B, D))).count == 4
 
 
 def possible(model: Small, limit: float) -> bool:

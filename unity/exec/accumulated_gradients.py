@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
+from unity.base.errors import OptionError
 from unity.pcg.ir.graph import Node
 from unity.pcg.ir.payloads import Scan
 from unity.pcg.local import varying_loops as loops
@@ -23,6 +24,12 @@ from unity.pcg.types.axis import Axis
 from unity.pcg.types.varying_axes import common, vary, varying
 
 Arrays = tuple[Any, ...]
+
+FURTHER = (
+    "expected gradients of the plan's first result alone, since a loop over micro-batches adds up the loss's gradients only, but"
+    " another result is differentiated, too.\n    Return the sum of what is differentiated as the first result, or plan without"
+    " micro_batches. (docs: memory#micro-batches)"
+)
 
 
 def accumulated(node: Node, operands: Sequence[Any], axes: Sequence[Axis], step: Callable[..., Sequence[Any]]) -> list[Any]:
@@ -83,6 +90,8 @@ def accumulated(node: Node, operands: Sequence[Any], axes: Sequence[Axis], step:
         return (*carry, *ys), [gradients.get(p) for p in real]
 
     def backward(gradients: list[Any], cotangents: Arrays) -> tuple[list[Any], None]:
+        if any(not isinstance(x, SymbolicZero) for p, x in enumerate(cotangents) if p != number):
+            raise OptionError(FURTHER)
         return _scaled(gradients, cotangents[number], over), None
 
     call.defvjp(forward, backward, symbolic_zeros=True)

@@ -47,6 +47,7 @@ def solve(
     contributing: bool = False,
     scattering: int | None = None,
     undifferentiated: bool = False,
+    patient: bool = True,
 ) -> Solution:
     """Extend known states to the whole body, reducing partial values only where necessary.
 
@@ -61,11 +62,12 @@ def solve(
         contributing: contribute whole values to partial sums, where possible, rather than reduce the sums.
         scattering: the dimension along which to reduce-scatter partial sums that have it, rather than reduce them.
         undifferentiated: whether no gradient flows through the body, so that devices may reduce a maximum.
+        patient: whether to await such states if the first assumption has no solution.
     """
     try:
         return _solve(body, known, contributing, scattering, undifferentiated, patient=False)
     except Unmatched as failure:
-        if not failure.hasty:
+        if not failure.hasty or not patient:
             raise
     return _solve(body, known, contributing, scattering, undifferentiated, patient=True)
 

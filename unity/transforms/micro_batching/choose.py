@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TypeAlias
 
 from unity.pcg.capture.capture import Captured
-from unity.search.session import Search
+from unity.pcg.parallel.stages import Mixed
 from unity.transforms.least_number import LimitedChoice, LimitedWish, Numbered, Programs, Way
-from unity.transforms.micro_batching.decomposition import number_of_samples
+from unity.transforms.micro_batching.decomposition import counts
 from unity.transforms.micro_batching.micro_batching import MicroBatching, micro_batched
 
 MicroBatchingWish: TypeAlias = LimitedWish
@@ -30,10 +31,18 @@ def best(captured: Captured, wish: MicroBatchingWish, exactly: int | None = None
         first = micro_batched(captured, exactly, captured.bodies)
         programs.worth(Way(exactly, _text(exactly), lambda: (first, wish.search(first.after))))
         return MicroBatchingChoice(programs.chosen, programs.leanest)
-    numbers = divisors(number_of_samples(captured))
+    numbers = counts(captured)
+
+    @cache
+    def transformation(count: int) -> MicroBatching | None:
+        try:
+            return micro_batched(captured, count, captured.bodies)
+        except Mixed:
+            return None
 
     def way(k: int) -> Way[MicroBatching] | None:
-        return _way(captured, wish, numbers[k - 1]) if k else None
+        batched = transformation(numbers[k - 1]) if k else None
+        return batched and Way(batched.count, _text(batched.count), lambda: (batched, wish.search(batched.after)))
 
     programs.refine(Numbered(way, len(numbers)))
     return MicroBatchingChoice(programs.chosen, programs.leanest)
@@ -41,22 +50,8 @@ def best(captured: Captured, wish: MicroBatchingWish, exactly: int | None = None
 
 def leanest_micro_batches(captured: Captured) -> MicroBatching:
     """Return the program over the most micro-batches. Raises Mixed if it does not decompose over its samples."""
-    return micro_batched(captured, divisors(number_of_samples(captured))[-1], captured.bodies)
-
-
-def _way(captured: Captured, wish: MicroBatchingWish, count: int) -> Way[MicroBatching]:
-    def transform() -> tuple[MicroBatching, Search]:
-        transformation = micro_batched(captured, count, captured.bodies)
-        return transformation, wish.search(transformation.after)
-
-    return Way(count, _text(count), transform)
+    return micro_batched(captured, counts(captured)[-1], captured.bodies)
 
 
 def _text(count: int) -> str:
     return f"{count} micro-batches"
-
-
-def divisors(size: int) -> list[int]:
-    """Return the numbers of micro-batches to try for a number of samples, ascending: powers of two, or else all divisors."""
-    every = [n for n in range(2, size + 1) if size % n == 0]
-    return [n for n in every if n & (n - 1) == 0] or every

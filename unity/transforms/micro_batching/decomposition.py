@@ -79,15 +79,35 @@ def decomposed(captured: Captured, count: int) -> Decomposition:
     raise first or Mixed("no argument that is not differentiated has samples")
 
 
-def number_of_samples(captured: Captured) -> int:
-    """Return the number of samples of a program. Raises Mixed if the program does not decompose over them."""
+class Uneven(Mixed):
+    """Raised for an operator that does not work on each of this number of micro-batches by itself; it may on each of fewer."""
+
+
+def counts(captured: Captured) -> list[int]:
+    """Return the numbers of micro-batches to try, ascending. The program decomposes into the last.
+
+    Raises Mixed if the program does not decompose over its samples.
+    """
     first: Mixed | None = None
     for size, known in _batches(captured):
-        try:
-            return _decomposed(captured, size, known, size).size
-        except Mixed as reason:
-            first = first or reason
+        numbers = divisors(size)
+        for k in reversed(range(len(numbers))):
+            try:
+                _decomposed(captured, size, known, numbers[k])
+            except Uneven as reason:
+                first = first or reason
+            except Mixed as reason:
+                first = first or reason
+                break
+            else:
+                return numbers[: k + 1]
     raise first or Mixed("no argument that is not differentiated has samples")
+
+
+def divisors(size: int) -> list[int]:
+    """Return the numbers of micro-batches that may share the samples, ascending: powers of two, or else all divisors."""
+    every = [n for n in range(2, size + 1) if size % n == 0]
+    return [n for n in every if n & (n - 1) == 0] or every
 
 
 def _batches(captured: Captured) -> Iterator[tuple[int, dict[int, int | None]]]:
@@ -120,7 +140,8 @@ def _decomposed(captured: Captured, size: int, dims: Mapping[int, int | None], c
     after = _needing_sums(body, following, after, active, solution)
     inside = [i for i in following if i not in after and _has_samples(body, i, solution)]
     own = [i for i in inside if early.isdisjoint(body.equations[i].results)]
-    computed = [v for i in own for v in body.equations[i].results]
+    before = _leading_to(body, early)  # the loop computes again what it needs of these
+    computed = [v for i in own for v in body.equations[i].results if v not in before]
     later = {a for i in after for a in variables_of(body.equations[i].operands)}
     ends = [v for v in computed if v in later or v in variables_of(body.outputs)]
     for v in ends:
@@ -136,12 +157,14 @@ def _decomposed(captured: Captured, size: int, dims: Mapping[int, int | None], c
     fixed = tuple(v for v in inputs if solution.seen(v).kind != "P")
     part = replace(part, inputs=(*fixed, *(v for v, _ in read)), outputs=(*sums, *(v for v, _ in each)))
     result = Decomposition(part, fixed, read, sums, each, frozenset(after), _loss(captured, sums), size)
-    _check(result)
+    _check(result, count)
     return result
 
 
 def _solved(body: Body, known: Mapping[int, State]) -> tuple[set[int], Solution]:
     """Solve for states along the axis of micro-batches, without the equations that need complete sums, which are returned, too.
+
+    What reads a sum beside other operands comes after the loop, rather than that the solver reduces the sum for it.
 
     Raises Mixed, naming the first operator that does not work sample by sample.
     """
@@ -149,7 +172,7 @@ def _solved(body: Body, known: Mapping[int, State]) -> tuple[set[int], Solution]
     while True:
         part = _without(body, after)
         try:
-            solution = solve(part, states)
+            solution = solve(part, states, patient=False)
         except Unmatched:
             after |= _dependent(body, _first_after(body, after, states))
             continue
@@ -178,7 +201,7 @@ def _first_after(body: Body, after: Collection[int], known: Mapping[int, State])
         equations = tuple(body.equations[i] for i in numbers[:count])
         outputs = tuple(v for e in equations for v in e.results)
         try:
-            return solve(replace(body, equations=equations, outputs=outputs), known)
+            return solve(replace(body, equations=equations, outputs=outputs), known, patient=False)
         except Unmatched:
             return None
 
@@ -201,6 +224,15 @@ def _dependent(body: Body, number: int) -> set[int]:
             known.update(e.results)
             numbers.add(i)
     return numbers
+
+
+def _leading_to(body: Body, variables: Collection[int]) -> set[int]:
+    """Return some variables and those that they depend on."""
+    known = set(variables)
+    for e in reversed(body.equations):
+        if not known.isdisjoint(e.results):
+            known.update(variables_of(e.operands))
+    return known
 
 
 def _active(captured: Captured, variables: Collection[int]) -> set[int]:
@@ -266,11 +298,14 @@ def _loss(captured: Captured, sums: Sequence[int]) -> int | None:
     return numbers[0]
 
 
-def _check(result: Decomposition) -> None:
-    """Raise Mixed unless the part works along an axis that partitions the samples, without communication."""
+def _check(result: Decomposition, count: int) -> None:
+    """Raise Mixed unless the part works along an axis of `count` devices that partitions the samples, without communication."""
     try:
         alone = along_axis(result.body, result.operands, result.results)
     except Unmatched:
         alone = None
     if alone is None or alone.communicates or alone.results != result.results:
         raise Mixed("the program does not add up over its samples")
+    for e, match in zip(result.body.equations, alone.matches, strict=True):
+        if match.size % count:  # such as x[::2], or the reshaping of samples into pairs
+            raise Uneven(f"{operator_at(e)} does not work on each of {count} micro-batches by itself")
