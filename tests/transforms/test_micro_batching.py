@@ -189,6 +189,18 @@ def contrasted(w: Any, b: Any) -> Any:
     return -jnp.mean(jnp.diag(jax.nn.log_softmax(h @ h.T)))
 
 
+@jax.custom_vjp
+def doubled(x: Any) -> Any:
+    return 2 * x
+
+
+doubled.defvjp(lambda x: (2 * x, jnp.arange(len(x), dtype=x.dtype)), lambda numbers, g: (g * numbers[:, None],))
+
+
+def numbered(w: Any, b: Any) -> Any:
+    return jnp.mean(scores(w, doubled(b["x"] + jnp.sum(w["in"]))))
+
+
 def strided(w: Any, b: Any) -> Any:
     return jnp.sum(scores(w, b["x"])[::2] ** 2)
 
@@ -214,6 +226,7 @@ def alternating(w: Any, b: Any) -> Any:
         ),
         (normalized, 4, r"test_micro_batching.py:\d+ \(normalized\).* needs a sum over all samples to go on with each"),
         (contrasted, 4, r"dot_general at .*test_micro_batching.py:\d+ \(contrasted\).* does not work on each sample by itself"),
+        (numbered, 4, r"custom_vjp_call at .*test_micro_batching.py:\d+ \(numbered\)"),
         (lambda w, b: jnp.sum(w["in"]), 4, "of the sums over the samples one must have a gradient, but none has one"),
         (mean, 3, "3 micro-batches cannot share 16 samples evenly"),
         (mean, 0, "expected a number of micro-batches, such as 4, or True to choose it, got int"),

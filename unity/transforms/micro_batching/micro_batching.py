@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,16 +18,18 @@ from unity.pcg.capture.capture import Bodies, Captured, graph_of
 from unity.pcg.ir.graph import PCG, Node, Value, accumulated_loss
 from unity.pcg.ir.payloads import Remat, Scan
 from unity.pcg.ir.program import Body, close
+from unity.pcg.jaxprs.jaxprs import CUSTOM_JVP, CUSTOM_VJP, equations, floating
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.parallel.stages import Mixed
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.varying_axes import TIME, at_time
 from unity.transforms.micro_batching.decomposition import Decomposition, decomposed
 from unity.transforms.pipelining.micro_batches import joined, split
-from unity.transforms.splice import aligned, spliced, with_nodes, within
+from unity.transforms.splice import aligned, operator_at, spliced, with_nodes, within
 from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
 
 WALK = "unity:accumulated"  # scope of the loop over micro-batches; no model has it
+RULES = frozenset((*CUSTOM_JVP, *CUSTOM_VJP))  # calls with a derivative rule of the user's
 
 
 class MicroBatchingRecord(TransformationRecord, tag="micro-batches"):
@@ -128,8 +130,32 @@ def _traced(body: Body, part: Decomposition, count: int, numbered: bool) -> Body
         ends = [x.astype(dtype) for x, dtype in zip(sums, dtypes, strict=True)]
         return [*ends, *(joined(x, s.dim, s.outer * count) for x, (_, s) in zip(own, part.each, strict=True))]
 
-    inputs = (*part.constants, *(v for v, _ in part.read))
-    return close(jax.make_jaxpr(program)(*(body.tensors[v].struct for v in inputs)))
+    inputs = [body.tensors[v].struct for v in (*part.constants, *(v for v, _ in part.read))]
+    _check_rules(program, inputs, part.body)
+    return close(jax.make_jaxpr(program)(*inputs))
+
+
+def _check_rules(program: Callable[..., list[Any]], inputs: Sequence[Any], body: Body) -> None:
+    """Raise Mixed if a derivative rule in the loop needs a position in the batch: rules are traced outside of the loop."""
+    origins = [(e, e.origin) for e in body.equations if e.origin is not None]
+    calls = [e for e, origin in origins if any(q.primitive.name in RULES for q in (origin, *equations(origin)))]
+
+    def gradients(*xs: Any) -> Any:
+        active = [k for k, x in enumerate(xs) if floating(x)]
+
+        def results(*ys: Any) -> list[Any]:
+            values = dict(zip(active, ys, strict=True))
+            return [x for x in program(*(values.get(k, x) for k, x in enumerate(xs))) if floating(x)]
+
+        out, back = jax.vjp(results, *(xs[k] for k in active))
+        return back([jnp.ones_like(x) for x in out])
+
+    if calls:
+        try:
+            jax.eval_shape(gradients, *inputs)
+        except NameError as error:
+            text = f"the derivative rule in {operator_at(calls[0])} depends on where a sample is in the batch"
+            raise Mixed(text) from error
 
 
 def with_recomputed_steps(graph: PCG) -> PCG:
