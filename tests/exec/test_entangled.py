@@ -50,10 +50,10 @@ def test_of_what_is_asked_for_here_it_is_the_best_that_runs(monkeypatch: pytest.
     ask: Any = {"search": "captured", "pipelines": False, "branch_groups": 2, "progress": False}
     monkeypatch.setattr(unity.Machine, "local", lambda: case.machine)
     best = unity.optimize(task.loss, task.params, task.batches[0], **ask)
-    monkeypatch.setattr("unity.planning.task.can_run", lambda plan: plan.time > best.time)
+    monkeypatch.setattr("unity.planning.request.can_run", lambda plan: plan.time > best.time)
     named = unity.optimize(task.loss, task.params, task.batches[0], machine=case.machine, seed=1, **ask)
     here = unity.optimize(task.loss, task.params, task.batches[0], seed=1, **ask)
     assert named.time == best.time
     assert here.time == min(p.time for p in best.frontier if p.time > best.time)
-    monkeypatch.setattr("unity.planning.task.can_run", lambda plan: False)
+    monkeypatch.setattr("unity.planning.request.can_run", lambda plan: False)
     assert unity.optimize(task.loss, task.params, task.batches[0], seed=2, **ask).time == best.time

@@ -14,7 +14,7 @@ import pytest
 import small_models
 
 import unity
-import unity.planning.task
+import unity.planning.request
 from unity.base.documents import plain, typed
 from unity.base.errors import DerivationError, PlanError, RuleError
 from unity.exec.measure.trial import ratio
@@ -365,7 +365,7 @@ def test_a_rewritten_program_that_measures_slower_is_not_taken(monkeypatch, time
         return times
 
     monkeypatch.setattr(unity.Machine, "local", lambda: MACHINE)
-    monkeypatch.setattr(unity.planning.task, "ratio", ratio)
+    monkeypatch.setattr(unity.planning.request, "ratio", ratio)
     found = unity.optimize(chained, *CHAINED, progress=False)
     assert len(asked) == 1
     assert bool(found.program.rewriting) == (times <= 1)
@@ -374,8 +374,8 @@ def test_a_rewritten_program_that_measures_slower_is_not_taken(monkeypatch, time
 @pytest.mark.parametrize("objective", ["time", "memory"])
 def test_a_rewritten_program_that_the_devices_cannot_run_is_not_taken(monkeypatch, objective):
     monkeypatch.setattr(unity.Machine, "local", lambda: MACHINE)
-    monkeypatch.setattr(unity.planning.task, "can_run", lambda plan: not plan.program.rewriting)
-    monkeypatch.setattr(unity.planning.task, "ratio", lambda *given: pytest.fail("it is not run"))
+    monkeypatch.setattr(unity.planning.request, "can_run", lambda plan: not plan.program.rewriting)
+    monkeypatch.setattr(unity.planning.request, "ratio", lambda *given: pytest.fail("it is not run"))
     assert not unity.optimize(chained, *CHAINED, objective=objective, progress=False).program.rewriting
     assert unity.optimize(chained, *CHAINED, objective=objective, machine=MACHINE, progress=False).program.rewriting
 
