@@ -20,9 +20,13 @@ TIME = "a time"  # not a mesh axis, and the name of none: one device processes t
 _now: ContextVar[Any] = ContextVar("_now")
 
 
+class NoPosition(NameError):
+    """Raised for a position along the axis of time where no piece has its turn, as JAX raises NameError outside of a mesh axis."""
+
+
 @contextmanager
 def at_time(number: Any) -> Iterator[None]:
-    """Make `position_along` return a number for the axis of time: the number of the piece whose turn it is."""
+    """Let `position_along` return the number of the piece whose turn it is, as the position along the axis of time."""
     token = _now.set(number)
     try:
         yield
@@ -33,13 +37,13 @@ def at_time(number: Any) -> Iterator[None]:
 def position_along(name: str) -> Any:
     """Return the position of this device along a mesh axis, or of this piece along the axis of time.
 
-    Raises NameError outside of the axis.
+    Raises NameError outside of the axis: `NoPosition` for the axis of time.
     """
     if name != TIME:
         return lax.axis_index(name)
     number = _now.get(None)
     if number is None:
-        raise NameError(f"there is no position along {TIME}")
+        raise NoPosition(f"there is no position along {TIME}")
     return number
 
 

@@ -22,7 +22,7 @@ from unity.pcg.jaxprs.jaxprs import CUSTOM_JVP, CUSTOM_VJP, equations, floating
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.parallel.stages import Mixed
 from unity.pcg.types.axis import Axis
-from unity.pcg.types.varying_axes import TIME, at_time
+from unity.pcg.types.varying_axes import TIME, NoPosition, at_time
 from unity.transforms.micro_batching.decomposition import Decomposition, decomposed
 from unity.transforms.pipelining.micro_batches import joined, split
 from unity.transforms.splice import aligned, operator_at, spliced, with_nodes, within
@@ -83,7 +83,7 @@ def micro_batched(captured: Captured, count: int, known: Bodies | None = None) -
     part = decomposed(captured, count)
     try:
         walk = _traced(captured.body, part, count, numbered=False)
-    except NameError:  # of the axis: a position, or random bits, depend on where a sample stands in the batch
+    except NoPosition:  # a position, or random bits, depend on where a sample stands in the batch
         walk = _traced(captured.body, part, count, numbered=True)
     results = (*part.sums, *(v for v, _ in part.each))
     makers = [i for i, e in enumerate(captured.body.equations) if not set(results).isdisjoint(e.results)]
@@ -153,7 +153,7 @@ def _check_rules(program: Callable[..., list[Any]], inputs: Sequence[Any], body:
     if calls:
         try:
             jax.eval_shape(gradients, *inputs)
-        except NameError as error:
+        except NoPosition as error:
             text = f"the derivative rule in {operator_at(calls[0])} depends on where a sample is in the batch"
             raise Mixed(text) from error
 

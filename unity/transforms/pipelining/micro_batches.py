@@ -34,7 +34,7 @@ from unity.pcg.propagation.scan_programs import SCANNED
 from unity.pcg.propagation.solver import Unmatched, nested_body, solve
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
-from unity.pcg.types.varying_axes import TIME
+from unity.pcg.types.varying_axes import TIME, NoPosition
 from unity.transforms.pipelining.tails import Tail
 from unity.transforms.splice import spliced
 
@@ -171,7 +171,7 @@ def walked(body: Body, scan: LayerScan, rounds: int, tail: Tail | None = None) -
 def _traced(what: str, run: Callable[..., Sequence[Any]], operands: Sequence[Tensor]) -> Body:
     try:
         return close(jax.make_jaxpr(run)(*(t.struct for t in operands)))
-    except NameError:  # of the axis: a local program asks where its piece lies
+    except NoPosition:
         why = "positions, or random numbers that are not drawn for each sample"
         raise Positioned(f"{what} on where a sample stands in the batch ({why})") from None
 

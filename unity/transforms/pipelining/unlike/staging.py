@@ -26,7 +26,7 @@ from unity.pcg.local.interpreter import run_body
 from unity.pcg.parallel.stages import Mixed
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL
-from unity.pcg.types.varying_axes import TIME
+from unity.pcg.types.varying_axes import TIME, NoPosition
 from unity.search.joint.segments import flows
 from unity.transforms.pipelining.micro_batches import WALK, in_order, joined, split, sums
 from unity.transforms.pipelining.tails import Tail, tail_of
@@ -191,6 +191,6 @@ def traced(run: Any, given: Sequence[jax.ShapeDtypeStruct]) -> Body:
     """Trace a program over samples. Raises Mixed if it depends on a sample's position in the batch."""
     try:
         return close(jax.make_jaxpr(run)(*given))
-    except NameError:  # of the axis of time: a local program asks where its piece lies
+    except NoPosition:
         why = "positions, or random numbers"
         raise Mixed(f"what the stages compute, or what follows, depends on where a sample stands in the batch ({why})") from None
