@@ -94,9 +94,16 @@ def test_values_and_gradients_are_the_function_s_and_collectives_as_predicted(na
     assert plan.program.micro_batching is not None
     assert plan.program.micro_batching.count == 4
     plan.program.check_derivation()
-    wanted = jax.jit(jax.value_and_grad(model.loss))(*args)
-    assert_equal(jax.jit(jax.value_and_grad(plan))(*plan.shard(*args)), wanted)
+    assert_equal(jax.jit(jax.value_and_grad(plan))(*plan.shard(*args)), jax.jit(jax.value_and_grad(model.loss))(*args))
     assert plan.check().agrees(0)
+
+
+def assert_same_results(loss: Callable[..., Any], count: int) -> None:
+    """Check the value, the gradients and the further results of a loss over `count` micro-batches."""
+    args = arrays(WEIGHTS), arrays(BATCH)
+    plan = planned(Small(loss, WEIGHTS, BATCH), micro_batches=count)
+    step, expected = jax.value_and_grad(plan, has_aux=True), jax.value_and_grad(loss, has_aux=True)
+    assert_equal(jax.jit(step)(*plan.shard(*args)), jax.jit(expected)(*args))
 
 
 def test_further_results_are_added_up_or_joined_in_the_order_of_the_samples() -> None:
@@ -104,10 +111,7 @@ def test_further_results_are_added_up_or_joined_in_the_order_of_the_samples() ->
         right = jnp.argmax(scores(w, b["x"]), -1) == b["y"]
         return mean(w, b), {"hidden": b["x"] @ w["in"], "right": jnp.mean(right), "weights": jnp.sum(w["out"])}
 
-    args = arrays(WEIGHTS), arrays(BATCH)
-    plan = unity.optimize(loss, WEIGHTS, BATCH, micro_batches=8, **OPTIONS)
-    step, wanted = jax.value_and_grad(plan, has_aux=True), jax.value_and_grad(loss, has_aux=True)
-    assert_equal(jax.jit(step)(*plan.shard(*args)), jax.jit(wanted)(*args))
+    assert_same_results(loss, 8)
 
 
 def test_a_result_may_be_read_by_a_sum_that_the_loop_needs() -> None:
@@ -115,10 +119,7 @@ def test_a_result_may_be_read_by_a_sum_that_the_loop_needs() -> None:
         h = b["x"] @ w["in"]
         return jnp.mean((h - lax.stop_gradient(h.mean())) ** 2), {"hidden": h, "total": h.sum()}
 
-    args = arrays(WEIGHTS), arrays(BATCH)
-    plan = unity.optimize(loss, WEIGHTS, BATCH, micro_batches=4, **OPTIONS)
-    step, wanted = jax.value_and_grad(plan, has_aux=True), jax.value_and_grad(loss, has_aux=True)
-    assert_equal(jax.jit(step)(*plan.shard(*args)), jax.jit(wanted)(*args))
+    assert_same_results(loss, 4)
 
 
 def test_gradients_of_further_results_are_refused() -> None:
@@ -126,7 +127,7 @@ def test_gradients_of_further_results_are_refused() -> None:
         return mean(w, b), jnp.mean(jnp.sin(b["x"] @ w["in"]))
 
     args = arrays(WEIGHTS), arrays(BATCH)
-    plan = unity.optimize(loss, WEIGHTS, BATCH, micro_batches=4, **OPTIONS)
+    plan = planned(Small(loss, WEIGHTS, BATCH))
     with pytest.raises(unity.OptionError, match="expected gradients of the plan's first result alone"):
         jax.grad(lambda w: sum(plan(w, plan.shard(*args)[1])))(plan.shard(*args)[0])
 

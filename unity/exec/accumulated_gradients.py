@@ -1,13 +1,14 @@
-"""A loop over micro-batches whose backward pass follows each forward pass at once, so that one micro-batch's residuals are live.
+"""A loop over micro-batches whose backward pass follows each forward pass at once: residuals of one micro-batch at a time are live.
 
-One of the loop's carries is a loss, to which each step adds a term. A step also computes the gradient of its term for a cotangent
-of one, and adds it to those of the steps before. After the loop these sums are multiplied by the loss's cotangent.
+One of the loop's carries is a loss, to which each step adds a term. A step also computes the gradients of its term, for a cotangent
+of one, and adds those of the loop's constants up. After the loop the gradients are multiplied by the cotangent of the loss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from unity.base.errors import OptionError
-from unity.pcg.ir.graph import Node
+from unity.pcg.ir.graph import Node, carried_by
 from unity.pcg.ir.payloads import Scan
 from unity.pcg.local import varying_loops as loops
 from unity.pcg.local.collectives import contribute
@@ -23,7 +24,8 @@ from unity.pcg.parallel.traffic import repeated_loss
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.varying_axes import common, vary, varying
 
-Arrays = tuple[Any, ...]
+Arrays: TypeAlias = tuple[Any, ...]
+Step: TypeAlias = Callable[..., Sequence[Any]]
 
 FURTHER = (
     "expected gradients of the plan's first result alone, since a loop over micro-batches adds up the loss's gradients only, but"
@@ -32,7 +34,7 @@ FURTHER = (
 )
 
 
-def accumulated(node: Node, operands: Sequence[Any], axes: Sequence[Axis], step: Callable[..., Sequence[Any]]) -> list[Any]:
+def accumulated(node: Node, operands: Sequence[Any], axes: Sequence[Axis], step: Step) -> list[Any]:
     """Return the results of a loop over micro-batches, inside of `shard_map`.
 
     Args:
@@ -43,51 +45,25 @@ def accumulated(node: Node, operands: Sequence[Any], axes: Sequence[Axis], step:
     """
     loop = node.of(Scan)
     assert loop.loss is not None
-    number, c, k = loop.loss, loop.consts, loop.carry
+    number, carried = loop.loss, carried_by(node)
     over = tuple(axes[i].name for i in repeated_loss(node, lambda _: True))
+    walk = _MicroBatchLoop(loop, number, step, over)
     real = [p for p, x in enumerate(operands) if jnp.issubdtype(x.dtype, jnp.inexact)]
     others = {p: x for p, x in enumerate(operands) if p not in real}
 
-    def whole(values: Sequence[Any], rest: dict[int, Any]) -> list[Any]:
+    def in_order(values: Sequence[Any], rest: dict[int, Any]) -> list[Any]:
         by_number = rest | dict(zip(real, values, strict=True))
         return [by_number[p] for p in range(len(operands))]
 
     @jax.custom_vjp
     def call(values: Sequence[Any], rest: dict[int, Any]) -> Arrays:
-        leaves = whole(values, rest)
-
-        def one(carry: Any, xs: Any) -> tuple[Any, Any]:
-            out = step(*leaves[:c], *carry, *xs)
-            return out[:k], out[k:]
-
-        carry, ys = loops.scan(one, leaves[c : c + k], leaves[c + k :], loop.length, unroll=loop.unroll)
-        return (*carry, *ys)
+        return walk.results(in_order(values, rest))
 
     def forward(values: Sequence[Any], rest: dict[int, Any]) -> tuple[Arrays, list[Any]]:
-        leaves = whole([x.value for x in values], {p: x.value for p, x in rest.items()})
-        active = [p for p, x in zip(real, values, strict=True) if x.perturbed and not c <= p < c + k]
-        fixed, stacked = [p for p in active if p < c], [p for p in active if p >= c + k]
-
-        def one(state: tuple[Any, Any], xs: Any) -> tuple[Any, Any]:
-            carry, sums = state
-            here = dict(enumerate((*leaves[:c], *carry, *xs)))
-
-            def term(*inputs: Any) -> tuple[Any, Any]:
-                values_here = here | dict(zip(active, inputs, strict=True))
-                out = step(*(values_here[p] for p in range(len(operands))))
-                return out[number], out
-
-            loss, pull, out = jax.vjp(term, *(here[p] for p in active), has_aux=True)
-            one_ = vary(jnp.ones(loss.shape, loss.dtype), varying(loss))
-            gradients = pull(contribute(one_, over) if over else one_)
-            sums = [x + g for x, g in zip(sums, gradients[: len(fixed)], strict=True)]
-            return (out[:k], sums), (out[k:], gradients[len(fixed) :])
-
-        zeros = [vary(jnp.zeros_like(leaves[p]), varying(leaves[p])) for p in fixed]
-        state = (leaves[c : c + k], zeros)
-        (carry, sums), (ys, rows) = loops.scan(one, state, leaves[c + k :], loop.length, unroll=loop.unroll)
-        gradients = dict(zip((*fixed, *stacked), (*sums, *rows), strict=True))
-        return (*carry, *ys), [gradients.get(p) for p in real]
+        active = [p for p, x in zip(real, values, strict=True) if x.perturbed and p not in carried]
+        arrays = in_order([x.value for x in values], {p: x.value for p, x in rest.items()})
+        results, gradients = walk.results_and_gradients(arrays, active)
+        return results, [gradients.get(p) for p in real]
 
     def backward(gradients: list[Any], cotangents: Arrays) -> tuple[list[Any], None]:
         if any(not isinstance(x, SymbolicZero) for p, x in enumerate(cotangents) if p != number):
@@ -98,18 +74,81 @@ def accumulated(node: Node, operands: Sequence[Any], axes: Sequence[Axis], step:
     return list(call([operands[p] for p in real], others))
 
 
-def _scaled(gradients: Sequence[Any], by: Any, over: tuple[str, ...]) -> list[Any]:
-    """Return gradients multiplied by a number, which is a partial sum along the axes `over`; None stays None.
+@dataclass(frozen=True, eq=False)
+class _MicroBatchLoop:
+    """A loop over micro-batches, on one device.
 
-    The number is the same on all devices along every other axis, though JAX may take it to vary where a gradient does not.
+    Attributes:
+        loop: its length, and the numbers of its constants and carries.
+        loss: the number of the result to which each step adds its term of the loss.
+        step: the local program of a step.
+        over: the axes along which all devices add the same terms, so that the cotangent of a term is a partial sum.
     """
-    if isinstance(by, SymbolicZero):
+
+    loop: Scan
+    loss: int
+    step: Step
+    over: tuple[str, ...]
+
+    def results(self, operands: Sequence[Any]) -> Arrays:
+        """Return the loop's results."""
+        c, k = self.loop.consts, self.loop.carry
+
+        def one(carry: Any, slices: Any) -> tuple[Any, Any]:
+            out = self.step(*operands[:c], *carry, *slices)
+            return out[:k], out[k:]
+
+        carry, stacks = self.scan(one, operands[c : c + k], operands)
+        return (*carry, *stacks)
+
+    def results_and_gradients(self, operands: Sequence[Any], active: Sequence[int]) -> tuple[Arrays, dict[int, Any]]:
+        """Return the loop's results, and the gradients of the sum of all terms with respect to active operands, by number.
+
+        The active operands are constants, or stacks of which each step reads its slice.
+        """
+        c, k = self.loop.consts, self.loop.carry
+        fixed, sliced = [p for p in active if p < c], [p for p in active if p >= c]
+
+        def one(state: tuple[Any, Any], slices: Any) -> tuple[Any, Any]:
+            carry, sums = state
+            out, gradients = self.step_and_gradients((*operands[:c], *carry, *slices), active)
+            sums = [x + g for x, g in zip(sums, gradients[: len(fixed)], strict=True)]
+            return (out[:k], sums), (out[k:], gradients[len(fixed) :])
+
+        zeros = [vary(jnp.zeros_like(operands[p]), varying(operands[p])) for p in fixed]
+        (carry, sums), (stacks, rows) = self.scan(one, (operands[c : c + k], zeros), operands)
+        return (*carry, *stacks), dict(zip((*fixed, *sliced), (*sums, *rows), strict=True))
+
+    def step_and_gradients(self, inputs: Sequence[Any], active: Sequence[int]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Return the results of one step, and the gradients of its term with respect to active inputs."""
+
+        def term(*values: Any) -> tuple[Any, Any]:
+            by_number = dict(enumerate(inputs)) | dict(zip(active, values, strict=True))
+            out = self.step(*by_number.values())
+            return out[self.loss], out
+
+        loss, pull, out = jax.vjp(term, *(inputs[p] for p in active), has_aux=True)
+        one = vary(jnp.ones(loss.shape, loss.dtype), varying(loss))
+        return out, pull(contribute(one, self.over) if self.over else one)
+
+    def scan(self, step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, operands: Sequence[Any]) -> tuple[Any, Any]:
+        """Run a step for every micro-batch, over the slices of those operands that are stacks."""
+        stacks = operands[self.loop.consts + self.loop.carry :]
+        return loops.scan(step, carry, stacks, self.loop.length, unroll=self.loop.unroll)
+
+
+def _scaled(gradients: Sequence[Any], cotangent: Any, over: tuple[str, ...]) -> list[Any]:
+    """Return gradients multiplied by the cotangent of the loss, a partial sum along the axes `over`; None stays None.
+
+    The cotangent is the same on all devices along every other axis, though JAX may take it to vary where a gradient does not.
+    """
+    if isinstance(cotangent, SymbolicZero):
         return [None] * len(gradients)
-    by = lax.psum(by, over) if over else by
+    cotangent = lax.psum(cotangent, over) if over else cotangent
 
     def times(g: Any) -> Any:
-        more = tuple(sorted(varying(by) - varying(g)))
-        factor = common(by, more) if more else by
+        more = tuple(sorted(varying(cotangent) - varying(g)))
+        factor = common(cotangent, more) if more else cotangent
         return g * vary(factor, varying(g)).astype(g.dtype)
 
     return [None if g is None else times(g) for g in gradients]

@@ -1,4 +1,4 @@
-"""The choice of a number of micro-batches: the least with which the fastest strategy fits, or a number that was asked for."""
+"""The choice of a number of micro-batches: the user's, or the least with which the fastest strategy fits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def best(captured: Captured, wish: MicroBatchingWish, exactly: int | None = None
     Args:
         captured: The program.
         wish: The request.
-        exactly: The number of micro-batches, if it is given; else numbers that divide the samples are tried.
+        exactly: The number of micro-batches. By default, the numbers that divide the samples are tried.
 
     Raises:
         Mixed: The program does not decompose over its samples; names the operator and the user's line.

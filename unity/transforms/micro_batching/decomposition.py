@@ -3,11 +3,12 @@
     loss(w, x)  =  after(sum([part(w, x[m]) for m in micro_batches]))
 
 By the operator table, an axis that partitions the samples must leave every value of the part partitioned in the samples, a partial
-sum over them, or independent of them. What is independent of the samples is computed once, before the loop; so are sums over the
-samples that no gradient flows through, such as the number of labels that count. What needs complete sums comes after the loop.
+sum over them, or independent of them. Values that are independent of the samples are computed once, before the loop; so are sums
+over the samples that no gradient flows through, such as the number of labels that count. Equations that need complete sums come
+after the loop.
 
-A micro-batch takes every M-th sample, so that a device with a slice of the samples has a slice of each micro-batch: along the axis,
-a dimension of n samples is partitioned at its inner digit, as `[n / M, M]`.
+Of M micro-batches, number m has the samples m, m + M, m + 2 M and so on: a dimension of n samples, as `[n / M, M]`, is partitioned
+in its inner digit. So a device with a slice of the samples has a slice of each micro-batch.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from unity.pcg.capture.capture import Captured
 from unity.pcg.capture.heavy_operators import constants
 from unity.pcg.ir.dead_code import extract, used
 from unity.pcg.ir.gradient_flow import leading_to, losses, reached
-from unity.pcg.ir.program import Body
+from unity.pcg.ir.program import Body, Equation
 from unity.pcg.parallel.stages import Mixed
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.solver import Solution, Unmatched, solve
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State
 from unity.transforms.splice import operator_at, variables_of
 
-DIMENSIONS = 2  # the first dimensions of an argument, in which its samples may be
+DIMENSIONS = 2  # the samples of an argument are along its first or its second dimension
+NO_SAMPLES = "no argument that is not differentiated has samples"
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,11 +78,11 @@ def decomposed(captured: Captured, count: int) -> Decomposition:
             return _decomposed(captured, size, known, count)
         except Mixed as reason:
             first = first or reason
-    raise first or Mixed("no argument that is not differentiated has samples")
+    raise first or Mixed(NO_SAMPLES)
 
 
 class Uneven(Mixed):
-    """Raised for an operator that does not work on each of this number of micro-batches by itself; it may on each of fewer."""
+    """Raised for an operator that cannot work on each micro-batch by itself, but perhaps could if there were fewer."""
 
 
 def counts(captured: Captured) -> list[int]:
@@ -101,7 +103,7 @@ def counts(captured: Captured) -> list[int]:
                 break
             else:
                 return numbers[: k + 1]
-    raise first or Mixed("no argument that is not differentiated has samples")
+    raise first or Mixed(NO_SAMPLES)
 
 
 def divisors(size: int) -> list[int]:
@@ -113,8 +115,8 @@ def divisors(size: int) -> list[int]:
 def _batches(captured: Captured) -> Iterator[tuple[int, dict[int, int | None]]]:
     """Yield numbers of samples, each with the sample dimension of some inputs, None for those without samples.
 
-    The first candidates are the sizes that the first dimensions of the most arguments have. The samples are looked for in all
-    arguments of a size at first, then in the largest of them alone, from which the other arguments' states follow.
+    Sizes of the first dimension come first, and of these the size that most arguments have. For each size, all arguments of that
+    size have samples at first, and then the largest of them alone, from which the states of the other arguments follow.
     """
     body = captured.body
     data = [v for k, v in enumerate(body.inputs) if k not in captured.differentiated]
@@ -146,8 +148,7 @@ def _decomposed(captured: Captured, size: int, dims: Mapping[int, int | None], c
     ends = [v for v in computed if v in later or v in variables_of(body.outputs)]
     for v in ends:
         if solution.states[v].kind == "P" and v in later:
-            reader = next(i for i in sorted(after) if v in body.equations[i].operands)
-            raise Mixed(f"{operator_at(body.equations[reader])} needs a sum over all samples to go on with each")
+            raise _needing_all(next(body.equations[i] for i in sorted(after) if v in body.equations[i].operands))
     sums = tuple(v for v in ends if solution.states[v].kind != "P")
     each = tuple((v, solution.states[v]) for v in ends if solution.states[v].kind == "P")
     part, _ = extract(body, own, ends, constants(body))
@@ -162,9 +163,9 @@ def _decomposed(captured: Captured, size: int, dims: Mapping[int, int | None], c
 
 
 def _solved(body: Body, known: Mapping[int, State]) -> tuple[set[int], Solution]:
-    """Solve for states along the axis of micro-batches, without the equations that need complete sums, which are returned, too.
+    """Return the equations that need complete sums, and the states of all others along the axis of micro-batches.
 
-    What reads a sum beside other operands comes after the loop, rather than that the solver reduces the sum for it.
+    The solver does not reduce a sum for an equation that reads it: such an equation comes after the loop.
 
     Raises Mixed, naming the first operator that does not work sample by sample.
     """
@@ -191,9 +192,9 @@ def _without(body: Body, after: Collection[int]) -> Body:
 
 
 def _first_after(body: Body, after: Collection[int], known: Mapping[int, State]) -> int:
-    """Return the first equation with which the program cannot be solved, by bisection, if a complete sum would do.
+    """Return the first equation, by bisection, up to which the program has no solution, if it reads a partial sum.
 
-    Raises Mixed if that equation reads no partial sum.
+    Raises Mixed if it reads none, since a complete sum would not help.
     """
     numbers = [i for i in range(len(body.equations)) if i not in after]
 
@@ -217,7 +218,7 @@ def _first_after(body: Body, after: Collection[int], known: Mapping[int, State])
 
 
 def _dependent(body: Body, number: int) -> set[int]:
-    """Return an equation and those that depend on it."""
+    """Return the numbers of an equation and of those that depend on it."""
     known, numbers = set(body.equations[number].results), {number}
     for i, e in enumerate(body.equations):
         if not known.isdisjoint(variables_of(e.operands)):
@@ -254,22 +255,27 @@ def _leads_to_loss(captured: Captured, variable: int) -> bool:
 def _needing_sums(
     body: Body, following: Sequence[int], after: Collection[int], active: Collection[int], solution: Solution
 ) -> set[int]:
-    """Return the equations that need complete sums with a gradient. Raises Mixed if one of these also reads samples."""
-    whole, numbers = set(active), set(after)
+    """Return `after` with the equations that depend on active sums. Raises Mixed if one of these also reads samples."""
+    complete, numbers = set(active), set(after)
     for i in following:
         e = body.equations[i]
         operands = set(variables_of(e.operands))
-        if whole.isdisjoint(operands):
+        if complete.isdisjoint(operands):
             continue
-        if any(solution.seen(v).kind == "P" for v in operands - whole):
-            raise Mixed(f"{operator_at(e)} needs a sum over all samples to go on with each")
+        if any(solution.seen(v).kind == "P" for v in operands - complete):
+            raise _needing_all(e)
         numbers.add(i)
-        whole.update(e.results)
+        complete.update(e.results)
     return numbers
 
 
+def _needing_all(e: Equation) -> Mixed:
+    """Return the refusal of an equation that reads single samples beside a sum over all."""
+    return Mixed(f"{operator_at(e)} needs a sum over all samples to go on with each")
+
+
 def _has_samples(body: Body, number: int, solution: Solution) -> bool:
-    """Whether an equation reads or gives samples, or sums over them."""
+    """Whether an equation reads or computes samples, or sums over them."""
     e = body.equations[number]
     if any(v not in solution.states for v in e.results):
         return False  # nothing reads them
@@ -280,7 +286,7 @@ def _has_samples(body: Body, number: int, solution: Solution) -> bool:
 def _loss(captured: Captured, sums: Sequence[int]) -> int | None:
     """Return the number of the only sum that has a gradient; None if the program has no gradient.
 
-    Raises Mixed if there are none, or several.
+    Raises Mixed if no sum has a gradient, or several have.
     """
     if not captured.differentiated:
         return None

@@ -1,4 +1,4 @@
-"""The transformation that walks a loss over micro-batches, and adds up its values and gradients."""
+"""The transformation that computes a loss for one micro-batch after the other, and adds up its values and gradients."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class MicroBatchingRecord(TransformationRecord, tag="micro-batches"):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MicroBatching(Transformation):
-    """A program before and after its loss was walked over micro-batches.
+    """A program before and after its loss became a loop over micro-batches.
 
     Attributes:
         count: the number of micro-batches.
@@ -76,7 +76,7 @@ class MicroBatching(Transformation):
 
 
 def micro_batched(captured: Captured, count: int, known: Bodies | None = None) -> MicroBatching:
-    """Return a program whose loss is walked over `count` micro-batches. `known`: as for `capture.graph_of`.
+    """Return a program with a loop over `count` micro-batches in its loss. `known`: as for `capture.graph_of`.
 
     Raises Mixed, naming the operator and the user's line, if the program does not decompose over its samples.
     """
@@ -161,8 +161,8 @@ def _check_rules(program: Callable[..., list[Any]], inputs: Sequence[Any], body:
 def with_recomputed_steps(graph: PCG) -> PCG:
     """Return a parallel graph with a checkpoint around each micro-batch, instead of a backward pass that follows it at once.
 
-    Values and gradients are the same, and as few residuals are live, but the backward pass repeats the forward pass. JAX alone can
-    run it: it is how a plan is exported.
+    Values and gradients are the same, and as few residuals are live, but the backward pass repeats the forward pass. Exported files
+    have this form, which JAX can run without unity.
     """
     changed = {}
     for node in graph.nodes:

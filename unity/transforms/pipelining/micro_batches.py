@@ -8,7 +8,8 @@ an axis, an axis in time.
 
 Constants may have samples, too, such as a padding mask: they are split as well.
 
-A micro-batch takes every M-th sample, so that a device with a slice of the samples has a slice of each micro-batch.
+Of M micro-batches, number m has the samples m, m + M, m + 2 M and so on, so that a device with a slice of the samples has a slice
+of each micro-batch.
 """
 
 from __future__ import annotations
