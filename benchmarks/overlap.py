@@ -20,7 +20,7 @@ from unity.baselines.restricted import Structure
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
 from unity.search.cost.cost import Training
-from unity.search.overlap import overlapping, seconds_of, simulated
+from unity.search.overlap import overlapping, simulated
 from unity.search.session import Search
 
 LLAMA = {"batch": 1, "scan": True, "remat": True}
@@ -50,23 +50,23 @@ def compare(case: str) -> dict[str, Any]:
     clock = time.process_time()
     candidates = overlapping(search, least, limit)
     more = time.process_time() - clock
-    first, plan = candidates[0], min(candidates, key=seconds_of)
+    first, plan = candidates[0], min(candidates, key=lambda s: s.seconds)
     structure, baselines = Structure(search), dict[str, float]()
     for mesh in mixtures(len(machine.axes)):
         candidate = space_on(structure, mesh).under(search, limit)
         if candidate is not None and candidate.memory <= limit:
-            baselines[name(mesh, len(machine.axes))] = seconds_of(simulated(search, candidate)) * 1e3
+            baselines[name(mesh, len(machine.axes))] = simulated(search, candidate).seconds * 1e3
     best = min(baselines, key=baselines.__getitem__)
     return {
         "case": case,
         "sum_ms": least.time * 1e3,
-        "simulated_ms": seconds_of(first) * 1e3,
-        "overlapped_sum_ms": plan.time * 1e3,
-        "overlapped_simulated_ms": seconds_of(plan) * 1e3,
+        "simulated_ms": first.seconds * 1e3,
+        "overlapped_sum_ms": plan.candidate.time * 1e3,
+        "overlapped_simulated_ms": plan.seconds * 1e3,
         "best": best,
         "best_ms": baselines[best],
-        "gain": baselines[best] / (seconds_of(plan) * 1e3) - 1,
-        "gain_without": baselines[best] / (seconds_of(first) * 1e3) - 1,
+        "gain": baselines[best] / (plan.seconds * 1e3) - 1,
+        "gain_without": baselines[best] / (first.seconds * 1e3) - 1,
         "search_process_seconds": searched,
         "overlap_process_seconds": more,
         "baselines_ms": baselines,

@@ -10,7 +10,7 @@ from unity.exec.measure.trial import relative
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily, Tried
 from unity.plan.step import can_run, step_of
-from unity.search.overlap import overlapping, seconds_of
+from unity.search.overlap import overlapping
 from unity.search.session import Candidate
 
 Solution: TypeAlias = tuple[PlanFamily, Candidate]  # the arguments of a Plan: its family, and its point of the frontier
@@ -25,13 +25,13 @@ def fastest_simulated(best: Solution, others: Iterable[Solution], limit: float) 
 
     Args:
         best: the solution with the least sum of operators and collectives.
-        others: solutions of other programs. Those that are much slower by that sum are left out.
+        others: solutions, also of other programs. Those whose sum is much larger are left out.
         limit: bytes on one device.
     """
     programs = {id(family): (family, c) for family, c in others if c.time <= NEAR * best[1].time} | {id(best[0]): best}
-    simulated = {k: overlapping(family.search, c, limit) for k, (family, c) in programs.items()}
-    entries = [(programs[k][0], c) for k, candidates in simulated.items() for c in candidates]
-    return min(entries, key=lambda entry: (seconds_of(entry[1]), entry[1].time, entry[1].memory))
+    simulated = [(family, s) for family, c in programs.values() for s in overlapping(family.search, c, limit)]
+    family, first = min(simulated, key=lambda pair: (pair[1].seconds, pair[1].candidate.time, pair[1].candidate.memory))
+    return family, replace(first.candidate, simulated=first.seconds)
 
 
 @dataclass(frozen=True)

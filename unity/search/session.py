@@ -41,7 +41,7 @@ class Candidate:
         time: The sum of the seconds of operators and collectives.
         memory: Bytes on one device.
         assignment: The types of all values.
-        simulated: Seconds of the simulated step, if the strategy was chosen by simulation.
+        simulated: Seconds of the simulated step, if the strategy was chosen by them.
     """
 
     time: float
@@ -63,7 +63,7 @@ class Search:
         listed: Domains and costs shared by searches on one machine for the same training.
         restrict: The user's constraints.
         guessed: An estimate of `rate` from a search of nearly the same program; computing it takes long.
-        exposure: The parts of the seconds of communication that count.
+        exposure: The parts of the seconds of communication that the search counts.
     """
 
     graph: PCG
@@ -265,10 +265,10 @@ class Search:
         return [candidates[point]] if point else []
 
     def exposed_under(self, exposure: Exposure, memory: float) -> Candidate | None:
-        """Return the fastest strategy that fits if a part of communication is free; its `time` counts all of it.
+        """Return the strategy that would be the fastest to fit if a part of communication were free. Its `time` counts all of it.
 
-        This takes a part of the time of `under`, which it follows: problems with limited working sets are left out. Returns None if
-        the strategies that it looks at do not fit.
+        The search is that of `under` without the problems with limited working sets, which saves time. Returns None if none of the
+        strategies that it looks at fits.
         """
         rate = None if self.assembled.whole else self.rate if self.guessed is None else self.guessed
         other = replace(self, exposure=exposure, guessed=rate)
@@ -278,7 +278,7 @@ class Search:
         return next((self.priced(c) for c in candidates), None)
 
     def between(self, full: Search, memory: float) -> tuple[Assembled, Minimizer]:
-        """Return the problem around this search's fastest strategy and those of a search in which all communication counts."""
+        """Return the problem of strategies near this search's fastest and near those of a search that counts all communication."""
         if self.assembled.whole:
             return self.assembled, self.minimizer
         if full.fastest.memory <= memory:

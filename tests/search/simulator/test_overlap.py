@@ -17,7 +17,7 @@ from unity.pcg.parallel.parallelize import parallelize
 from unity.search.cost.cost import SiteCost, Training
 from unity.search.cost.exposure import FULL, Exposure
 from unity.search.cost.prediction import predict
-from unity.search.overlap import EXPOSURES, overlapping, seconds_of, simulated
+from unity.search.overlap import EXPOSURES, overlapping, simulated
 from unity.search.session import Search
 
 MACHINE = unity.Machine.grid(1, 8, "h100")
@@ -86,7 +86,7 @@ def test_under_a_memory_limit_all_strategies_that_are_compared_fit(part):
     assert plans()[1].memory > limit
     best = search().under(limit)
     assert best is not None
-    candidates = overlapping(search(), best, limit)
+    candidates = [s.candidate for s in overlapping(search(), best, limit)]
     assert candidates[0].assignment == best.assignment
     assert len(candidates) > 1
     assert all(c.memory <= limit for c in candidates)
@@ -94,10 +94,12 @@ def test_under_a_memory_limit_all_strategies_that_are_compared_fit(part):
 
 
 def test_of_equal_simulated_steps_the_least_sum_stays(monkeypatch):
-    monkeypatch.setattr("unity.planning.ranking.seconds_of", lambda c: 1.0)
-    least, kept = plans()[0], planned(overlap=True)
-    assert kept.time == least.time
-    assert kept.program.candidate.simulated == pytest.approx(step(least))
+    monkeypatch.setattr(
+        "unity.planning.ranking.overlapping", lambda *request: [replace(s, seconds=1.0) for s in overlapping(*request)]
+    )
+    plan = planned(overlap=True)
+    assert plan.time == plans()[0].time
+    assert plan.program.candidate.simulated == 1.0
 
 
 def test_nothing_is_searched_again_where_nothing_waits_for_communication():
@@ -133,7 +135,7 @@ def test_a_forward_pass_without_weights_is_planned_by_its_simulated_step():
     forward = search(training=False)
     candidates = overlapping(forward, forward.fastest, np.inf)
     assert len(candidates) <= 2
-    assert all(seconds_of(c) == seconds_of(simulated(forward, c)) for c in candidates)
+    assert all(s.seconds == simulated(forward, s.candidate).seconds for s in candidates)
 
 
 def test_devices_that_do_one_thing_after_the_other_have_the_least_sum():

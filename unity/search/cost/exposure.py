@@ -1,7 +1,7 @@
 """Exposed communication: the part of the seconds of collectives that computing does not hide, as factors of their prices.
 
-The search adds up what everything takes. Where devices compute while they communicate, a collective whose result nothing waits for
-costs less than it takes: the gathers of weights, and the sums of their gradients, have the rest of a pass to hide behind.
+The search adds up the seconds of all operators and collectives. Where devices compute while they communicate, a collective whose
+result no operator waits for costs less: gathers of weights, and sums of their gradients, can hide behind the rest of a pass.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ class Exposure:
     """Factors of the seconds of communication, each between 0 and 1.
 
     Args:
-        gathers: changes of type of weights, and of values that depend on weights alone, also where the backward pass repeats them.
-        gradients: changes of type of their gradients.
-        others: all other communication, that inside of operators included.
+        gathers: the factor for changes of type of weights, and of values that depend on weights alone, also where the backward pass
+            repeats them.
+        gradients: the factor for changes of type of the gradients of these.
+        others: the factor for all other communication, including communication inside of operators.
     """
 
     gathers: float = 1.0
@@ -42,4 +43,4 @@ class Exposure:
         )
 
 
-FULL = Exposure()  # everything counts, as on devices that do one thing after the other
+FULL = Exposure()  # all communication counts, as on devices that do not compute meanwhile
