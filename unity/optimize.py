@@ -129,8 +129,8 @@ def optimize(
         say("capturing the graph")
         marks = marking(target) if is_kept else None
         captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered, marking=marks)
-        if training and (doubt := resembling_step(getattr(fn, "__name__", "fn"), captured)):
-            warn_user(doubt)
+        if training and (warning := resembling_step(getattr(fn, "__name__", "fn"), captured)):
+            warn_user(warning)
         placed = pins(captured.paths, jax.tree.leaves(args), target) if marks else ()
         constrained = obeyed(bind((*constraints, *placed), captured, fn, argnums), search)
         task = Task(

@@ -230,8 +230,8 @@ def alternating(w: Any, b: Any) -> Any:
         (numbered, 4, r"custom_vjp_call at .*test_micro_batching.py:\d+ \(numbered\)"),
         (lambda w, b: jnp.sum(w["in"]), 4, "of the sums over the samples one must have a gradient, but none has one"),
         (mean, 3, "3 micro-batches cannot share 16 samples evenly"),
-        (mean, 0, "expected a number of micro-batches, such as 4, or True to choose it, got int"),
-        (mean, 1, "leaves the samples together"),
+        (mean, 0, "micro_batches=0: expected at least 2, or True to choose their number"),
+        (mean, 1, "micro_batches=1: expected at least 2, or True to choose their number"),
         (mean, "4", "expected a number of micro-batches, such as 4, or True to choose it, got str"),
     ],
 )

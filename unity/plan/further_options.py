@@ -30,7 +30,7 @@ class PipelineShape:
 class FurtherOptions(TypedDict, total=False):
     """Options of `unity.optimize` and `unity.step` that few calls need, passed by name like the others.
 
-    Pipelines, branches, recomputed layers and micro-batches are found by the searches "unity" and "captured" alone.
+    Only the searches "unity" and "captured" use pipelines, branches, recomputed layers and micro-batches.
 
     Attributes:
         pipelines: whether scans over layers may become pipelines, where that is better. True by default. Constraints other than
@@ -45,9 +45,9 @@ class FurtherOptions(TypedDict, total=False):
         recompute: whether the backward pass may recompute layers from the values that cross their borders, as `jax.checkpoint`
             around them does, if nothing fits the memory limit otherwise. A `jax.checkpoint` in the function always stays. True by
             default.
-        micro_batches: the number of micro-batches that the loss is walked over, with their gradients added up, or True to choose
-            it, beside recomputed layers, where the memory limit excludes the fastest plan. The loss must be a sum or a mean over
-            samples, or made of such. None by default: the samples of a step stay together.
+        micro_batches: the number of micro-batches, for which the loss is computed one after the other and gradients are added up.
+            True chooses the number, beside recomputed layers, where the memory limit excludes the fastest plan. The loss must be a
+            sum or a mean over samples, or a function of such. None by default: the samples of a step stay together.
         reduce_in: a type narrower than float32, such as "bfloat16": partial sums and gradients of that type are rounded on every
             device and added in it, which sends fewer bytes. By default they are added in float32 and rounded once.
         rules: the rules that may be used: the path of a library, a loaded one, or () for none. The default is unity's own library.

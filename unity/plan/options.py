@@ -178,19 +178,20 @@ def _refuse_micro_batches(transforms: Transforms, search: str, constraints: Sequ
     count = transforms.micro_batches
     if count is None or count is False:
         return
-    if not isinstance(count, int) or count < 1:
+    if not isinstance(count, int):
         raise OptionError(
             f"micro_batches={count!r}: expected a number of micro-batches, such as 4, or True to choose it, got"
             f" {type(count).__name__} (docs: memory#micro-batches)"
         )
-    if count == 1 and count is not True:
+    if count is not True and count < 2:
         raise OptionError(
-            "micro_batches=1 leaves the samples together, as None does: expected at least 2, or True (docs: memory#micro-batches)"
+            f"micro_batches={count}: expected at least 2, or True to choose their number. Leave the option out to keep the samples"
+            " together (docs: memory#micro-batches)"
         )
     if search not in CONSTRAINED:
         searches = ", ".join(map(repr, CONSTRAINED))
         raise OptionError(
-            f"micro_batches={count}: search={search!r} knows none, use one of {searches} (docs: memory#micro-batches)"
+            f"micro_batches={count}: search={search!r} has no micro-batches, use one of {searches} (docs: memory#micro-batches)"
         )
     constraint = next((c for c in constraints if not isinstance(c, (WithoutRules, Pin))), None)
     if constraint is not None:
@@ -206,8 +207,8 @@ def _refuse_micro_batches(transforms: Transforms, search: str, constraints: Sequ
 def not_decomposed(count: int, reason: str) -> str:
     """Return the message for a number of micro-batches that a program does not allow, for a reason that names the operator."""
     return (
-        f"micro_batches={count}: {reason}.\n    A loss is walked over micro-batches if it is a sum or a mean over its samples, or"
-        " made of such, and if they can share the samples evenly: leave the option out, or change that line."
+        f"micro_batches={count}: {reason}.\n    A loss must be a sum or a mean over its samples, or a function of such, and the"
+        " micro-batches must share the samples evenly: leave the option out, or change that line."
         " (docs: memory#micro-batches)"
     )
 
@@ -225,8 +226,8 @@ def obeyed(bound: BoundConstraints, search: str) -> BoundConstraints:
 def resembling_step(name: str, captured: Captured) -> str | None:
     """Return a warning if a function that is planned for training returns arrays like those of a differentiated argument.
 
-    Such a function is likely a training step or a gradient, whose own backward pass nobody wants. A single array may be alike by
-    chance, and is not taken for one.
+    Such a function is likely a training step or a gradient, and nobody wants its gradient. An argument of a single array may have
+    the shape of a result by chance, and causes no warning.
     """
     inputs, outputs = captured.graph.inputs, [v.tensor for v in captured.graph.outputs]
     counts = [argument.num_leaves for argument in captured.in_tree.children()]

@@ -1,4 +1,4 @@
-"""Searches for comparison: one after the other, by substitutions alone, and the published algorithms."""
+"""Searches for comparison: rewriting before parallelization, parallelizing substitutions alone, and the published algorithms."""
 
 from __future__ import annotations
 

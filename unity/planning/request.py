@@ -61,9 +61,21 @@ class Request:
 
     def best(self, search: Search) -> Candidate | None:
         """Return the best point by the objective, or None if none fits the limit or obeys the constraints."""
-        if self.bound.every and not possible(search):
+        if self.is_excluded(search):
             return None
         return search.leanest if self.objective == "memory" else search.under(self.limit)
+
+    def is_excluded(self, search: Search) -> bool:
+        """Return whether the constraints exclude all strategies of a program."""
+        return bool(self.bound.every and not possible(search))
+
+    def is_hopeless(self, search: Search) -> bool:
+        """Return whether the constraints exclude all strategies of a program, or its state alone exceeds the limit."""
+        return self.is_excluded(search) or search.least_memory.state > self.limit
+
+    def is_limited(self, solution: Solution) -> bool:
+        """Return whether the limit excludes the fastest strategy of a solution's program; False if the objective is memory."""
+        return self.objective != "memory" and solution[0].search.fastest.memory > self.limit
 
     def fitting(self, search: Search) -> Candidate | None:
         """Return the best point by the objective, or None if no point fits the limit."""

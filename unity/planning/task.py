@@ -2,8 +2,8 @@
 
 The searches "unity" and "captured" start from the captured program. A rewritten program replaces it where that is better by the
 objective. If the limit excludes the fastest strategy of the better one, layers of that are recomputed; if it excludes all, the
-program with recomputed layers is rewritten, too. Where that is asked for, the loss is walked over micro-batches. Last, a pipeline,
-and branches on separate groups of devices, are tried on both.
+program with recomputed layers is rewritten, too. Micro-batches are tried next, if the user asks for them. Last, a pipeline, and
+branches on separate groups of devices, are tried on both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unity.base.formatting import size
 from unity.base.interruption import UntilInterrupted
 from unity.base.processes import same
 from unity.base.user_warnings import warn_user
-from unity.constraints.conflicts import conflict, possible
+from unity.constraints.conflicts import conflict
 from unity.constraints.kinds import Across
 from unity.machine.machine import Machine
 from unity.pcg.ir.payloads import ScheduleKind
@@ -145,7 +145,7 @@ class Task(Request):
         prices = Prices(machine, self.training, bodies=self.captured.bodies, restrict=self.bound, pack=pack)
         captured = PlanFamily(self.fn, self.captured, self.search(self.captured, prices), 0.0, bound=self.bound)
         keeping, best = yield from self.rewritten(captured, prices)
-        programs, refusal, refused = [keeping], None, 0
+        programs, refusals = [keeping], list[InfeasibleError]()
         choice = self.recomputed(keeping, prices, best) if self.transforms.recompute else None
         if choice is not None and choice.best is not None:
             recomputing = keeping.then(choice.best.transformation, choice.best.search)
@@ -168,11 +168,11 @@ class Task(Request):
                     best = solution
                     yield best
             except InfeasibleError as error:  # the plan must have a transformation
-                refusal, refused = error, refused + 1
-            if self.transforms.has_required and not refused:
+                refusals.append(error)
+            if self.transforms.has_required and not refusals:
                 break
-        if refusal is not None and (best is None or refused == len(programs)):
-            raise refusal
+        if refusals and (best is None or len(refusals) == len(programs)):
+            raise refusals[-1]
         if best is None:
             pipeline, pipelines = self.leanest_pipeline(keeping, prices)
             if pipeline is None or pipeline[1].memory > self.limit:
@@ -191,21 +191,18 @@ class Task(Request):
                 strategy, and is not if the plan must have another transformation.
             limit: the memory limit, if it is not that of the task.
         """
-        search = keeping.search
-        if than is None:
-            pointless = bool(self.bound.every and not possible(search)) or search.least_memory.state > self.limit
-        else:
-            pointless = self.objective == "memory" or self.transforms.has_required or than[0].search.fastest.memory <= self.limit
-        if pointless:
+        if than is None and self.is_hopeless(keeping.search):
+            return RecomputingChoice()
+        if than is not None and (self.transforms.has_required or not self.is_limited(than)):
             return RecomputingChoice()
         wish = self.wish(prices, than, None)
         return best_recomputing(keeping.captured, RecomputingWish(**wish, limit=self.limit if limit is None else limit))
 
     def micro_batched(self, keeping: PlanFamily, prices: Prices, than: Solution | None) -> Iterator[Solution]:
-        """Yield the program over micro-batches, with and without all layers recomputed, if better than `than`.
+        """Yield the program over micro-batches, without and with all layers recomputed, where that is better than `than`.
 
-        A number that the user chose is better than none. Otherwise micro-batches are tried where the limit excludes the fastest
-        strategy. Raises OptionError if the program does not allow that number, InfeasibleError if it does not fit.
+        If the user chose their number, `than` does not count; otherwise they are tried only if the limit excludes its fastest
+        strategy. Raises OptionError if the program cannot have that number, InfeasibleError if nothing fits with it.
         """
         required = self.transforms.required_micro_batches
         if self.inside:
@@ -214,7 +211,7 @@ class Task(Request):
             )
         if required is not None:
             than = None
-        elif than is not None and (self.objective == "memory" or than[0].search.fastest.memory <= self.limit):
+        elif than is not None and not self.is_limited(than):
             return
         programs, leanest = [keeping], None
         recomputing = of_all_layers(keeping.captured) if self.transforms.recompute else None
@@ -265,8 +262,7 @@ class Task(Request):
         Without a pipeline, or if its bound exceeds the limit, the first is None.
         """
         bounds: list[LeastMemory] = []
-        is_impossible = bool(self.bound.every and not possible(plain.search))
-        if is_impossible or plain.search.least_memory.state > self.limit or not self.may_pipeline(prices.machine):
+        if self.is_hopeless(plain.search) or not self.may_pipeline(prices.machine):
             return None, LeanPipelines()
 
         def bounded(search: Search) -> Candidate:  # stands for a point whose memory is the bound, since a search takes longer
