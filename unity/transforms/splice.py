@@ -49,6 +49,18 @@ def spliced(
     return used(Body(body.inputs, body.outputs, equations, {**tensors, **body.tensors}))
 
 
+def in_order(body: Body, gone: Collection[int], after: Collection[int]) -> Body:
+    """Return the body, reordered: equations that are to be replaced come after all that they may read, and before their readers.
+
+    Args:
+        body: the body.
+        gone: the numbers of the equations that a program will replace.
+        after: the numbers of the equations that depend on their results.
+    """
+    order = sorted(range(len(body.equations)), key=lambda k: (k in after, k in gone, k))
+    return replace(body, equations=tuple(body.equations[k] for k in order))
+
+
 def within(scope: str, called: str) -> bool:
     """Whether a scope is that of equations that `spliced` inserted with the scope `called`."""
     return scope.endswith(f"/{called}")

@@ -25,7 +25,7 @@ from unity.pcg.types.axis import Axis
 from unity.pcg.types.varying_axes import TIME, NoPosition, at_time
 from unity.transforms.micro_batching.decomposition import Decomposition, decomposed
 from unity.transforms.pipelining.micro_batches import joined, split
-from unity.transforms.splice import aligned, operator_at, spliced, with_nodes, within
+from unity.transforms.splice import aligned, in_order, operator_at, spliced, with_nodes, within
 from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
 
 WALK = "unity:accumulated"  # scope of the loop over micro-batches; no model has it
@@ -87,7 +87,7 @@ def micro_batched(captured: Captured, count: int, known: Bodies | None = None) -
         walk = _traced(captured.body, part, count, numbered=True)
     results = (*part.sums, *(v for v, _ in part.each))
     makers = [i for i, e in enumerate(captured.body.equations) if not set(results).isdisjoint(e.results)]
-    body = _in_order(captured.body, part, makers)
+    body = in_order(captured.body, makers, part.after)
     operands = (*part.constants, *(v for v, _ in part.read))
     named = captured.body.equations[makers[-1]]
     after = captured.of(spliced(body, results, operands, results, walk, named, WALK), known)
@@ -96,12 +96,6 @@ def micro_batched(captured: Captured, count: int, known: Bodies | None = None) -
     lines = graph_of(part.body, [f"operand {p}" for p in range(len(part.body.inputs))], known)
     walked = replace(loop, inside=aligned(loop.inside, lines), payload=structs.replace(loop.of(Scan), loss=part.loss))
     return MicroBatching(captured, replace(after, graph=with_nodes(after.graph, {id(loop): walked})), count, part.size // count)
-
-
-def _in_order(body: Body, part: Decomposition, makers: Sequence[int]) -> Body:
-    """Return the program, reordered: the part's results come after everything they may read, and before readers of sums."""
-    order = sorted(range(len(body.equations)), key=lambda k: (k in part.after, k in makers, k))
-    return replace(body, equations=tuple(body.equations[k] for k in order))
 
 
 def _traced(body: Body, part: Decomposition, count: int, numbered: bool) -> Body:

@@ -37,7 +37,7 @@ from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
 from unity.pcg.types.varying_axes import TIME, NoPosition
 from unity.transforms.pipelining.tails import Tail
-from unity.transforms.splice import spliced
+from unity.transforms.splice import in_order, spliced
 
 WALK = "unity:micro-batches"  # scope of the loop over micro-batches; no model has it
 WAYS = 64  # combinations of the carries' dimensions that are tried for each size
@@ -165,8 +165,9 @@ def walked(body: Body, scan: LayerScan, rounds: int, tail: Tail | None = None) -
     more = (*tail.constants, *(v for v, _ in tail.read))
     _traced("its steps depend", lambda *operands: _parts(e, scan, rounds, operands), operand_types)
     program = _traced("what follows them depends", both, [*operand_types, *map(body.tensor, more)])
-    replaced = {v for k in (scan.equation, *tail.equations) for v in body.equations[k].results}
-    return spliced(in_order(body, scan.equation, tail), replaced, (*e.operands, *more), tail.sums, program, e, WALK)
+    gone = (scan.equation, *tail.equations)
+    replaced = {v for k in gone for v in body.equations[k].results}
+    return spliced(in_order(body, gone, tail.after), replaced, (*e.operands, *more), tail.sums, program, e, WALK)
 
 
 def _traced(what: str, run: Callable[..., Sequence[Any]], operands: Sequence[Tensor]) -> Body:
@@ -175,12 +176,6 @@ def _traced(what: str, run: Callable[..., Sequence[Any]], operands: Sequence[Ten
     except NoPosition:
         why = "positions, or random numbers that are not drawn for each sample"
         raise Positioned(f"{what} on where a sample stands in the batch ({why})") from None
-
-
-def in_order(body: Body, number: int, tail: Tail) -> Body:
-    """Return the program, reordered: an equation and its tail come after everything they may read, and before readers of sums."""
-    order = sorted(range(len(body.equations)), key=lambda k: (k in tail.after, k == number or k in tail.equations, k))
-    return replace(body, equations=tuple(body.equations[k] for k in order))
 
 
 def sums(

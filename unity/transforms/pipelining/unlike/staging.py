@@ -28,12 +28,12 @@ from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL
 from unity.pcg.types.varying_axes import TIME, NoPosition
 from unity.search.joint.segments import flows
-from unity.transforms.pipelining.micro_batches import WALK, in_order, joined, split, sums
+from unity.transforms.pipelining.micro_batches import WALK, joined, split, sums
 from unity.transforms.pipelining.tails import Tail, tail_of
 from unity.transforms.pipelining.unlike.balance import Cuts
 from unity.transforms.pipelining.unlike.buffers import BufferLayout, layouts
 from unity.transforms.pipelining.unlike.chain import ChainPart, SampleChain
-from unity.transforms.splice import spliced
+from unity.transforms.splice import in_order, spliced
 
 
 def tail_after(captured: Captured, chain: SampleChain) -> Tail:
@@ -153,7 +153,7 @@ class Staging:
         if tail is not None:
             more, results = [*tail.constants, *(v for v, _ in tail.read)], tail.sums
             replaced |= {v for k in tail.equations for v in body.equations[k].results}
-            body = in_order(body, chain.members[0], tail)
+            body = in_order(body, (chain.members[0], *tail.equations), tail.after)
 
         def program(*operands: Any) -> list[Any]:
             ends = self.ends(dict(zip(inputs, operands, strict=False)))
