@@ -34,7 +34,7 @@ from unity.search.space.live_buffers import AGAIN, BACKEND, CHANGED, GRADIENTS, 
 PRODUCT = "dot_general"
 FORWARD, BACKWARD = "forward", "backward"
 Turn = tuple[str, int]  # the pass, and the number of the operator whose turn it is; -1 before any
-ACCUMULATION = "accumulation"  # the kind of a loop over micro-batches: its residuals leave no step, unlike those of others
+ACCUMULATION = "accumulation"  # the kind of a loop over micro-batches, whose residuals are live in one step, unlike other loops'
 NOTICED = 1e-3  # relative to all gradients: the memory of smaller ones is not considered for reuse
 
 
@@ -336,8 +336,8 @@ class Region(ResidualCollector):
     def add_accumulation(self, node: Node) -> tuple[list[Held], list[Held]]:
         """Add a loop over micro-batches that adds up their gradients, and return its residuals and its working set.
 
-        Its residuals of a micro-batch are live until the end of the step, and the sums of its constants' gradients always: those
-        of arguments have their memory already. Its sliced operands and its stacked results are live as a whole.
+        Residuals of a micro-batch are live during its step of the loop. Throughout the loop, sliced operands and stacked results
+        are live as a whole, as are the sums of the gradients of constants; those of arguments are counted as gradients already.
         """
         inside, carried = self.region_inside(node), carried_by(node)
         self.momentary += inside.steps + inside.momentary
