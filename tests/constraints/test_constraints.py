@@ -44,7 +44,7 @@ from unity.search.joint.pricing import Prices
 from unity.search.memory.memory import predict_memory
 from unity.search.session import Search
 from unity.search.solver.minimizer import Minimizer
-from unity.search.space.masks import Pinned
+from unity.search.space.masks import Pinned, names_of
 
 FOUR = unity.Machine.grid(2, 2, "a100")  # small enough that every value is listed: what is found is the best there is
 EIGHT = unity.Machine.grid(1, 8, "a100")  # too large for that
@@ -694,4 +694,38 @@ def test_a_specification_that_a_plan_prints_can_be_pinned() -> None:
         assert (again.in_specs, again.program.pcg.key) == (first.in_specs, first.program.pcg.key)
     with pytest.raises(unity.UnityError) as caught:
         planned(loss, *arguments(), machine=eight, constraints=[unity.pin("params['w1']", P(None, "device_b"))])
-    assert "mesh=plan.mesh_shape), or write the axes of 'device', outermost first: d0, d1, d2." in str(caught.value)
+    assert "mesh=plan.mesh_shape, or write the axes of 'device', outermost first: d0, d1, d2." in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "mesh"),
+    [
+        ("P(None, 'device_b'), mesh={'device_a': 4, 'device_b': 2}", {"node": 2, "device_a": 4, "device_b": 2}),
+        ("P(None, 'device_b'), mesh={'device_a': 4, 'device_b': 2}", {"device_a": 4, "device_b": 2, "device_c": 3}),
+        ("P(None, 'device_b')", None),
+    ],
+)
+def test_a_pin_with_a_mesh_prints_as_one_that_means_the_same(text: str, mesh: dict[str, int] | None) -> None:
+    pin = unity.pin("x", P(None, "device_b"), mesh=mesh)
+    assert str(pin) == f'unity.pin("x", {text})'
+    assert eval(str(pin), {"unity": unity, "P": P}) == pin
+
+
+def test_a_mesh_goes_with_a_specification_inside_of_a_function() -> None:
+    eight, mesh = unity.Machine.grid(1, 8, "a100"), {"device_a": 4, "device_b": 2}
+
+    def fn(w, x):
+        return (unity.constrain(x @ w, P("device_a", "device_b"), mesh=mesh) ** 2).mean()
+
+    args = [jax.ShapeDtypeStruct((64, 64), "float32")] * 2
+    (mark,) = planned(fn, *args, machine=eight).program.family.bound.marked
+    assert str(mark.sharding) == f"P('device_a', 'device_b'), mesh={mesh}"
+    three = "no axes of this machine cut 'device' from 1 into 4 slices: it has "
+    with pytest.raises(unity.UnityError, match=three):
+        planned(fn, *args, machine=unity.Machine.grid(1, 3, "a100"))
+
+
+def test_axes_of_the_users_mesh_may_be_named_like_parts_of_a_level() -> None:
+    mesh = {"x_a": 2, "x_b": 4}
+    names = names_of(unity.Machine.grid(1, 8, "a100").with_mesh(mesh))
+    assert unity.pin("x", P("x_a", "x_b"), mesh=mesh).sharding.slices(2, names) == (frozenset({0}), frozenset({1}))

@@ -15,7 +15,7 @@ from unity.constraints.resolver import KINDS, Dimension, Kind, Resolver, splits
 from unity.pcg.ir.graph import CONSTRAIN, Node
 from unity.pcg.ir.user_lines import spoken
 from unity.pcg.parallel.marks import mark_of
-from unity.pcg.parallel.sharding_spec import ShardingSpec, in_parts, sharding_spec
+from unity.pcg.parallel.sharding_spec import ShardingSpec, sharding_spec
 from unity.search.space.masks import MaskRule
 
 
@@ -188,7 +188,7 @@ def pin(path: str, spec: Any, *, mesh: Any = None) -> Pin:
         ConstraintError: the specification is malformed. Whether the arguments or operators exist is checked when a function is
             planned.
     """
-    return Pin(path, sharding_spec(spec) if mesh is None else in_parts(sharding_spec(spec), getattr(mesh, "shape", mesh)))
+    return Pin(path, sharding_spec(spec, mesh))
 
 
 def forbid(dimension: Dimension, *, across: str) -> Across:

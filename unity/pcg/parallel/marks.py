@@ -36,7 +36,7 @@ def _batched(operands: Any, dims: Any, *, entries: tuple) -> tuple[jax.Array, in
 batching.primitive_batchers[_primitive] = _batched
 
 
-def constrain(x: Any, spec: Any) -> jax.Array:
+def constrain(x: Any, spec: Any, *, mesh: Any = None) -> jax.Array:
     """Constrain the sharding of a value inside of a function: every plan of the function gives the value this sharding.
 
     Args:
@@ -44,6 +44,8 @@ def constrain(x: Any, spec: Any) -> jax.Array:
         spec: a `jax.sharding.PartitionSpec`. A name is a level of the machine ("node", "device") or one of its mesh axes
             ("d0"); a number is a number of slices, over any axes; UNCONSTRAINED leaves a dimension open. Dimensions without an
             entry are whole.
+        mesh: the mesh of a plan (`plan.mesh_shape`) that printed the specification, if that has parts of a level as axes
+            ("device_a", "device_b").
 
     Returns:
         The same value. Outside of a plan this is the identity.
@@ -51,7 +53,7 @@ def constrain(x: Any, spec: Any) -> jax.Array:
     Raises:
         ConstraintError: the specification has more entries than the value has dimensions, or an entry of an unknown kind.
     """
-    x, constraint = jnp.asarray(x), sharding_spec(spec)
+    x, constraint = jnp.asarray(x), sharding_spec(spec, mesh)
     entries = constraint.entries
     if len(entries) > x.ndim:
         raise ConstraintError(f"{constraint} has {len(entries)} entries, but the value has {x.ndim} dimensions: {jax.typeof(x)}")

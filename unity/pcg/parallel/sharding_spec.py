@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
+from string import ascii_lowercase
 from typing import Any
 
 from jax.sharding import PartitionSpec
@@ -20,6 +22,7 @@ Entry = tuple[str, ...] | Positive | None
 Slices = tuple[frozenset[int] | int | None, ...]  # the constraints on all dimensions, with axes by position
 Names = Mapping[str, tuple[int, ...]]  # from the names of axes and levels to the positions of their axes
 PART = ":"  # in the name of a part of a level, `device:4:8`: the axes between the first 4 parts of the level and its first 8
+_PART_NAME = re.compile(rf"(.+){PART}([1-9]\d*){PART}([1-9]\d*)")
 
 
 class ShardingSpec(Record):
@@ -41,7 +44,7 @@ class ShardingSpec(Record):
             if isinstance(entry, tuple):
                 axes = [k for name in entry for k in axes_of(name, names)]
                 if any(a > b for a, b in pairwise(axes)):
-                    order = tuple(sorted(entry, key=lambda name: names[name]))
+                    order = self._spelled(tuple(sorted(entry, key=lambda name: names[name])))
                     raise ConstraintError(f"{self}: slices nest in the order of the mesh, outermost first: write {order}")
                 used += axes
                 slices.append(frozenset(axes))
@@ -51,26 +54,51 @@ class ShardingSpec(Record):
             raise ConstraintError(f"{self}: an axis can slice a tensor only once")
         return tuple(slices)
 
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The smallest mesh whose axes are the parts of levels in the entries, as `sharding_spec` takes it; empty without parts."""
+        cuts: dict[str, set[int]] = {}
+        for part in (_PART_NAME.fullmatch(name) for entry in self.entries if isinstance(entry, tuple) for name in entry):
+            if part is not None:
+                cuts.setdefault(part[1], {1}).update((int(part[2]), int(part[3])))
+        return {
+            f"{level}_{letter}": stop // start
+            for level, numbers in cuts.items()
+            for letter, (start, stop) in zip(ascii_lowercase, pairwise(sorted(numbers)), strict=False)
+        }
+
+    def _spelled(self, entry: Entry) -> Entry:
+        """Return an entry with parts of levels as axes of `mesh`."""
+        axes = {part: axis for axis, part in part_names(self.mesh).items()}
+        return tuple(axes.get(name, name) for name in entry) if isinstance(entry, tuple) else entry
+
     def __str__(self) -> str:
-        return f"P({', '.join(map(_entry_text, self.entries))})"
+        entries = ", ".join(_entry_text(self._spelled(entry)) for entry in self.entries)
+        return f"P({entries}){f', mesh={self.mesh}' if self.mesh else ''}"
 
 
-def sharding_spec(spec: Any) -> ShardingSpec:
+def sharding_spec(spec: Any, mesh: Any = None) -> ShardingSpec:
     """Return a `PartitionSpec`, or a sequence of such entries, as plain data.
+
+    Args:
+        spec: the specification.
+        mesh: the mesh of the plan that printed it, or the names and sizes of its axes. Parts of levels are then replaced by names
+            that do not depend on the plan.
 
     Raises:
         ConstraintError: an entry is neither None, a name, several names, a number of slices, nor UNCONSTRAINED.
     """
     if isinstance(spec, (str, bytes)) or not isinstance(spec, (PartitionSpec, Sequence)):
         raise ConstraintError(f"{spec!r} is no specification: give a jax.sharding.PartitionSpec, such as P('device', None)")
-    return ShardingSpec(tuple(_entry(e, spec) for e in spec))
+    parts = {} if mesh is None else part_names(getattr(mesh, "shape", mesh))
+    entries = [_entry(e, spec) for e in spec]
+    return ShardingSpec(tuple(tuple(parts.get(n, n) for n in e) if isinstance(e, tuple) else e for e in entries))
 
 
-def in_parts(sharding: ShardingSpec, mesh: Mapping[str, int]) -> ShardingSpec:
-    """Return a specification over a plan's mesh with machine-independent names for parts of levels.
+def part_names(mesh: Mapping[str, int]) -> dict[str, str]:
+    """Return names that do not depend on a plan for the axes of its mesh that are parts of levels.
 
     Args:
-        sharding: the specification.
         mesh: the names and sizes of the mesh axes, outermost first, as in `plan.mesh_shape`. The axes `device_a` and `device_b` are
             consecutive parts of the level `device`.
     """
@@ -82,7 +110,7 @@ def in_parts(sharding: ShardingSpec, mesh: Mapping[str, int]) -> ShardingSpec:
             start = before.get(level, 1)
             before[level] = start * size
             parts[name] = f"{level}{PART}{start}{PART}{start * size}"
-    return ShardingSpec(tuple(tuple(parts.get(n, n) for n in e) if isinstance(e, tuple) else e for e in sharding.entries))
+    return parts
 
 
 def _entry(entry: Any, spec: Any) -> Entry:
@@ -119,13 +147,15 @@ def axes_of(name: str, names: Names) -> tuple[int, ...]:
                 n for n, axes in names.items() if PART not in n and n != level and axes and set(axes) <= set(names[level])
             )
             raise ConstraintError(
-                f"{name!r} is a part of {level!r} in one plan's mesh, where its size depends on the plan: give that mesh,"
-                f" unity.pin(path, spec, mesh=plan.mesh_shape), or write the axes of {level!r}, outermost first: {own}."
+                f"{name!r} is a part of {level!r} in one plan's mesh, where its size depends on the plan: give that mesh to"
+                f" unity.pin or unity.constrain, mesh=plan.mesh_shape, or write the axes of {level!r}, outermost first: {own}."
                 " (docs: constraints#paths)"
             )
         near = difflib.get_close_matches(name, [n for n in names if PART not in n], 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         known = ", ".join(n for n in names if PART not in n)
+        if part := _PART_NAME.fullmatch(name):
+            raise ConstraintError(f"no axes of this machine cut {part[1]!r} from {part[2]} into {part[3]} slices: it has {known}")
         raise ConstraintError(f"{name!r} is no level or axis of this machine: it has {known}{hint}")
     return names[name]
 

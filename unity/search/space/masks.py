@@ -17,7 +17,7 @@ import numpy as np
 
 from unity.machine.machine import Machine
 from unity.pcg.parallel.marks import mark_of
-from unity.pcg.parallel.sharding_spec import PART, Names, ShardingSpec, Slices
+from unity.pcg.parallel.sharding_spec import PART, Names, ShardingSpec, Slices, part_names
 from unity.pcg.propagation.choices import Choice
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import State
@@ -153,6 +153,7 @@ def names_of(machine: Machine) -> Names:
     """
     names: dict[str, tuple[int, ...]] = {name: () for name, _ in machine.mesh}
     names.update((axis.name, (k,)) for k, axis in enumerate(machine.axes))
+    names.update((part, names[axis]) for axis, part in part_names(dict(machine.mesh)).items())
     for index, level in enumerate(machine.levels):
         over = [k for k, axis in enumerate(machine.axes) if any(at == index for at, _ in axis.extent)]
         if prod(machine.axes[k].size for k in over) == level.size:
