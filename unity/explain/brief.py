@@ -27,7 +27,8 @@ def brief(plan: Plan) -> str:
         f"{plan.__name__} on {plan.inspect.machine.name}, predicted: {step_in_words(plan.time, prediction)},"
         f" {size(plan.memory)} on {on}"
     ]
-    lines += _rows("simulated", [overlap_in_words(plan)] if overlap_in_words(plan) else [])
+    if overlap := overlap_in_words(plan):
+        lines += _rows("simulated", [overlap])
     if "bound" in vars(plan.inspect) and plan.inspect.bound is not None:
         lines += _rows("bound", [gap_in_words(plan)])
     inputs = plan.program.pcg.inputs
@@ -44,8 +45,8 @@ def step_in_words(time: float, prediction: Prediction) -> str:
     """Return the seconds of a step and their parts: `51 ms a step (31 ms computing, 20 ms communicating)`.
 
     Args:
-        time: The seconds that the search counts. Where several operators change the type of a value alike, it counts each change.
-        prediction: The terms of the parallel graph, which has each change once.
+        time: the seconds that the search counts. Where several operators change the type of a value alike, it counts each change.
+        prediction: the terms of the parallel graph, which has each change once.
     """
     parts = [f"{duration(prediction.computing)} computing", f"{duration(prediction.communicating)} communicating"]
     if time > prediction.time * (1 + SHARED):

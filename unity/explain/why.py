@@ -18,6 +18,7 @@ from unity.base.formatting import duration, pattern, short, size
 from unity.constraints.paths import matching, nearest, spellings
 from unity.explain.alternatives import Alternative, NodeTypes, alternatives
 from unity.explain.brief import axes_in_words
+from unity.machine.machine import Machine
 from unity.pcg.ir.graph import PARALLELIZATION, Node, Value
 from unity.pcg.ir.user_lines import label, spoken
 from unity.pcg.parallel.serial_view import twins
@@ -205,13 +206,13 @@ class Answer:
 
 def answer(plan: Plan, group: Sequence[NodePair]) -> Answer:
     """Explain the first of a group of equal nodes, and search for the best plans with other types of it."""
-    twin, axes = group[0], plan.program.pcg.axes
+    twin, axes, machine = group[0], plan.program.pcg.axes, plan.inspect.machine
     node = twin.parallel
     values: list[Value] = [*node.operands, *node.results]
     names = [f"operand {p}" for p in range(len(node.operands))]
     names += ["it" if node.kind == "input" else "result" if len(node.types) == 1 else f"result {k}" for k in range(len(node.types))]
     descriptions = [
-        ValueDescription(name, str(v.tensor), show(v.type, axes, v.tensor.ndim), in_words(v, axes))
+        ValueDescription(name, str(v.tensor), show(v.type, axes, v.tensor.ndim), in_words(v, machine))
         for name, v in zip(names, values, strict=True)
     ]
     limit = max(plan.program.family.limit or 0.0, plan.memory)
@@ -267,19 +268,20 @@ def _gain(seconds: float, chosen: float) -> str:
     return f"{'+' if gain > 0 else '−'}{duration(abs(gain))}{f' ({percent:+.1f} %)' if abs(percent) >= 0.1 else ''}"
 
 
-def in_words(v: Value, axes: tuple[Axis, ...]) -> str:
+def in_words(v: Value, machine: Machine) -> str:
     """Describe a value's type in words, with the bytes of one device's part."""
-    phrases = []
+    axes, phrases = machine.axes, []
     for dim, n in enumerate(v.tensor.shape):
-        on = [a for a, s in zip(axes, v.type, strict=True) if s.kind == "P" and s.dim == dim]
+        on = [k for k, s in enumerate(v.type) if s.kind == "P" and s.dim == dim]
         if on:
-            phrases.append(f"dimension {dim} (of {n}) in {prod(a.size for a in on)} slices over {'·'.join(a.name for a in on)}")
+            slices = prod(axes[k].size for k in on)
+            phrases.append(f"dimension {dim} (of {n}) in {slices} slices over {axes_in_words(on, machine)}")
     if axes and all(s.kind == "U" for s in v.type):
         return f"whole on every device; {size(v.tensor.nbytes)} on each device"
-    words = {"U": "the same along", "R": "the same, for users that differ, along", "S": "a partial sum over"}
+    words = {"U": "replicated over", "R": "replicated, for users that differ, over", "S": "a partial sum over"}
     for kind, word in words.items():
-        on = [a.name for a, s in zip(axes, v.type, strict=True) if s.kind == kind]
-        phrases += [f"{word} {'·'.join(on)}"] if on else []
+        on = [k for k, s in enumerate(v.type) if s.kind == kind]
+        phrases += [f"{word} {axes_in_words(on, machine)}"] if on else []
     piece = prod(local_shape(v.tensor.shape, v.type, axes)) * v.tensor.itemsize
     return f"{'; '.join(phrases) or 'on one device'}; {size(piece)} on each device"
 
