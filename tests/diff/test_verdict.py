@@ -137,6 +137,18 @@ def test_a_new_statement_is_the_cause_at_its_own_line() -> None:
     assert f"First difference: {new} no longer computes" in planned(DEEPER).inspect.diff(planned()).verdict().sentence
 
 
+def test_operators_that_a_rule_made_are_named_after_the_rule() -> None:
+    def loss(params, x):
+        return jnp.mean((x @ params["a"] @ params["b"]) ** 2)
+
+    args, machine = ({"a": f(512, 4096), "b": f(4096, 8)}, f(4096, 512)), unity.Machine.grid(1, 8, "v100")
+    captured, rewritten = (unity.optimize(loss, *args, machine=machine, search=s, progress=False) for s in ("captured", "unity"))
+    sides = (captured, rewritten, "now"), (rewritten, captured, "no longer")
+    for before, after, word in sides:
+        cause = before.inspect.diff(after).verdict().time_causes[0]
+        assert cause.text.startswith(f"{word} rewritten by matmul-matmul.is.matmul-matmul; dot_general")
+
+
 def test_weights_that_are_gathered_now_are_named_where_they_are_used() -> None:
     one, other = planned(search="data-parallel"), planned(search="fsdp")
     verdict = one.inspect.diff(other).verdict()

@@ -17,6 +17,7 @@ from unity.pcg.ir.graph import PCG, Node, Value
 from unity.pcg.ir.user_lines import line_behind
 
 REMOVED, ADDED, CHANGED = "-", "+", "~"
+VERBS = {ADDED: "now computes", REMOVED: "no longer computes"}  # before the kind of an operator that only one program has
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from unity.base.errors import PlanError
 from unity.base.formatting import duration, size
 from unity.diff.comparison import PlanComparison
 from unity.diff.document import UNMARKED, Document, DocumentRow, DocumentTable, cut
-from unity.diff.edits import ADDED, REMOVED, Edit
+from unity.diff.edits import VERBS, Edit
 from unity.diff.formats import html, markdown, text
-from unity.diff.regions import CostChange, RegionDiff
+from unity.diff.regions import CostChange
 from unity.pcg.parallel.traffic import BACKWARD
 from unity.plan.summary import Summary
 from unity.plan.warnings import PlanWarning
@@ -26,7 +26,7 @@ FORMATS = ("text", "markdown", "json", "html")
 MAX_EDITS = 2  # differences of one line that are named
 MAX_CAUSES = 10  # causes in a text; JSON has all
 WORTH_NAMING = 0.01  # of the largest cause
-VERBS = {
+COLLECTIVE_VERBS = {
     "all-gather": "gathers",
     "all-reduce": "adds up",
     "reduce-scatter": "adds up and scatters",
@@ -111,7 +111,7 @@ class ChangeVerdict:
     @cached_property
     def time_causes(self) -> tuple[Cause, ...]:
         """The lines at which a step takes more or less time, the largest change first, in seconds."""
-        return _sorted((*_computing(self.diff.regions), *_communicating(self.diff)))
+        return _sorted((*_computing(self.diff), *_communicating(self.diff)))
 
     @cached_property
     def memory_causes(self) -> tuple[Cause, ...]:
@@ -221,19 +221,25 @@ def _sorted(causes: Iterable[Cause]) -> tuple[Cause, ...]:
     return tuple(sorted(causes, key=lambda c: -abs(c.amount)))
 
 
-def _computing(regions: Iterable[RegionDiff]) -> Iterator[Cause]:
+def _computing(diff: PlanComparison) -> Iterator[Cause]:
     """Yield the lines that compute more or less."""
-    for region in regions:
+    for region in diff.regions:
         if not region.computing.same:
-            words = dict.fromkeys(map(_edit_in_words, (e for e, _ in region.edits if e.topic != "change")))
-            more = f"; and {len(words) - MAX_EDITS} more" if len(words) > MAX_EDITS else ""
-            what = "; ".join(list(words)[:MAX_EDITS]) + more
+            words = list(dict.fromkeys(_edit_in_words(e) for e, _ in region.edits if e.topic != "change"))
+            more = [f"and {len(words) - MAX_EDITS} more"] if len(words) > MAX_EDITS else []
+            what = "; ".join((*_rules_in_words(diff, region.line), *words[:MAX_EDITS], *more))
             yield Cause(region.line, what or "computes another part", region.computing.after - region.computing.before)
 
 
+def _rules_in_words(diff: PlanComparison, line: str) -> Iterator[str]:
+    """Yield the rules that rewrote a line of only one program, and so made operators that its source does not have."""
+    before, after = ({use.rule for use in side.rules if line in use.lines} for side in (diff.renumbered, diff.after))
+    yield from (f"now rewritten by {rule}" for rule in sorted(after - before))
+    yield from (f"no longer rewritten by {rule}" for rule in sorted(before - after))
+
+
 def _edit_in_words(edit: Edit) -> str:
-    verbs = {ADDED: "now computes", REMOVED: "no longer computes"}
-    return f"{verbs[edit.mark]} {edit.kind}" if edit.mark in verbs else f"{edit.kind}: {edit.what}"
+    return f"{VERBS[edit.mark]} {edit.kind}" if edit.mark in VERBS else f"{edit.kind}: {edit.what}"
 
 
 @dataclass(frozen=True)
@@ -259,7 +265,7 @@ def _communicating(diff: PlanComparison) -> Iterator[Cause]:
 
 
 def _traffic_in_words(kind: str, what: str, old: _Traffic, new: _Traffic) -> str:
-    verb = VERBS.get(kind, f"runs a {kind} of")
+    verb = COLLECTIVE_VERBS.get(kind, f"runs a {kind} of")
     if not new.seconds:
         return f"no longer {verb} {what} ({kind} of {size(old.nbytes)})"
     if not old.seconds:
