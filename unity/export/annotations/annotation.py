@@ -93,7 +93,7 @@ def annotate(plan: Plan, path: str | Path) -> Annotation:
     changed = times_computed(plan.program.original, file)
     changed.subtract(times_computed(plan.program.pcg, file))
     traced = [v for v in values if os.path.realpath(v.span.file) == file]
-    places, unannotated = _Placement(planned, traced, changed, writer, axes).constrained()
+    places, unannotated = _ConstraintPlaces(planned, traced, changed, writer, axes).constrained()
     split = tuple(tuple(s if s.kind == "P" else UNUSED for s in v.type or ()) for v in places.values())
     merged = replace(boundary, types=(*boundary.types, *split), shapes=(*boundary.shapes, *(v.shape for v in places.values())))
     specs = {place: merged.merged(open_spec(v.type or (), axes, len(v.shape))) for place, v in places.items()}
@@ -118,53 +118,53 @@ def _parsed(path: str | Path) -> tuple[str, ast.Module]:
 Place = tuple[CodeSpan, str]  # an expression and one of `SIDES`, or "" for its result
 
 
-class _Placement:
+@dataclass(frozen=True, eq=False)
+class _ConstraintPlaces:
     """The expressions that compute the values of a plan's program, and those at which a constraint holds for every run.
 
     Attributes:
         planned: the values of the file's lines.
         traced: the values of the file's expressions.
-        missing: the runs of lines by computation that the captured program has, and the plan's program has no more.
+        missing: by computation, the number of its runs in the captured program less that in the plan's program.
         writer: the writer of constraints, which knows at which expressions one can be written.
         axes: the plan's mesh axes.
     """
 
-    def __init__(
-        self,
-        planned: Sequence[PlannedValue],
-        traced: Sequence[ExpressionValue],
-        missing: Mapping[ComputationSignature, int],
-        writer: ConstraintWriter,
-        axes: Sequence[Axis],
-    ) -> None:
-        self.planned, self.traced, self.missing, self.writer, self.axes = planned, traced, missing, writer, axes
+    planned: Sequence[PlannedValue]
+    traced: Sequence[ExpressionValue]
+    missing: Mapping[ComputationSignature, int]
+    writer: ConstraintWriter
+    axes: Sequence[Axis]
 
     def constrained(self) -> tuple[dict[Place, PlannedValue], list[Unannotated]]:
         """Return a value for every place at which to constrain it, and the constraints that are missing."""
         chosen: dict[Place, PlannedValue] = {}
-        problems: dict[Unannotated, None] = {}
+        problems: list[Unannotated] = []
         for v in dict.fromkeys(v for v in self.planned if v.is_decided):
-            computed = v.computed
-            alike = [x for x in self.traced if _computed_by(x, computed)]
-            spans = {x.span for x in alike}
-            if any(x.is_mapped for x in alike):
-                reason = f"{computed.primitive} is inside of a function that is mapped, as by jax.vmap"
-            elif len(spans) > 1:
-                reason = f"several expressions are a {computed.primitive} of {computed.dtype}{list(computed.shape)}"
-            elif not spans:
-                reason = f"{computed.primitive} is computed inside of a library's function, or of a rewritten program"
+            span = self.expression(v.computed)
+            if isinstance(span, Unannotated):
+                problems.append(span)
+            elif v.side and self.writer.node(span, v.side) is None:
+                continue  # the result's constraint decides
+            elif reason := self.conflict(span, v.side):
+                problems.append(Unannotated(span.line, reason, self.writer.text(span, v.side)))
             else:
-                (span,) = spans
-                if v.side and self.writer.node(span, v.side) is None:
-                    continue
-                reason = self.conflict(span, v.side)
-                if not reason:
-                    chosen[span, v.side] = v
-                    continue
-                problems[Unannotated(span.line, reason, self.writer.text(span, v.side))] = None
-                continue
-            problems[Unannotated(computed.line, reason)] = None
-        return chosen, list(problems)
+                chosen[span, v.side] = v
+        return chosen, problems
+
+    def expression(self, computed: ComputationSignature) -> CodeSpan | Unannotated:
+        """Return the only expression that computes a value, or the reason why there is none."""
+        alike = [x for x in self.traced if _computed_by(x, computed)]
+        spans = {x.span for x in alike}
+        if any(x.is_mapped for x in alike):
+            reason = f"{computed.primitive} is inside of a function that is mapped, as by jax.vmap"
+        elif len(spans) > 1:
+            reason = f"several expressions are a {computed.primitive} of {computed.dtype}{list(computed.shape)}"
+        elif not spans:
+            reason = f"{computed.primitive} is computed inside of a library's function, or of a rewritten program"
+        else:
+            return next(iter(spans))
+        return Unannotated(computed.line, reason)
 
     def conflict(self, span: CodeSpan, side: str) -> str:
         """Return the reason why one constraint does not suit all runs of an expression, "" if it does."""
