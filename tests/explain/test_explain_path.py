@@ -108,6 +108,9 @@ def test_the_header_has_the_peak_of_the_types_that_are_computed() -> None:
     assert "TFLOP/s float8_e4m3fn" in str(machine)
     plan_of(machine=machine).explain(file=file)
     assert "TFLOP/s float32)" in file.getvalue().splitlines()[0]
+    equal = [dtype for dtype in machine.device.flops if dtype in ("float16", "bfloat16")]  # types with one peak, in any order
+    assert f" {equal[0]})" in machine.described({"float16", "bfloat16"})
+    assert f" {equal[0]})" in machine.described({"bfloat16", "float16"})
 
 
 def test_layers_that_are_alike_are_said_once() -> None:

@@ -272,10 +272,11 @@ class Machine:
     def described(self, dtypes: Collection[str] = ()) -> str:
         """Return the machine in one line, with the peak of its device for the fastest of some types that it has, or of all."""
         levels = " > ".join(f"{level.size} {level.name} {level.bandwidth / 1e9:.4g} GB/s" for level in self.levels)
-        fastest = max(self.device.flops.keys() & dtypes or self.device.flops, key=lambda dtype: self.device.flops[dtype])
+        flops = self.device.flops
+        fastest = max([dtype for dtype in flops if dtype in dtypes] or flops, key=lambda dtype: flops[dtype])  # the first of equals
         return (
             f"{self.name}: {self.devices} x {self.device.name} ({self.device.memory / 2**30:.4g} GiB, "
-            f"{self.device.flops[fastest] / 1e12:.4g} TFLOP/s {fastest}), {levels}"
+            f"{flops[fastest] / 1e12:.4g} TFLOP/s {fastest}), {levels}"
             + (f", mesh {' × '.join(f'{name} of {size}' for name, size in self.mesh)}" if self.mesh else "")
         )
 
