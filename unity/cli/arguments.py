@@ -92,7 +92,7 @@ def groups(text: str) -> int | None:
 
 
 def micro_batches(text: str) -> int | bool:
-    """Return a number of micro-batches, or True for "auto"."""
+    """Parse a number of micro-batches, or "auto" as True."""
     if text != "auto" and not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected a number of micro-batches, such as 8, or auto, got {text}")
     return True if text == "auto" else int(text)

@@ -67,7 +67,7 @@ def refuse_devices(machine: Machine, chosen: Sequence[Any] | Mesh) -> None:
         )
     if isinstance(chosen, Mesh) and machine.mesh and not machine.has_mesh(chosen.shape):
         raise PlanError(
-            f"this plan is for the mesh {dict(machine.mesh)}, but the mesh given has {dict(chosen.shape)}.\n    Give a mesh of"
+            f"this plan is for the mesh {dict(machine.mesh)}, but `devices` is a mesh of {dict(chosen.shape)}.\n    Give a mesh of"
             " these axes, or plan again with mesh=; a list of devices is arranged in the plan's own mesh. (docs:"
             " moving#plan-for-a-mesh-of-your-own)"
         )

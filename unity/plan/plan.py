@@ -119,17 +119,14 @@ class Plan:
             PlanError: `devices` is not a list of devices or a mesh, has too few, or is a mesh of other axes than those planned for.
         """
         family, candidate, machine = self.program.family, self.program.candidate, self.inspect.machine
-        if isinstance(devices, Mesh):
-            refuse_devices(machine, devices)
-            return Plan(family, candidate, devices)
-        listed = tuple(devices) if isinstance(devices, Iterable) else (None,)
-        if not all(hasattr(device, "process_index") for device in listed):
+        chosen = devices if isinstance(devices, Mesh) else tuple(devices) if isinstance(devices, Iterable) else (None,)
+        if not isinstance(chosen, Mesh) and not all(hasattr(device, "process_index") for device in chosen):
             raise PlanError(
                 f"devices={devices!r}: expected a list of devices, such as jax.devices(), or a jax.sharding.Mesh of them, got"
                 f" {type(devices).__name__}. (docs: plan#devices)"
             )
-        refuse_devices(machine, listed)
-        return Plan(family, candidate, listed)
+        refuse_devices(machine, chosen)
+        return Plan(family, candidate, chosen)
 
     if not TYPE_CHECKING:  # former names are no attributes to a type checker
 

@@ -203,20 +203,20 @@ def _captured_graph(path: str | Path, document: SavedPlan) -> PCG:
         return read_summary(document.captured).graph
 
 
-def _first_argument(planned: PCG, given: PCG) -> str:
-    """Return the first argument whose type differs, or that only one of two programs has, by its path."""
-    then, now = ({n.name: str(n.tensors[0]) for n in graph.inputs} for graph in (planned, given))
+def _first_argument(planned: PCG, captured: PCG) -> str:
+    """Return the first argument that only one of two programs has, or else whose type differs, by its path."""
+    then, now = ({n.name: str(n.tensors[0]) for n in graph.inputs} for graph in (planned, captured))
     differing = (f"{name} is {now[name]}, was {then[name]}" for name in now if name in then and now[name] != then[name])
     missing = (f"there is no {name} ({then[name]})" for name in then if name not in now)
     added = (f"{name} ({now[name]}) is new" for name in now if name not in then)
     return next((text for texts in (missing, added, differing) for text in texts), "they are in another order")
 
 
-def _first_operator(planned: PCG, given: PCG) -> str:
-    """Return the first difference of two captured programs, after a colon; "" where their operators print alike."""
+def _first_operator(planned: PCG, captured: PCG) -> str:
+    """Return the first difference of two programs, after a colon; "" where their operators print alike."""
     from unity.diff import first_difference
 
-    different = first_difference(planned, given)
+    different = first_difference(planned, captured)
     return "" if different is None else f": {different}"
 
 

@@ -1,4 +1,4 @@
-"""Rules from logical axis names to mesh axes, as Flax, MaxText and t5x take them, from a plan's specifications.
+"""A plan's specifications as rules from logical axis names to mesh axes, which Flax, MaxText and t5x take.
 
 Such code bases name the dimensions of each weight ("embed", "mlp") and have one list of rules for all of them. A rule applies to a
 dimension if no earlier rule has decided it, and if no other dimension of the weight uses one of its mesh axes
@@ -33,10 +33,12 @@ def logical_rules(specs: Any, names: Any) -> LogicalRules:
     """
     leaves = jax.tree.leaves_with_path(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
     named = jax.tree.leaves_with_path(names, is_leaf=_is_named)
-    if [path for path, _ in leaves] != [path for path, _ in named]:
+    paths, named_paths = ([jax.tree_util.keystr(path) for path, _ in side] for side in (leaves, named))
+    if paths != named_paths:
+        single = next((path for path in (*paths, *named_paths) if (path in paths) != (path in named_paths)), "their order")
         raise PlanError(
-            f"names: expected the structure of the argument, with {len(leaves)} leaves such as ('embed', None), got {len(named)}."
-            " (docs: plan#logical-axis-rules)"
+            f"names: expected the structure of the argument, with {len(leaves)} leaves such as ('embed', None), got {len(named)};"
+            f" the first difference is {single}. (docs: plan#logical-axis-rules)"
         )
     entries: dict[str, Counter[MeshAxes]] = {}
     for (_, spec), (_, dimensions) in zip(leaves, named, strict=True):
