@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import ceil, isfinite, prod
 from numbers import Real
-from typing import Any
+from typing import Any, NoReturn
 
 from jax.sharding import AbstractMesh, Mesh
 
@@ -148,12 +148,22 @@ def _refuse_pipeline(transforms: Transforms, search: str, constraints: Sequence[
         schedules = " or ".join(f"'{kind}'" for kind in SCHEDULES)
         raise OptionError(f"{pipeline!r}: the schedule may be {schedules}, as in unity.PipelineShape(4, 16, 'gpipe')")
     if not transforms.pipelines:
-        raise OptionError(f"pipelines=False and pipeline={pipeline!r} do not go together: leave one out (docs: pipelines#which)")
-    if search not in CONSTRAINED:
-        raise OptionError(f"pipeline={pipeline!r}: search={search!r} finds none, use one of {', '.join(map(repr, CONSTRAINED))}")
+        _refuse_together("pipelines=False", f"pipeline={pipeline!r}", "pipelines#which")
+    _refuse_search(f"pipeline={pipeline!r}", search, "pipelines#which")
     other = next((c for c in constraints if not isinstance(c, (WithoutRules, Pin))), None)
     if other is not None:
-        raise OptionError(f"pipeline={pipeline!r} and {other} do not go together: leave one out (docs: pipelines#which)")
+        _refuse_together(f"pipeline={pipeline!r}", other, "pipelines#which")
+
+
+def _refuse_search(option: str, search: str, docs: str) -> None:
+    """Raise OptionError if a search does not find the plans that an option asks for."""
+    if search not in CONSTRAINED:
+        searches = ", ".join(map(repr, CONSTRAINED))
+        raise OptionError(f"{option}: search={search!r} finds none, use one of {searches} (docs: {docs})")
+
+
+def _refuse_together(option: str, other: object, docs: str, reason: str = "") -> NoReturn:
+    raise OptionError(f"{option} and {other} do not go together: leave one out{reason} (docs: {docs})")
 
 
 def _refuse_branches(transforms: Transforms, search: str, constraints: Sequence[Constraint]) -> None:
@@ -164,13 +174,11 @@ def _refuse_branches(transforms: Transforms, search: str, constraints: Sequence[
     if isinstance(groups, bool) or not isinstance(groups, int) or groups < 2:
         raise OptionError(f"branch_groups={groups!r}: expected a number of groups of devices, such as 2 (docs: branches#which)")
     if not transforms.branches:
-        raise OptionError(f"branches=False and branch_groups={groups} do not go together: leave one out (docs: branches#which)")
-    if search not in CONSTRAINED:
-        searches = ", ".join(map(repr, CONSTRAINED))
-        raise OptionError(f"branch_groups={groups}: search={search!r} knows none, use one of {searches} (docs: branches#which)")
+        _refuse_together("branches=False", f"branch_groups={groups}", "branches#which")
+    _refuse_search(f"branch_groups={groups}", search, "branches#which")
     other = next((c for c in constraints if isinstance(c, Across) and c.word == "only"), None)
     if other is not None:
-        raise OptionError(f"branch_groups={groups} and {other} do not go together: leave one out (docs: branches#which)")
+        _refuse_together(f"branch_groups={groups}", other, "branches#which")
 
 
 def _refuse_micro_batches(transforms: Transforms, search: str, constraints: Sequence[Constraint]) -> None:
@@ -188,20 +196,15 @@ def _refuse_micro_batches(transforms: Transforms, search: str, constraints: Sequ
             f"micro_batches={count}: expected at least 2, or True to choose their number. Leave the option out to keep the samples"
             " together (docs: memory#micro-batches)"
         )
-    if search not in CONSTRAINED:
-        searches = ", ".join(map(repr, CONSTRAINED))
-        raise OptionError(
-            f"micro_batches={count}: search={search!r} has no micro-batches, use one of {searches} (docs: memory#micro-batches)"
-        )
+    option, docs = f"micro_batches={count}", "memory#micro-batches"
+    _refuse_search(option, search, docs)
     constraint = next((c for c in constraints if not isinstance(c, (WithoutRules, Pin))), None)
     if constraint is not None:
-        raise OptionError(f"micro_batches={count} and {constraint} do not go together: leave one out (docs: memory#micro-batches)")
-    other = next((name for name in ("pipeline", "branch_groups") if getattr(transforms, name) is not None), None)
-    if other is not None:
-        raise OptionError(
-            f"micro_batches={count} and {other}={getattr(transforms, other)!r} do not go together: leave one out, a pipeline has"
-            " micro-batches of its own (docs: memory#micro-batches)"
-        )
+        _refuse_together(option, constraint, docs)
+    if transforms.pipeline is not None:
+        _refuse_together(option, f"pipeline={transforms.pipeline!r}", docs, ", as a pipeline has micro-batches of its own")
+    if transforms.branch_groups is not None:
+        _refuse_together(option, f"branch_groups={transforms.branch_groups}", docs)
 
 
 def not_decomposed(count: int, reason: str) -> str:

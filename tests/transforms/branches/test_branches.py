@@ -439,7 +439,7 @@ def test_what_cannot_be_apart_says_why(name):
         ({"branch_groups": 1}, "expected a number of groups"),
         ({"branch_groups": 2, "branches": False}, "do not go together"),
         ({"branch_groups": "2"}, "expected a number of groups"),
-        ({"branch_groups": 2, "search": "optcnn"}, "search='optcnn' knows none"),
+        ({"branch_groups": 2, "search": "optcnn"}, "search='optcnn' finds none"),
         ({"branch_groups": 3}, "no axes of .* make 3 groups"),
     ],
 )
