@@ -21,9 +21,9 @@ def decisions(equation: Equation) -> dict[str, set[bool]]:
     Every name of `checkpoint_name` is a kind. A set of both decisions means that the policy distinguishes operations of one kind.
     """
     policy = equation.params.get("policy")
-    by_kind: dict[str, set[bool]] = {}
     if policy is None:
         return {}
+    by_kind: dict[str, set[bool]] = {}
     for e in _equations_within(nested_body(equation)):
         assert e.origin is not None
         answer = policy(e.primitive, *(v.aval for v in e.origin.invars), **e.params)

@@ -16,6 +16,7 @@ from unity.export.annotations.constraint_writer import SIDES
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.ir.nested_programs import bodies
 from unity.pcg.ir.program import Body, Equation
+from unity.pcg.ir.user_lines import file_and_number
 from unity.pcg.propagation.placement import placing
 from unity.pcg.types.parallel_type import PARTIAL, UNUSED, Type
 
@@ -63,7 +64,8 @@ def planned_values(top: PCG, file: str) -> Iterator[PlannedValue]:
         PlanError: the plan has a pipeline or branches.
     """
     for graph in top.graphs():
-        types, origins = _types_where_read(graph), origins_of(graph)
+        origins = origins_of(graph)
+        types = _types_where_read(graph, origins)
         for node in graph.nodes:
             refuse_per_device(node)
             if node.body is not None:
@@ -83,10 +85,9 @@ def _computations(node: Node, body: Body, file: str) -> Iterator[ComputationSign
             yield from _computations(node, nested, file)
 
 
-def _types_where_read(graph: PCG) -> dict[Value, list[Type]]:
+def _types_where_read(graph: PCG, origins: Mapping[Value, Value]) -> dict[Value, list[Type]]:
     """Return the types that the plan decides for results of operators: those after changes of type, or where they are divided."""
     types: dict[Value, list[Type]] = defaultdict(list)
-    origins = origins_of(graph)
     for node in graph.nodes:
         if node.kind in PARALLELIZATION:
             (v,), origin = node.operands, origins[Value(node)]
@@ -157,14 +158,9 @@ def _computation(node: Node, body: Body, equation: Equation, variable: int, file
 
 def is_in(source: str, file: str) -> bool:
     """Return whether a source line, `file:line (function)`, is in a file, whose real path is given."""
-    return bool(source) and os.path.realpath(_split(source)[0]) == file
+    return bool(source) and os.path.realpath(file_and_number(source)[0]) == file
 
 
 def line_of(source: str) -> int:
     """Return the number of a source line."""
-    return int(_split(source)[1])
-
-
-def _split(source: str) -> tuple[str, str]:
-    file, _, line = source.partition(" (")[0].rpartition(":")
-    return file, line
+    return int(file_and_number(source)[1])

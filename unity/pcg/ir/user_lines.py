@@ -23,9 +23,15 @@ def label(node: Node, source: str = "") -> str:
 
 
 def place(source: str) -> str:
-    """Return the file and the number of a source line, "model.py:42"."""
-    file, _, line = source.partition(" (")[0].rpartition(":")
+    """Return the name of the file and the number of a source line, "model.py:42"."""
+    file, line = file_and_number(source)
     return re.sub(r"[^\w\-. +:]", "", f"{os.path.basename(file)}:{line}") if file else ""
+
+
+def file_and_number(source: str) -> tuple[str, str]:
+    """Return the path and the number of a source line, `path:number (function)`. Both are empty for an empty text."""
+    path, _, number = source.partition(" (")[0].rpartition(":")
+    return path, number
 
 
 def labelled_place(scope: str) -> str:
