@@ -140,10 +140,14 @@ def test_products_of_integers_are_converted_before_they_are_added_only_if_no_sum
     assert any(c.results == (PARTIAL,) for c in found) == divided
 
 
-def test_a_wide_product_of_short_integers_reads_no_partial_sum() -> None:
-    a, b = jax.ShapeDtypeStruct((4, 8), jnp.int8), jax.ShapeDtypeStruct((8, 4), jnp.int8)
-    body = close(jax.make_jaxpr(partial(jax.lax.dot, preferred_element_type=jnp.int32))(a, b))
-    assert not any(PARTIAL in c.operands for c in choices(body))
+@pytest.mark.parametrize(
+    ("operand", "result", "linear"),
+    [("int8", "int32", False), ("int4", "int8", False), ("uint4", "int4", True), ("uint32", "int32", True)],
+)
+def test_a_product_reads_partial_sums_of_integers_only_if_it_wraps_around_as_early(operand: str, result: str, linear: bool) -> None:
+    a, b = jax.ShapeDtypeStruct((4, 8), operand), jax.ShapeDtypeStruct((8, 4), operand)
+    body = close(jax.make_jaxpr(partial(jax.lax.dot, preferred_element_type=jnp.dtype(result)))(a, b))
+    assert any(PARTIAL in c.operands for c in choices(body)) == linear
 
 
 @jax.custom_vjp

@@ -4,6 +4,10 @@ A sum of numbers that each device has rounded differs from the sum rounded once,
 float16 and float8 a summand may overflow although the sum does not. So the sum is rounded after it is complete. A value that is
 replicated for use is stored wide, too: its cotangent is a partial sum, and JAX gives a cotangent the type of its value. The value
 itself is rounded: a narrow number in a wide type.
+
+Partial sums of integers are added in their own type, which wraps around: they are equal to the sum modulo a power of two, and so to
+the sum itself once it is complete. An operator that reads them in a type that wraps around later must read the complete sum, unless
+no sum can overflow.
 """
 
 from __future__ import annotations
@@ -106,8 +110,22 @@ def exact_if_bounded(before: Any, after: Any) -> bool:
     return jnp.issubdtype(before, jnp.integer) and jnp.issubdtype(after, jnp.floating) and not narrow(after)
 
 
+@cache
+def wraps_earlier(before: Any, after: Any) -> bool:
+    """Return whether a type of integers wraps around where a type to which they are converted does not."""
+    if not jnp.issubdtype(before, jnp.integer):
+        return False
+    return not jnp.issubdtype(after, jnp.integer) or jnp.iinfo(before).bits < jnp.iinfo(after).bits
+
+
 def bounded(operands: Sequence[Any], result: Any, terms: int) -> bool:
-    """Return whether sums of this many products of integers of the `operands`' types, and parts of them, do not overflow."""
+    """Return whether no sum of products of integers overflows, nor any part of such a sum.
+
+    Args:
+        operands: the types of a product's factors.
+        result: the type in which products are added.
+        terms: the number of products.
+    """
     if not all(jnp.issubdtype(d, jnp.integer) for d in (*operands, result)):
         return False
     largest = prod(max(-int(jnp.iinfo(d).min), int(jnp.iinfo(d).max)) for d in operands)

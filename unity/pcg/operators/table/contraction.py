@@ -7,11 +7,10 @@ from math import prod
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from unity.pcg.operators.layout import Layout
 from unity.pcg.operators.table.sliding import sliding
-from unity.pcg.types.accumulation import bounded, narrow
+from unity.pcg.types.accumulation import bounded, narrow, wraps_earlier
 from unity.pcg.types.factors import Factor, Facts, Slot, Spec, Window, at, operator
 
 PRODUCT = Facts(linear_in=(at(0), at(1)), product=True, reads_buffers=True, alone=True)
@@ -20,14 +19,10 @@ PRODUCT = Facts(linear_in=(at(0), at(1)), product=True, reads_buffers=True, alon
 def bilinear(operands: Any, result: Any) -> tuple[frozenset[int], ...]:
     """Return the operands, each as a group, in which a product is linear.
 
-    It reads a narrow sum rounded, and a sum of integers wrapped around, unless the result wraps around as early.
+    It would read a narrow sum rounded, and a sum of integers wrapped around, unless the result wraps around as early.
     """
-    return tuple(frozenset({i}) for i in (0, 1) if not narrow(operands[i].dtype) and not _wraps(operands[i].dtype, result.dtype))
-
-
-def _wraps(operand: Any, result: Any) -> bool:
-    as_early = jnp.issubdtype(result, jnp.integer) and result.itemsize <= operand.itemsize
-    return jnp.issubdtype(operand, jnp.integer) and not as_early
+    types = ((i, operands[i].dtype) for i in (0, 1))
+    return tuple(frozenset({i}) for i, dtype in types if not narrow(dtype) and not wraps_earlier(dtype, result.dtype))
 
 
 @operator("dot_general", facts=PRODUCT)
