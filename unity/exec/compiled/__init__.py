@@ -1,1 +1,1 @@
-"""Compiled programs, read and held against the plan."""
+"""Compiled programs, read and compared with the plan."""
