@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -36,13 +36,16 @@ STEPS: dict[str, Callable[..., Any]] = {
     "choice": lambda fn, x, y: jnp.where(x > 0, x, y),
     "pool": lambda fn, x, y, w: x * jax.nn.sigmoid(x.mean(0) @ w),
 }
-FREQUENCIES = (3, 4, 2, 2, 1.5, 1, 1.5, 1, 0.5, 0.5)
+FREQUENCIES = dict(zip(STEPS, (3, 4, 2, 2, 1.5, 1, 1.5, 1, 0.5, 0.5), strict=True))
 
 
 @dataclass
 class RandomNetwork:
     """A network drawn from a seed: a function of weights and inputs, and their shapes."""
 
+    frequencies: ClassVar[Mapping[str, float]] = FREQUENCIES  # of the kinds of steps
+    most_inputs: ClassVar[int] = 2
+    most_steps: ClassVar[int] = 6
     seed: int
     weights: list[tuple[int, ...]] = field(default_factory=list)
     steps: list[tuple[Callable[..., Any], int, int, list[int]]] = field(default_factory=list)
@@ -51,10 +54,10 @@ class RandomNetwork:
         self.rng = rng = random.Random(self.seed)
         self.rows, self.widths = rng.choice(ROWS), rng.sample(WIDTHS, 2)
         self.dtype = rng.choice(["float32", "float32", "bfloat16"])
-        self.known = [rng.choice(self.widths) for _ in range(rng.randint(1, 2))]  # the widths of all values
+        self.known = [rng.choice(self.widths) for _ in range(rng.randint(1, self.most_inputs))]  # the widths of all values
         self.inputs = [(self.rows, width) for width in self.known]
-        for _ in range(rng.randint(2, 6)):
-            self.draw(rng.choices(list(STEPS), FREQUENCIES)[0])
+        for _ in range(rng.randint(2, self.most_steps)):
+            self.draw(rng.choices(list(self.frequencies), list(self.frequencies.values()))[0])
         self.loss = rng.choice(LOSSES)
 
     def draw(self, kind: str) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from random_networks import FREQUENCIES, FUNCTIONS, LOSSES, NORMS, ROWS, STEPS, WIDTHS
+from random_networks import FREQUENCIES, FUNCTIONS, NORMS, STEPS, RandomNetwork
 
 WIDEST, MULTIPLE = 40000, 256  # of the widths: the largest, and a divisor of all
 HEAD = 128
@@ -33,27 +32,19 @@ WIDE_STEPS: dict[str, tuple[float, Callable[..., Any]]] = {
     "maximum": (0.5, lambda fn, x, y: jnp.maximum(x, y)),
     "running sum": (0.25, lambda fn, x, y: jnp.cumsum(x, -1)),
 }
-KINDS = {kind: (often, STEPS[kind]) for kind, often in zip(STEPS, FREQUENCIES, strict=True)} | WIDE_STEPS
+FUNCTIONS_OF_STEPS = STEPS | {kind: function for kind, (_, function) in WIDE_STEPS.items()}
 
 
-class WideNetwork:
-    """A network drawn from a seed: a function of weights and inputs, and their shapes."""
+class WideNetwork(RandomNetwork):
+    """A random network with the further kinds of steps, and more steps and inputs."""
 
-    def __init__(self, seed: int) -> None:
-        self.rng = rng = random.Random(seed)
-        self.rows, self.widths = rng.choice(ROWS), rng.sample(WIDTHS, 2)
-        self.dtype = rng.choice(["float32", "float32", "bfloat16"])
-        self.known = [rng.choice(self.widths) for _ in range(rng.randint(1, 3))]  # the widths of all values
-        self.inputs = [(self.rows, width) for width in self.known]
-        self.weights: list[tuple[int, ...]] = []
-        self.steps: list[tuple[Callable[..., Any], int, int, list[int]]] = []
-        for _ in range(rng.randint(2, 7)):
-            self.draw(rng.choices(list(KINDS), [often for often, _ in KINDS.values()])[0])
-        self.loss = rng.choice(LOSSES)
+    frequencies: ClassVar[Mapping[str, float]] = FREQUENCIES | {kind: often for kind, (often, _) in WIDE_STEPS.items()}
+    most_inputs: ClassVar[int] = 3
+    most_steps: ClassVar[int] = 7
 
     def draw(self, kind: str) -> None:
         """Add a step, unless its result has an odd width."""
-        rng, known, step = self.rng, self.known, KINDS[kind][1]
+        rng, known, step = self.rng, self.known, FUNCTIONS_OF_STEPS[kind]
         x = len(known) - 1 if rng.random() < 0.6 else rng.randrange(len(known))
         y = rng.choice([k for k, width in enumerate(known) if kind not in ALIKE or width == known[x]])
         width = rng.choice(self.widths)
@@ -71,15 +62,3 @@ class WideNetwork:
             self.weights += shapes
             self.steps.append((run, x, y, numbers))
             known.append(result)
-
-    def __call__(self, weights: Sequence[Any], *inputs: Any) -> Any:
-        weights, values = ([x.astype(self.dtype) for x in some] for some in (weights, inputs))
-        for step, x, y, numbers in self.steps:
-            values.append(step(values[x], values[y], *(weights[k] for k in numbers)))
-        return self.loss(*(x.astype(jnp.float32) for x in (values[-1], values[-2])))
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """The shapes of the weights and of the inputs."""
-        weights, inputs = ([jax.ShapeDtypeStruct(s, "float32") for s in shapes] for shapes in (self.weights, self.inputs))
-        return weights, *inputs

@@ -5,9 +5,10 @@ Costs, `explain`, and the check of the compiled program read this one list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 from unity.pcg.analysis.hoisting import hoisted
 from unity.pcg.analysis.rematerialization import Recomputation, recomputation
@@ -294,11 +295,11 @@ def _of_reductions(node: Node, context: _Context) -> Iterator[Collective]:
         runs = context.runs(node, context.whole.recomputation.computed(node, variable))
         if variable in over and variable not in scattered:
             axes = tuple(over[variable])
-            itemsize = reduction_dtype(tensor.dtype, (graph.axes[k] for k in axes)).itemsize if kind == "sum" else tensor.itemsize
+            itemsize = _reduced_in(tensor.dtype, kind, graph.axes, axes).itemsize
             yield Collective("all-reduce", axes, elements, itemsize, *runs, FORWARD, node, hoisted=context.hoisted_by(node))
         if flows if kind == "sum" else not kind and variable in active:
             for axes in dict.fromkeys(map(tuple, replicated.get(variable, {}).values())):
-                itemsize = reduction_dtype(tensor.dtype, (graph.axes[k] for k in axes)).itemsize
+                itemsize = _reduced_in(tensor.dtype, "sum", graph.axes, axes).itemsize
                 yield Collective("all-reduce", axes, elements, itemsize, *context.once, BACKWARD, node)
     yield from _of_agreements(node, solutions, context)
 
@@ -343,13 +344,16 @@ def _of_agreements(node: Node, solutions: Placing, context: _Context) -> Iterato
                     axes_of.setdefault((agreement, direction), []).append(k)
     for (agreement, direction), axes in axes_of.items():
         elements = agreement.elements // pieces.get((agreement.where, direction), 1)
-        added_in = (
-            reduction_dtype(agreement.dtype, (context.graph.axes[k] for k in axes)) if agreement.kind == "sum" else agreement.dtype
-        )
+        itemsize = _reduced_in(agreement.dtype, agreement.kind, context.graph.axes, axes).itemsize
         count, repeats, alone = context.runs(node) if direction == FORWARD else context.once
         less = context.hoisted_by(node) if direction == FORWARD else 1
         runs = agreement.times * count, agreement.times * repeats, agreement.times * alone
-        yield Collective("all-reduce", tuple(axes), elements, added_in.itemsize, *runs, direction, node, hoisted=less)
+        yield Collective("all-reduce", tuple(axes), elements, itemsize, *runs, direction, node, hoisted=less)
+
+
+def _reduced_in(dtype: Any, kind: str, axes: Sequence[Axis], over: Iterable[int]) -> Any:
+    """Return the element type in which devices reduce a value over some axes: only sums are widened."""
+    return reduction_dtype(dtype, (axes[k] for k in over)) if kind == "sum" else dtype
 
 
 def _carried(operands: Sequence[Atom], carrying: Collection[int]) -> frozenset[int]:
