@@ -51,12 +51,12 @@ class Pricing:
         self.levels = np.array([a.level for a in axes])
         digits = [_digits(codes, outers, [a.size for a in axes]) for codes in (old, new)]
         places = np.unique(np.concatenate([d[d >= 0] for d in digits]))
-        held, goal = (np.where(d >= 0, np.searchsorted(places, d), d).T for d in digits)
-        self.held, self.goal = held.take(pairs[0], 1), goal.take(pairs[1], 1)  # the state of each axis now, and its goal
-        self.start = self.held.copy()
+        now, goal = (np.where(d >= 0, np.searchsorted(places, d), d).T for d in digits)
+        self.now, self.goal = now.take(pairs[0], 1), goal.take(pairs[1], 1)  # the state of each axis now, and its goal
+        self.start = self.now.copy()
         self.turning = np.append(places >> 48 != FIRST, [False] * len(UNPLACED))
         self.bits, self.clash = _bits(tuple(places.tolist()))
-        self.fraction = np.prod(np.where(self.held >= 0, 1 / self.sizes[:, None], 1.0), axis=0)
+        self.fraction = np.prod(np.where(self.now >= 0, 1 / self.sizes[:, None], 1.0), axis=0)
         self.cost = {name: [np.zeros(self.pairs), np.zeros(self.pairs)] for name in ("forward", "backward")}
         self.merged = np.zeros(self.pairs)
         self.tables: dict[str, tuple[Array, Array]] = {}
@@ -64,7 +64,7 @@ class Pricing:
 
     def run(self) -> Array:
         """Price all pairs. Returns the fields of `resharding_tables.Changes`, [FIELDS, pairs]."""
-        rows = np.flatnonzero((self.held != self.goal).any(0))
+        rows = np.flatnonzero((self.now != self.goal).any(0))
         everything = rows
         while len(rows):
             self.slice_all(rows)
@@ -78,8 +78,8 @@ class Pricing:
     def slice_all(self, rows: Array) -> None:
         """Make slices, reduce-scatters and all-to-alls as long as any pair has an axis that is free to be partitioned."""
         while len(rows := rows[self.free(rows).any(0)]):
-            held, goal = self.held.take(rows, 1), self.goal.take(rows, 1) >= 0
-            sliced, summed = (self.outermost(_are(held, k) & goal) for k in (U, S))
+            now, goal = self.now.take(rows, 1), self.goal.take(rows, 1) >= 0
+            sliced, summed = (self.outermost(_are(now, k) & goal) for k in (U, S))
             late = sliced < np.where(summed == NOWHERE, -1, summed)
             for chosen, order in ((rows[~late], SLICING), (rows[late], LATE)):
                 for name in order:
@@ -89,12 +89,12 @@ class Pricing:
         """Make one kind of step that partitions axes, wherever an axis is free."""
         if not len(rows):
             return
-        held = self.held.take(rows, 1)
-        chosen = self.free(rows) & reduce(np.logical_or, (_are(held, kind) for kind in FROM[name]))
+        now = self.now.take(rows, 1)
+        chosen = self.free(rows) & reduce(np.logical_or, (_are(now, kind) for kind in FROM[name]))
         some = np.flatnonzero(chosen.any(0))
         rows, chosen = rows[some], chosen.take(some, 1)
         if name == "partition":
-            replicated = _are(held.take(some, 1), R)
+            replicated = _are(now.take(some, 1), R)
             self.become(rows, chosen & replicated, P)
             turned = self.turned(self.goal, rows, chosen & ~replicated)
             self.add("backward", "all-gather", rows, chosen & ~replicated, turned)
@@ -111,9 +111,9 @@ class Pricing:
 
     def gather_blocking_axes(self, rows: Array) -> Array:
         """Gather along one axis of each pair in which a slice is in the way of others. Returns these pairs."""
-        held, goal = self.held.take(rows, 1), self.goal.take(rows, 1)
-        done = held == goal
-        stuck = ~done & (held >= 0) & self.overlap(held, np.where(done, ~U, goal))
+        now, goal = self.now.take(rows, 1), self.goal.take(rows, 1)
+        done = now == goal
+        stuck = ~done & (now >= 0) & self.overlap(now, np.where(done, ~U, goal))
         some = np.flatnonzero(stuck.any(0))
         rows, stuck = rows[some], stuck.take(some, 1)
         order = self.levels * len(self.levels) + np.array(self.axes)
@@ -129,26 +129,26 @@ class Pricing:
     def finish(self, rows: Array) -> None:
         """Reduce partial sums, and gather or replicate whatever is not to stay partitioned."""
         goal = self.goal.take(rows, 1)
-        chosen = _are(self.held.take(rows, 1), S) & ~_are(goal, S)
+        chosen = _are(self.now.take(rows, 1), S) & ~_are(goal, S)
         self.add("forward", "all-reduce", rows, chosen)
         self.become(rows, chosen, U)
-        self.become(rows, _are(self.held.take(rows, 1), R) & _are(goal, U), U)
-        chosen = _are(self.held.take(rows, 1), U) & _are(goal, R)
+        self.become(rows, _are(self.now.take(rows, 1), R) & _are(goal, U), U)
+        chosen = _are(self.now.take(rows, 1), U) & _are(goal, R)
         self.merged[rows] += table(self.machine, "all-reduce")[0][self.mask(chosen)]
         self.become(rows, chosen, R)
         self.add("backward", "all-reduce", rows, chosen)
-        held = self.held.take(rows, 1) >= 0
-        to_r, to_u = held & _are(goal, R), held & _are(goal, U)
+        now = self.now.take(rows, 1) >= 0
+        to_r, to_u = now & _are(goal, R), now & _are(goal, U)
         first = self.outermost(to_u) < self.outermost(to_r)
         self.gather(rows, to_u & first, U)
         self.gather(rows, to_r, R)
         self.gather(rows, to_u & ~first, U)
-        self.become(rows, ~_are(self.held.take(rows, 1), S) & _are(goal, S), S)
+        self.become(rows, ~_are(self.now.take(rows, 1), S) & _are(goal, S), S)
 
     def free(self, rows: Array) -> Array:
         """Return `pcg.parallel.resharding.free` for every axis, [axes, rows]."""
-        held, goal = self.held.take(rows, 1), self.goal.take(rows, 1)
-        return (goal >= 0) & (held != goal) & ~self.overlap(goal, held)
+        now, goal = self.now.take(rows, 1), self.goal.take(rows, 1)
+        return (goal >= 0) & (now != goal) & ~self.overlap(goal, now)
 
     def overlap(self, positions: Array, others: Array) -> Array:
         """Return whether each slice position overlaps one of the others in its row, [axes, rows]."""
@@ -173,7 +173,7 @@ class Pricing:
         alpha, beta = (column[turned, mask] for column in self.table(kind))
         self.cost[name][0][rows] += alpha
         if self.growth != 1:
-            summed = _are(self.held.take(rows, 1), S if name == "forward" else R).any(0)
+            summed = _are(self.now.take(rows, 1), S if name == "forward" else R).any(0)
             beta = np.where(summed, self.growth * beta, beta)
         self.cost[name][1][rows] += beta * self.fraction[rows]
 
@@ -197,16 +197,16 @@ class Pricing:
         """Set the state of the chosen axes, for P to the goal, and update the fraction of the tensor that a device holds."""
         if not len(rows):
             return
-        held, size = self.held.take(rows, 1), self.sizes[:, None]
-        change = np.where(chosen & (held < 0), 1 / size, 1.0) if kind == P else np.where(chosen & (held >= 0), size, 1.0)
+        now, size = self.now.take(rows, 1), self.sizes[:, None]
+        change = np.where(chosen & (now < 0), 1 / size, 1.0) if kind == P else np.where(chosen & (now >= 0), size, 1.0)
         self.fraction[rows] *= change.prod(0)
-        self.held[:, rows] = np.where(chosen, self.goal.take(rows, 1) if kind == P else ~kind, held)
+        self.now[:, rows] = np.where(chosen, self.goal.take(rows, 1) if kind == P else ~kind, now)
 
     def gather(self, rows: Array, chosen: Array, kind: int) -> None:
         """Gather along the chosen axes, which become unused or replicated."""
         some = np.flatnonzero(chosen.any(0))
         rows, chosen = rows[some], chosen.take(some, 1)
-        turned = self.turned(self.held, rows, chosen)
+        turned = self.turned(self.now, rows, chosen)
         self.become(rows, chosen, kind)
         self.add("forward", "all-gather", rows, chosen, turned)
         if kind == R:
@@ -214,9 +214,9 @@ class Pricing:
         self.gathered[rows] = True
 
 
-def _are(held: Array, kind: int) -> Array:
+def _are(now: Array, kind: int) -> Array:
     """Return which axes are in a state of a kind. A slice position is a number from 0, another state the complement of its kind."""
-    return held >= 0 if kind == P else held == ~kind
+    return now >= 0 if kind == P else now == ~kind
 
 
 def _digits(codes: Array, outers: Sequence[int], sizes: Sequence[int]) -> Array:

@@ -28,7 +28,7 @@ def apply(step: ReshardingStep, x: jax.Array, axes: tuple[Axis, ...], dtype: Any
         x: the piece.
         axes: the mesh.
         dtype: the tensor's element type; by default the piece's. `unity.pcg.types.accumulation` defines in which types the piece
-            is held and sent.
+            is stored and sent.
     """
     dtype = x.dtype if dtype is None else dtype
     there, back = forward_dtype(dtype, step.before, axes), backward_dtype(dtype, step.after, axes)

@@ -67,7 +67,7 @@ class BodyInterpreter:
     def operand(self, number: int, position: int) -> PlacedTensor:
         """Return an operand as its equation sees it: a reduced variable is whole, and a zero may be a partial sum.
 
-        A literal is held in its own element type, since it has no cotangent.
+        A literal is stored in its own element type, since it has no cotangent.
         """
         atom = self.body.equations[number].operands[position]
 
@@ -198,10 +198,11 @@ class BodyInterpreter:
         def with_halo(x: Any) -> Any:
             return exchanged(x, placed, dim, halo)
 
-        if placed.held == placed.dtype or halo.outside != "sum":
+        if placed.storage_dtype == placed.dtype or halo.outside != "sum":
             return with_halo(x)
         there, back = (wire(placed.dtype, placed.type, placed.axes) for wire in (forward_dtype, backward_dtype))
-        return sent(with_halo, x, there, back, placed.dtype, placed.held, not is_wide_sum(placed.dtype, placed.type, placed.axes))
+        whole = not is_wide_sum(placed.dtype, placed.type, placed.axes)
+        return sent(with_halo, x, there, back, placed.dtype, placed.storage_dtype, whole)
 
 
 def is_key(atom: Literal) -> bool:
@@ -230,7 +231,7 @@ REDUCERS: Mapping[str, Callable[[Any, tuple[str, ...]], Any]] = {
 
 def as_held(x: Any, placed: PlacedTensor) -> Any:
     """Return a piece in the element type in which a device holds it. The tangent of an integer is returned unchanged."""
-    return x.astype(placed.held) if narrow(placed.dtype) and x.dtype != placed.held else x
+    return x.astype(placed.storage_dtype) if narrow(placed.dtype) and x.dtype != placed.storage_dtype else x
 
 
 def _types(placed: Sequence[PlacedTensor]) -> tuple[Type, ...]:

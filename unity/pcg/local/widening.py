@@ -63,7 +63,7 @@ def applied(
         operands: the pieces.
         layout: their layout.
         exact: whether all but one of the summands of each partial sum are zero, so that the narrow sum is exact.
-        value: a program on pieces as they are held that computes the results; by default they follow from the local program.
+        value: a program on pieces as they are stored that computes the results; by default they follow from the local program.
         guard: the identity on operands, which may refuse a second derivative.
     """
     active, refused = _differentiable(local, _plain(operands, layout))
@@ -91,7 +91,7 @@ def applied(
         for (g, p), own in zip(real, rounded, strict=True):
             marked.append((g, Summand.PARTIAL) if _is_wide(p, "R") else (own, Summand.FACTOR))
         results = iter(evaluated(jax.make_jaxpr(pulled)(plain, rounded), marked))
-        return tuple(next(results)[0].astype(p.held) if k in active else None for k, p in enumerate(layout.operands))
+        return tuple(next(results)[0].astype(p.storage_dtype) if k in active else None for k, p in enumerate(layout.operands))
 
     def argument(k: int, x: Any) -> Any:
         if k in refused:
@@ -115,7 +115,7 @@ def _wide_results(local: Local, values: Arrays, layout: Layout, exact: bool) -> 
         out = [x for x, _ in evaluated(jax.make_jaxpr(local)(plain), list(zip(values, marks, strict=True)))]
     else:
         out = local(plain)
-    return [x.astype(p.held) for x, p in zip(out, layout.results, strict=True)]
+    return [x.astype(p.storage_dtype) for x, p in zip(out, layout.results, strict=True)]
 
 
 def _function_of(local: Local, plain: Arrays, positions: Sequence[int]) -> Callable[..., list]:
@@ -312,11 +312,11 @@ def sent(collective: Callable[[Any], Any], x: Any, there: Any, back: Any, own: A
         x: the piece.
         there, back: the types in which the value and its cotangent travel.
         own: the tensor's type, to which a whole result is rounded.
-        result: the type in which the result is held.
+        result: the type in which the result is stored.
         whole: whether the result is a whole value, not a partial sum.
     """
 
-    shape, held, names = x.shape, x.dtype, varying(x)
+    shape, stored, names = x.shape, x.dtype, varying(x)
 
     @jax.custom_vjp
     def call(x: Any) -> Any:
@@ -325,7 +325,7 @@ def sent(collective: Callable[[Any], Any], x: Any, there: Any, back: Any, own: A
 
     def backward(_: None, g: Any) -> tuple[Any]:
         (cotangent,) = jax.vjp(collective, vary(jnp.zeros(shape, back), names))[1](g.astype(back))  # it may have a custom rule
-        return (cotangent.astype(held),)
+        return (cotangent.astype(stored),)
 
     call.defvjp(lambda x: (call(x), None), backward)
     return call(x)

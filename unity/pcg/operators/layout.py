@@ -31,8 +31,8 @@ class PlacedTensor:
         return len(self.shape)
 
     @property
-    def held(self) -> Any:
-        """The element type in which a device holds its piece."""
+    def storage_dtype(self) -> Any:
+        """The element type in which a device stores its piece."""
         return storage_dtype(self.dtype, self.type, self.axes)
 
     @cached_property
