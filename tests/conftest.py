@@ -12,7 +12,7 @@ from hypothesis import settings
 DEVICES = "--xla_force_host_platform_device_count=8"
 
 # LLVM's optimizing is a third of the time of tests that compile (of the LSTM's programs 19.4 CPU seconds, 13.3 without). The passes
-# over HLO, which decide what is held and sent, are the same without.
+# over HLO, which decide what is stored and sent, are the same without.
 UNOPTIMIZED = "--xla_backend_optimization_level=0"
 
 # XLA writes kernels by MLIR, each in a context of its own, which is a third of the time of tests that compile (of `test_table.py`

@@ -96,7 +96,9 @@ def exact(before: Any, after: Any) -> bool:
     A narrow sum stays in its accumulator, and must be rounded before it is converted to a wider type. A sum of integers may
     overflow (`exact_if_bounded`).
     """
-    if not all(jnp.issubdtype(d, jnp.inexact) for d in (before, after)) or (narrow(before) and not narrow(after)):
+    if not all(jnp.issubdtype(d, jnp.inexact) for d in (before, after)):
+        return False
+    if narrow(before) and jnp.finfo(after).bits > jnp.finfo(before).bits:
         return False
     return jnp.finfo(accumulator(before)).bits <= jnp.finfo(accumulator(after)).bits
 
