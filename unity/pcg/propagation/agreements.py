@@ -19,7 +19,7 @@ from unity.pcg.propagation.specifications import summable_arrays
 from unity.pcg.types.factors import Agreement, Differentiated, Match
 from unity.pcg.types.parallel_type import State
 
-FORWARD, BACKWARD = 1, 2  # the programs of a call's rules in the path of an agreement
+UNDIFFERENTIATED, FORWARD, BACKWARD = 0, 1, 2  # the programs of a call in the path of an agreement: its own, and its rules
 
 
 def as_match(solved: Iterable[tuple[Body, Solution]], operands: tuple[State, ...], results: tuple[State, ...]) -> Match:
@@ -80,12 +80,12 @@ def rule_agreements(rule: VjpRule, solutions: tuple[Solution, Solution], results
     """Yield the agreements of a `custom_vjp`'s forward rule, and of its backward rule, each with the operands that it serves."""
     programs = zip((FORWARD, BACKWARD), (rule.forward, rule.backward), solutions, served_operands(rule, results), strict=True)
     for number, body, solution, served in programs:
-        every = (*agreements(body, solution), *slices(body, solution))
+        every = (*agreements(body, solution), *sliced_arrays(body, solution))
         direct = (replace(a, serves=served.get(a.where[0])) if len(a.where) == 1 else a for a in every)
         yield tuple(located_in(number, direct))
 
 
-def slices(body: Body, solution: Solution) -> Iterator[Agreement]:
+def sliced_arrays(body: Body, solution: Solution) -> Iterator[Agreement]:
     """Yield the arrays that this solution of an undifferentiated program divides, and that another one may reduce."""
     for v in summable_arrays(body):
         if solution.seen(v).kind == "P":

@@ -22,13 +22,14 @@ from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.propagation import linear_solves as linear
 from unity.pcg.propagation.agreements import (
     FORWARD,
+    UNDIFFERENTIATED,
     agreements,
     as_match,
     constant_results,
     is_agreeable,
     located_in,
     rule_agreements,
-    slices,
+    sliced_arrays,
 )
 from unity.pcg.propagation.derivative_rules import Unreadable, is_readable, jvp_body, vjp_bodies
 from unity.pcg.propagation.loops import Loop, loop_matches, while_loop_of
@@ -259,7 +260,9 @@ def _call_matches(equation: Equation, known: Mapping[int, State]) -> Iterator[Ma
     rule = derivative_agreements(equation, operands, solution.results)
     if rule is not None:
         match = as_match([(body, solution)], operands, solution.results)
-        match = replace(match, agreed=(*match.agreed, *located_in(0, slices(body, solution)))) if ruled else match
+        if ruled:
+            arrays = located_in(UNDIFFERENTIATED, sliced_arrays(body, solution))
+            match = replace(match, agreed=(*match.agreed, *arrays))
         yield match if equation.name not in RULED else replace(match, ruled=None if equation.motionless else rule)
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.types.factors import TABLE, Spec
 
-SPECS: dict[int, tuple[Equation, Spec | None]] = {}  # a cache by identity: a specification is read thousands of times
+_SPECS: dict[int, tuple[Equation, Spec | None]] = {}  # a cache by identity: a specification is read thousands of times
 
 
 def spec_of(body: Body, equation: Equation) -> Spec | None:
@@ -19,12 +19,12 @@ def spec_of(body: Body, equation: Equation) -> Spec | None:
 
 def _entry_of(body: Body, equation: Equation) -> Spec | None:
     """Return the specification of an equation in the operator table, or None."""
-    cached = SPECS.get(id(equation))
+    cached = _SPECS.get(id(equation))
     if cached is None or cached[0] is not equation:
         entry = TABLE.get(equation.name)
         operands = [body.tensor(a) for a in equation.operands]
         results = [body.tensor(v) for v in equation.results]
-        cached = SPECS[id(equation)] = (equation, entry.spec(equation.params, operands, results) if entry else None)
+        cached = _SPECS[id(equation)] = (equation, entry.spec(equation.params, operands, results) if entry else None)
     return cached[1]
 
 

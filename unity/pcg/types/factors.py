@@ -112,7 +112,7 @@ class Spec:
         factors: the ranges that it iterates over.
         linear: groups of operands in which it is jointly linear: if all operands of a group are partial sums, and the others are
             replicated, the results are partial sums.
-        linear_if_bounded: further such groups, of operands that are `bounded` results.
+        linear_if_bounded: further groups in which it is linear if all operands of the group are results of `bounded` applications.
         bounded: whether its results are sums of integers that cannot overflow.
         flops: floating-point operations of the whole application, forward.
         blocked: dimensions of the first operand along which windows move, but that cannot be divided, each with the reason.

@@ -28,7 +28,7 @@ class Setting:
     backend: Backend
 
     @cached_property
-    def kept_once(self) -> Mapping[int, int]:
+    def residual_factors(self) -> Mapping[int, int]:
         """The factor by which a node in a scan has fewer residuals than one per step (`pcg.analysis.hoisting.residual_factors`)."""
         return residual_factors(self.program)
 
@@ -107,7 +107,7 @@ class ResidualCollector:
 
     def held(self, why: str, node: Node, nbytes: float) -> Held:
         """Return the buffer of one run of a node: a fraction of it, if several runs share it."""
-        return Held(why, node, nbytes / self.setting.kept_once.get(id(node), 1))
+        return Held(why, node, nbytes / self.setting.residual_factors.get(id(node), 1))
 
     def inner(self, node: Node) -> Inner:
         """Return the inner values of an operator."""
