@@ -21,6 +21,7 @@ from unity.pcg.ir.program import Body, close
 from unity.pcg.jaxprs.jaxprs import CUSTOM_JVP, CUSTOM_VJP, equations, floating
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.parallel.stages import Mixed
+from unity.pcg.types.accumulation import accumulator
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.varying_axes import TIME, NoPosition, at_time
 from unity.transforms.micro_batching.decomposition import Decomposition, decomposed
@@ -118,9 +119,10 @@ def _traced(body: Body, part: Decomposition, count: int, numbered: bool) -> Body
 
         def step(sums: Any, xs: Any) -> Any:
             more, own = one(constants, *xs)
-            return [x + y for x, y in zip(sums, more, strict=True)], own
+            return [x + y.astype(x.dtype) for x, y in zip(sums, more, strict=True)], own
 
-        sums, own = lax.scan(step, [jnp.zeros(t.shape, t.dtype) for t in terms], (numbers, pieces), count)
+        zeros = [jnp.zeros(t.shape, accumulator(t.dtype)) for t in terms]
+        sums, own = lax.scan(step, zeros, (numbers, pieces), count)
         ends = [x.astype(dtype) for x, dtype in zip(sums, dtypes, strict=True)]
         return [*ends, *(joined(x, s.dim, s.outer * count) for x, (_, s) in zip(own, part.each, strict=True))]
 
