@@ -115,13 +115,15 @@ def test_further_results_are_added_up_or_joined_in_the_order_of_the_samples() ->
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_narrow_loss_is_added_up_in_float32(dtype: str) -> None:
+def test_narrow_losses_and_gradients_are_added_up_in_float32(dtype: str) -> None:
     """In bfloat16, 0.25 + 1 / 1024 is 0.25 again."""
     w, x = jnp.eye(4, dtype=dtype), jnp.ones((1024, 4), dtype)
     machine = unity.Machine.grid(1, 1, "a100")
     plan = unity.optimize(lambda w, x: jnp.mean((x @ w) ** 2), w, x, machine=machine, micro_batches=1024, rules=(), progress=False)
-    loss, _ = jax.value_and_grad(plan)(*plan.shard(w, x))
+    loss, gradient = jax.value_and_grad(plan)(*plan.shard(w, x))
     assert (loss.dtype, loss) == (jnp.dtype(dtype), 1)
+    assert gradient.dtype == dtype
+    np.testing.assert_allclose(gradient.astype("float32"), jnp.full((4, 4), 0.5), rtol=0.01)
 
 
 def test_a_result_may_be_read_by_a_sum_that_the_loop_needs() -> None:

@@ -21,6 +21,7 @@ from unity.pcg.ir.payloads import Scan
 from unity.pcg.local import varying_loops as loops
 from unity.pcg.local.collectives import contribute
 from unity.pcg.parallel.traffic import repeated_loss
+from unity.pcg.types.accumulation import accumulator
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.varying_axes import common, vary, varying
 
@@ -68,7 +69,8 @@ def accumulated(node: Node, operands: Sequence[Any], axes: Sequence[Axis], step:
     def backward(gradients: list[Any], cotangents: Arrays) -> tuple[list[Any], None]:
         if any(not isinstance(x, SymbolicZero) for p, x in enumerate(cotangents) if p != number):
             raise OptionError(FURTHER)
-        return _scaled(gradients, cotangents[number], over), None
+        scaled = _scaled(gradients, cotangents[number], over)
+        return [None if g is None else g.astype(operands[p].dtype) for p, g in zip(real, scaled, strict=True)], None
 
     call.defvjp(forward, backward, symbolic_zeros=True)
     return list(call([operands[p] for p in real], others))
@@ -104,7 +106,8 @@ class _MicroBatchLoop:
     def results_and_gradients(self, operands: Sequence[Any], active: Sequence[int]) -> tuple[Arrays, dict[int, Any]]:
         """Return the loop's results, and the gradients of the sum of all terms with respect to active operands, by number.
 
-        The active operands are constants, or stacks of which each step reads its slice.
+        The active operands are constants, whose gradients are added up in float32 or wider, or stacks of which each step reads its
+        slice.
         """
         c, k = self.loop.consts, self.loop.carry
         fixed, sliced = [p for p in active if p < c], [p for p in active if p >= c]
@@ -112,10 +115,10 @@ class _MicroBatchLoop:
         def one(state: tuple[Any, Any], slices: Any) -> tuple[Any, Any]:
             carry, sums = state
             out, gradients = self.step_and_gradients((*operands[:c], *carry, *slices), active)
-            sums = [x + g for x, g in zip(sums, gradients[: len(fixed)], strict=True)]
+            sums = [x + g.astype(x.dtype) for x, g in zip(sums, gradients[: len(fixed)], strict=True)]
             return (out[:k], sums), (out[k:], gradients[len(fixed) :])
 
-        zeros = [vary(jnp.zeros_like(operands[p]), varying(operands[p])) for p in fixed]
+        zeros = [vary(jnp.zeros_like(operands[p], accumulator(operands[p].dtype)), varying(operands[p])) for p in fixed]
         (carry, sums), (stacks, rows) = self.scan(one, (operands[c : c + k], zeros), operands)
         return (*carry, *stacks), dict(zip((*fixed, *sliced), (*sums, *rows), strict=True))
 

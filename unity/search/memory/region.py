@@ -23,6 +23,7 @@ from unity.pcg.ir.graph import (
 )
 from unity.pcg.parallel.branches import groups_of
 from unity.pcg.parallel.stages import FOLLOWED, TWO_BW, ends_of, schedule_of
+from unity.pcg.types.accumulation import accumulator, storage_dtype
 from unity.pcg.types.factors import facts_of
 from unity.search.memory.backend import ACCUMULATING
 from unity.search.memory.eager_forward import Ahead, Forward, changes_at_start
@@ -337,17 +338,24 @@ class Region(ResidualCollector):
         """Add a loop over micro-batches that adds up their gradients, and return its residuals and its working set.
 
         Residuals of a micro-batch are live during its step of the loop. Throughout the loop, sliced operands and stacked results
-        are live as a whole, as are the sums of the gradients of constants; those of arguments are counted as gradients already.
+        are live as a whole, as are the sums of the gradients of constants, in the type in which they are added up. Of arguments, the
+        bytes of their own type are counted as gradients already.
         """
         inside, carried = self.region_inside(node), carried_by(node)
         self.momentary += inside.steps + inside.momentary
         residuals = [h for p in sorted(inside.needs) if p < carried.start for h in self.need(node.operands[p])]
-        sums = sum(self.local(v) for v in node.operands[: carried.start] if self.flow(v) and not self.argument(v))
+        constants = [v for v in node.operands[: carried.start] if self.flow(v)]
+        sums = sum(self.local(v) * (self.sum_growth(v) - self.argument(v)) for v in constants)
         slices = sum(inside.local(Value(n)) for n in inside.graph.inputs[carried.stop :])
         stacked = {v for v in (*node.operands[carried.stop :], *node.results[len(carried) :]) if not self.argument(v)}
         moment = [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, sums + slices + sum(map(self.local, stacked)))]
         self.own[id(node)] = sum(h.nbytes for h in moment)
         return residuals, moment
+
+    def sum_growth(self, v: Value) -> float:
+        """Return the size of a sum of gradients of a value, as a multiple of the size of the value as it is stored."""
+        stored = storage_dtype(v.tensor.dtype, v.type, self.graph.axes)
+        return accumulator(stored).itemsize / stored.itemsize
 
     def add_remat(self, node: Node) -> tuple[list[Held], list[Held]]:
         """Add a remat, and return its residuals, which are its operands and the values that its policy saves, and its working set.
