@@ -338,8 +338,8 @@ class Region(ResidualCollector):
         """Add a loop over micro-batches that adds up their gradients, and return its residuals and its working set.
 
         Residuals of a micro-batch are live during its step of the loop. Throughout the loop, sliced operands and stacked results
-        are live as a whole, as are the sums of the gradients of constants, in the type in which they are added up. Of arguments, the
-        bytes of their own type are counted as gradients already.
+        are live as a whole, as are the sums of the gradients of constants, in the type in which they are added up. Those of
+        arguments are counted as gradients already, in the arguments' types.
         """
         inside, carried = self.region_inside(node), carried_by(node)
         self.momentary += inside.steps + inside.momentary
