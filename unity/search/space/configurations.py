@@ -190,14 +190,15 @@ def domain(
     shapes = shapes_of(site)
     if limits is not None:
         picks, _ = _enumerated_for_storage(site, cs, shapes, axes, max(m.distinct for m in limits))
-        return domain_of_picks(cs, _within(cs, picks, axes, limits), shapes, axes)
+        return domain_of_picks(cs, _measured(cs, picks, axes).within(limits), shapes, axes)
     picks, whole = _enumerated_for_storage(site, cs, shapes, axes, None)
     if mask:
         picks = _masked(mask, cs, shapes, picks, axes)
     scattering = np.array([c.scatters for c in cs])[picks].any(axis=1)
     limited = _narrowed(cs, picks[~scattering], axes)
     if scattering.any():  # such values are rarely better: they only fill up the rest
-        rest = (_within(cs, picks[scattering], axes, step) for step in LADDER)
+        others = _measured(cs, picks[scattering], axes)
+        rest = (others.within(step) for step in LADDER)
         limited = np.vstack([limited, next((p for p in rest if len(p) <= VALUES - len(limited)), picks[:0])])
     limited = limited if len(limited) else picks  # a mask may allow only values outside of all limits
     return domain_of_picks(cs, limited, shapes, axes, whole and len(limited) == len(picks), mask)
@@ -205,8 +206,9 @@ def domain(
 
 def _narrowed(cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
     """Return the values within the widest limits that leave few enough."""
-    limited = next((p for step in LADDER if 0 < len(p := _within(cs, picks, axes, step)) <= VALUES), None)
-    return _within(cs, picks, axes, LADDER[-1]) if limited is None else limited
+    measured = _measured(cs, picks, axes)
+    limited = next((p for step in LADDER if 0 < len(p := measured.within(step)) <= VALUES), None)
+    return measured.within(LADDER[-1]) if limited is None else limited
 
 
 def _masked(mask: Mask, cs: Sequence[Choice], shapes: Shapes, picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
@@ -319,18 +321,43 @@ def _in_any_order(choices: Iterable[int], n: int) -> Iterator[tuple[int, ...]]:
     return product(choices, repeat=n)
 
 
-def _within(cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis], limits: Sequence[Limits]) -> np.ndarray:
-    """Return the values that satisfy at least one of the limits; an operator that divides no work wastes none."""
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    """Values with the measures that limits bound (see `Limits`), which are the same for every step of a ladder.
+
+    Args:
+        picks: The values.
+        axes: The axes of the mesh.
+        distinct: For every value, the most different choices on one group of interchangeable axes.
+        total: For every value, the different choices on all axes, not counting idle ones.
+        share: For every value, the fraction of the work that one device does.
+    """
+
+    picks: np.ndarray
+    axes: Sequence[Axis]
+    distinct: np.ndarray
+    total: np.ndarray
+    share: np.ndarray
+
+    def within(self, limits: Sequence[Limits]) -> np.ndarray:
+        """Return the values that satisfy at least one of the limits; an operator that divides no work wastes none."""
+        least = self.share.min(initial=1.0)
+        allowed = [
+            (self.distinct <= m.distinct)
+            & (self.total <= m.total)
+            & (self.share <= m.waste * least)
+            & _blocked(self.picks, self.axes, m.blocks)
+            for m in limits
+        ]
+        return self.picks[np.any(allowed, axis=0)]
+
+
+def _measured(cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> _Measured:
     idle = np.array([c.name in IDLE for c in cs])
     uses = [(part[:, :, None] == np.arange(len(cs))).any(1) for part in np.split(picks, np.cumsum(_groups(axes))[:-1], axis=1)]
     distinct = np.max([u.sum(1) for u in uses], axis=0, initial=0) if uses else np.zeros(len(picks), int)
     total = (np.any(uses, axis=0) & ~idle).sum(1) if uses else distinct
-    share = work_shares(cs, picks, axes)
-    least = share.min(initial=1.0)
-    allowed = [
-        (distinct <= m.distinct) & (total <= m.total) & (share <= m.waste * least) & _blocked(picks, axes, m.blocks) for m in limits
-    ]
-    return picks[np.any(allowed, axis=0)]
+    return _Measured(picks, axes, distinct, total, work_shares(cs, picks, axes))
 
 
 def work_shares(cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
@@ -343,6 +370,9 @@ def _blocked(picks: np.ndarray, axes: Sequence[Axis], blocks: int) -> np.ndarray
     """Return for every value whether each group of axes, cut into `blocks` blocks, has one choice in each block."""
     same, done = np.ones(len(picks), bool), 0
     for n in _groups(axes):
+        if blocks >= n:  # every axis is a block of its own
+            done += n
+            continue
         for block in np.array_split(np.arange(done, done + n), min(blocks, n)):
             same &= (picks[:, block] == picks[:, block[:1]]).all(1)
         done += n
