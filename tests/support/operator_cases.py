@@ -885,3 +885,6 @@ case("maximum and another", lambda x, y: x.max(1, keepdims=True) - y, n(4, 6), n
 case("choice by one of two", lambda x, y: jnp.where(x > 0, y, x), n(4, 6), n(4, 6))
 case("first of many rows, repeated", lambda x, y: jnp.tile(x[:1], (4, 1)) * y, n(12, 6), n(4, 6))
 case("square of a sum in float32", lambda x, y: jnp.square(x + y).astype(jnp.float32), n(4, 6), n(4, 6))
+
+# Of cases that differ after a comma, one.
+KINDS = tuple({name.partition(",")[0]: name for name in sorted(CASES, reverse=True)}.values())
