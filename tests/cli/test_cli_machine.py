@@ -40,8 +40,7 @@ def test_a_machine_is_printed_and_written(tmp_path: Path, capsys: pytest.Capture
     assert main(["machine", "show", name, "-o", str(path)]) == 0
     said = capsys.readouterr().out
     assert f"{machine.devices} x {machine.device.name}" in said
-    for axis in machine.axes:
-        assert f"{axis.name} of {axis.size}" in said
+    assert f"mesh: {' × '.join(f'{level.name} of {level.size}' for level in machine.levels if level.size > 1)}" in said
     assert Machine.load(path) == machine
     assert main(["machine", "show", str(path), "--json"]) == 0
     assert Machine.from_json(json.loads(capsys.readouterr().out)) == machine

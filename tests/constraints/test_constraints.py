@@ -518,7 +518,7 @@ def refusal(constraints: list[Any], **options: Any) -> str:
 
 def test_a_constraint_that_matches_nothing_names_the_nearest() -> None:
     assert "no argument has the path params['w3']; the nearest are params['w" in refusal([unity.pin("params['w3']", P())])
-    assert "'nodes' is no level or axis of this machine: it has n0, d0, node, device; did you mean 'node'?" in refusal(
+    assert "'nodes' is no level or axis of this machine: it has node, device; did you mean 'node'?" in refusal(
         [unity.pin("params['w1']", P("nodes"))]
     )
     assert "3 entries, for a tensor of 2 dimensions" in refusal([unity.pin("params['w1']", P(None, None, "node"))])
@@ -684,8 +684,9 @@ def test_a_specification_that_a_plan_prints_can_be_pinned() -> None:
     eight = unity.Machine.grid(1, 8, "a100")
     pins = {"params['w1']": P(None, "d2"), "params['w2']": P("d2"), "batch['x']": P(("d0", "d1"))}
     first = planned(loss, *arguments(), machine=eight, constraints=[unity.pin(path, spec) for path, spec in pins.items()])
-    assert first.mesh_shape == {"device_a": 4, "device_b": 2}
-    assert first.in_specs[0]["w1"] == P(None, "device_b")
+    assert first.mesh_shape == {"device_a": 2, "device_b": 2, "device_c": 2}  # the sums inside tell the first two apart
+    assert first.in_specs[0]["w1"] == P(None, "device_c")
+    assert first.in_specs[1]["x"] == P(("device_a", "device_b"))
     weights, data = first.in_specs
     printed = {"params['w1']": weights["w1"], "params['w2']": weights["w2"], "batch['x']": data["x"]}
     for mesh in (first.mesh_shape, first.inspect.abstract_mesh):
@@ -694,7 +695,7 @@ def test_a_specification_that_a_plan_prints_can_be_pinned() -> None:
         assert (again.in_specs, again.program.pcg.key) == (first.in_specs, first.program.pcg.key)
     with pytest.raises(unity.UnityError) as caught:
         planned(loss, *arguments(), machine=eight, constraints=[unity.pin("params['w1']", P(None, "device_b"))])
-    assert "mesh=plan.mesh_shape, or write the axes of 'device', outermost first: d0, d1, d2." in str(caught.value)
+    assert "or the sizes of the parts that you mean, outermost first: mesh={'device_a': 2," in str(caught.value)
 
 
 @pytest.mark.parametrize(

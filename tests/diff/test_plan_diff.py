@@ -192,7 +192,7 @@ def test_plans_with_two_memory_limits_differ() -> None:
 def test_plans_for_two_machines_differ() -> None:
     found = planned().inspect.diff(planned(unity.Machine.grid(2, 4, "v100")))
     assert found
-    assert "d0 of 2 × d1 of 2 × d2 of 2  n0 of 2 × d0 of 2 × d1 of 2" in str(found)
+    assert re.search(r"mesh +device_a of \d × .*  node of 2 × device", str(found))
     assert [a.name for a in found.graph.before.axes] == ["d0", "d1", "d2"]
 
 
@@ -317,6 +317,7 @@ def test_a_plan_as_data_for_other_tools() -> None:
     data = json.loads(json.dumps(plan.inspect.to_json()))
     assert read_graph(data["graph"]).key == plan.program.pcg.key
     assert data["time"] == plan.time
+    assert {name for names in data["mesh_axes"].values() for name in names} == {"d0", "d1", "d2"}
     assert sum(row["seconds"] for row in (*data["work"], *data["talk"])) == pytest.approx(plan.time)
 
 

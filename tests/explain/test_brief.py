@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import unity
-from unity.explain.brief import axes_in_words
+from unity.pcg.parallel.axis_names import AxisNames
 
 GRID = unity.Machine.grid(4, 12, "a100")  # axes n0 n1 of size 2, d0 of size 3, d1 d2 of size 2
 
@@ -18,12 +18,12 @@ GRID = unity.Machine.grid(4, 12, "a100")  # axes n0 n1 of size 2, d0 of size 3, 
         (range(5), "all 48 devices"),
         ((0, 1), "node (4)"),
         ((2, 3, 4), "device (12)"),
-        ((0, 2, 3, 4), "n0 (2 of node's 4) × device (12)"),
-        ((2, 4), "d0·d2 (6 of device's 12)"),
+        ((0, 2, 3, 4), "node_a (2 of node's 4) × device (12)"),
+        ((2, 4), "device_a·device_c (6 of device's 12)"),
     ],
 )
 def test_axes_are_named_by_level(axes, words):
-    assert axes_in_words(axes, GRID) == words
+    assert AxisNames.of(GRID.axes, GRID.named_levels, [axes]).in_words(axes) == words
 
 
 def loss(params, x):

@@ -83,7 +83,7 @@ def test_an_argument_in_words() -> None:
     for words in (
         "args[0]['out']", "dimension 1 (of 64) in 2 slices over device (2); replicated over node (2); 65.54 kB on each device",
         "(gradients)", "(optimizer slots)", "constrained by unity.pin(\"params['out']\", P(None, 'device'))",
-        "other types of it that fit 85.9 GB, were it not constrained:", "→ │ [-, d0]",
+        "other types of it that fit 85.9 GB, were it not constrained:", "→ │ [-, device]",
     ):  # fmt: skip
         assert words in text, words
 

@@ -12,6 +12,7 @@ from unity.constraints.bound_constraints import BoundConstraints
 from unity.constraints.kinds import Constraint, Marked, OperatorPin, Pin, marked_by
 from unity.constraints.paths import matching
 from unity.pcg.ir.graph import CONSTRAIN
+from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.parallel.sharding_spec import degree
 from unity.search.session import Search
 from unity.search.space.masks import names_of
@@ -58,7 +59,10 @@ def conflict(bound: BoundConstraints, search: Search, limit: float = inf) -> str
         return None
     conflicting = smallest(bound.every, feasible)
     is_single = len(conflicting) == 1
-    lines = "".join(f"\n    {c}{_note(c, bound, search) if infeasible_at_any_limit and is_single else ''}" for c in conflicting)
+    axes = search.machine.axes
+    names = AxisNames.of(axes, search.machine.named_levels, ([k] for k in range(len(axes))))
+    notes = [_note(c, bound, search) if infeasible_at_any_limit and is_single else "" for c in conflicting]
+    lines = "".join(f"\n    {c.described(names)}{note}" for c, note in zip(conflicting, notes, strict=True))
     subject = "this constraint leaves" if is_single else "these constraints together leave"
     where = "" if infeasible_at_any_limit else f" that fits {size(limit)}"
     hint = "Change it" if is_single else "Without any one of them there is one"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-from msgspec import field
+from msgspec import field, structs
 
 from unity.base.documents import Record
 from unity.base.errors import ConstraintError
@@ -14,6 +14,7 @@ from unity.constraints.paths import matched
 from unity.constraints.resolver import KINDS, Dimension, Kind, Resolver, splits
 from unity.pcg.ir.graph import CONSTRAIN, Node
 from unity.pcg.ir.user_lines import spoken
+from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.parallel.marks import mark_of
 from unity.pcg.parallel.sharding_spec import ShardingSpec, sharding_spec
 from unity.search.space.masks import MaskRule
@@ -25,6 +26,10 @@ class Constraint(Record, tag_field="constraint"):
     def mask_rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
         """Yield the restricted sites, each with a rule about its choices. Raises ConstraintError if a name refers to nothing."""
         return iter(())
+
+    def described(self, names: AxisNames) -> str:
+        """Return the constraint as text, with the names of mesh axes that users see."""
+        return str(structs.replace(self, sharding=self.sharding.over(names))) if isinstance(self, SHARDED) else str(self)
 
 
 class Pin(Constraint, tag="pin"):
@@ -105,6 +110,9 @@ class Marked(Constraint):
         return f"unity.constrain(..., {self.sharding}) at {self.source}"
 
 
+SHARDED = (Pin, OperatorPin, Marked)  # the constraints that state a sharding
+
+
 def marked_by(node: Node) -> Marked:
     """Return the constraint that a node of `unity.constrain` states."""
     return Marked(mark_of(node), short(node.source))
@@ -178,11 +186,11 @@ def pin(path: str, spec: Any, *, mesh: Any = None) -> Pin:
         path: the arguments, as `plan.explain()` prints them, or with the function's own names: `params['layers'][*]['w']`.
             `*` matches anything in one pair of brackets, `**` anything at all. Or operators: their kind ("dot_general"), their
             line ("model.py:42"), their scope ("decoder/mlp"), or a kind at one of these ("dot_general at model.py:42").
-        spec: a `jax.sharding.PartitionSpec`. A name is a level of the machine ("node", "device") or one of its mesh axes
-            ("d0"); a number n means n slices over any axes; UNCONSTRAINED leaves a dimension to the search. Dimensions that are
-            not mentioned are not split.
-        mesh: the mesh of a plan (`plan.mesh_shape`) that printed the specification, if that has parts of a level as axes
-            ("device_a", "device_b").
+        spec: a `jax.sharding.PartitionSpec`. A name is a level of the machine ("node", "device"), an axis of `mesh`, or one of
+            the user's mesh that is planned for; a number n means n slices over any axes; UNCONSTRAINED leaves a dimension to
+            the search. Dimensions that are not mentioned are not split.
+        mesh: the names and sizes of the parts of a level ("device_a", "device_b"), if the specification has any: the mesh of
+            the plan that printed it (`plan.mesh_shape`), or your own.
 
     Raises:
         ConstraintError: the specification is malformed. Whether the arguments or operators exist is checked when a function is

@@ -11,6 +11,7 @@ from unity.base.errors import ConstraintError
 from unity.constraints.kinds import Pin
 from unity.machine.machine import Machine
 from unity.pcg.jaxprs.shardings import Mark, Marking
+from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.parallel.marks import mark
 from unity.pcg.parallel.sharding_spec import Entry, ShardingSpec
 from unity.pcg.types.mesh_axes import mesh_axes
@@ -56,7 +57,8 @@ def entries_of(sharding: NamedSharding, open_dims: frozenset[int], rank: int, ma
     names = mesh_axes(sizes, machine.axes)
     if names is None:
         mesh = ", ".join(f"{name}: {size}" for name, size in sizes.items())
-        levels = ", ".join(f"{a.name}: {a.size}" for a in machine.axes)
+        shown = AxisNames.of(machine.axes, machine.named_levels, ()).shown
+        levels = ", ".join(f"{axis.name}: {axis.size}" for axis in shown)
         raise ConstraintError(
             f"unity.keep_shardings(): the mesh ({mesh}) does not fit the axes of {machine.name} ({levels or 'one device'}),"
             " matched by size from the outermost inwards.\n    Plan under a mesh of the machine's devices"

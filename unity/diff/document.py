@@ -46,7 +46,7 @@ def document(diff: PlanComparison) -> Document:
     title = f"{_name(diff.before)}  →  {_name(diff.after)}"
     if not diff:
         return Document(f"{title}: no difference", ())
-    tables = (_costs(diff.before, diff.after), _rules(diff), _regions(diff), _collectives(diff))
+    tables = (_costs(*diff.shown), _rules(diff), _regions(diff), _collectives(diff))
     return Document(title, tuple(t for t in tables if t.rows))
 
 

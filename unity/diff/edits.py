@@ -10,11 +10,12 @@ from typing import Any
 from unity.base.formatting import short
 from unity.diff.graph_diff import ChangedNode, GraphDiff, diff_matched
 from unity.diff.matching import matching
-from unity.diff.placements import Placement, in_words, is_moved, placements
+from unity.diff.placements import Placement, change_in_words, in_words, is_moved, placements
 from unity.diff.skeleton import is_parallelization
 from unity.pcg.analysis.rematerialization import in_words as recomputation_in_words
 from unity.pcg.ir.graph import PCG, Node, Value
 from unity.pcg.ir.user_lines import line_behind
+from unity.pcg.parallel.axis_names import AxisNames
 
 REMOVED, ADDED, CHANGED = "-", "+", "~"
 VERBS = {ADDED: "now computes", REMOVED: "no longer computes"}  # before the kind of an operator that only one program has
@@ -40,31 +41,32 @@ class Edit:
     what: str
 
 
-def edits(before: PCG, after: PCG, partner: Mapping[int, int]) -> tuple[Edit, ...]:
+def edits(before: PCG, after: PCG, partner: Mapping[int, int], names: tuple[AxisNames, AxisNames]) -> tuple[Edit, ...]:
     """Return all edits: first what is removed, then the rest in the order of the second graph.
 
     Args:
         before: the first graph.
         after: the second graph.
         partner: the matched nodes, as `matching` returns them.
+        names: the names of the mesh axes of each graph.
     """
-    return tuple(_edits(before, after, partner))
+    return tuple(_edits(before, after, partner, names))
 
 
-def _edits(before: PCG, after: PCG, partner: Mapping[int, int]) -> Iterator[Edit]:
+def _edits(before: PCG, after: PCG, partner: Mapping[int, int], names: tuple[AxisNames, AxisNames]) -> Iterator[Edit]:
     difference = diff_matched(before, after, partner)
     for r in difference.removed:
-        yield _single_edit(REMOVED, before.nodes[r.number], before)
+        yield _single_edit(REMOVED, before.nodes[r.number], names[0])
     for a in difference.added:
-        yield _single_edit(ADDED, after.nodes[a.number], after)
-    pair = _GraphPair(before, after, partner)
+        yield _single_edit(ADDED, after.nodes[a.number], names[1])
+    pair = _GraphPair(before, after, partner, names)
     for c in sorted(difference.differences, key=lambda c: c.now):
         old, new = before.nodes[c.number], after.nodes[c.now]
         line = line_of(new)
         yield from (Edit(CHANGED, topic, line, kind_of(new), what) for topic, what in pair.differences(c, old, new))
         if old.inside is not None and new.inside is not None and c.inside:
-            yield from _edits(old.inside, new.inside, matching(old.inside, new.inside))
-    yield from _boundary_edits(difference, before, after)
+            yield from _edits(old.inside, new.inside, matching(old.inside, new.inside), names)
+    yield from _boundary_edits(difference, before, after, names)
 
 
 def line_of(node: Node) -> str:
@@ -77,23 +79,23 @@ def kind_of(node: Node) -> str:
     return "argument" if node.kind == "input" else node.kind
 
 
-def _single_edit(mark: str, node: Node, graph: PCG) -> Edit:
-    """Return the edit of a node that only one graph has."""
+def _single_edit(mark: str, node: Node, names: AxisNames) -> Edit:
+    """Return the edit of a node that only one graph has, with the names of its axes."""
     if is_parallelization(node):
         (operand,) = node.operands
         again = ", again in the backward pass" if node.again else ""
-        before, after = _placements(operand.node, graph)[operand.index], _placements(node, graph)[0]
-        return Edit(mark, "change", line_of(node), node.kind, f"{in_words(before)} → {in_words(after)}{again}")
+        before, after = _placements(operand.node, names)[operand.index], _placements(node, names)[0]
+        return Edit(mark, "change", line_of(node), node.kind, f"{change_in_words(before, after)}{again}")
     tensors = ", ".join(map(str, node.tensors))
-    placed = f", {'; '.join(map(in_words, _placements(node, graph)))}" if graph.axes and node.types else ""
+    placed = f", {'; '.join(map(in_words, _placements(node, names)))}" if names.axes and node.types else ""
     return Edit(mark, "operator", line_of(node), kind_of(node), f"{tensors}{placed}")
 
 
 def changes_of(
-    c: ChangedNode, old: Node, new: Node, before: PCG, after: PCG, partner: Mapping[int, int]
+    c: ChangedNode, old: Node, new: Node, before: PCG, after: PCG, partner: Mapping[int, int], names: tuple[AxisNames, AxisNames]
 ) -> Iterator[tuple[str, str]]:
     """Yield the topic and the words of every difference of a matched node of two graphs."""
-    return _GraphPair(before, after, partner).differences(c, old, new)
+    return _GraphPair(before, after, partner, names).differences(c, old, new)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +105,7 @@ class _GraphPair:
     before: PCG
     after: PCG
     partner: Mapping[int, int]
+    names: tuple[AxisNames, AxisNames]
 
     def differences(self, c: ChangedNode, old: Node, new: Node) -> Iterator[tuple[str, str]]:
         """Yield the topic and the words of every difference of a matched node."""
@@ -121,17 +124,17 @@ class _GraphPair:
             yield from self.rewired_operands(old, new)
 
     def result_types(self, old: Node, new: Node) -> Iterator[tuple[str, str]]:
-        pairs = zip(_placements(old, self.before), _placements(new, self.after), strict=False)
+        pairs = zip(_placements(old, self.names[0]), _placements(new, self.names[1]), strict=False)
         several = len(new.tensors) > 1
         for k, (one, other) in enumerate(pairs):
             if one != other:
-                yield _topic(one, other), f"{f'result {k}: ' if several else ''}{in_words(one)} → {in_words(other)}"
+                yield _topic(one, other), f"{f'result {k}: ' if several else ''}{change_in_words(one, other)}"
 
     def operand_types(self, old: Node, new: Node) -> Iterator[tuple[str, str]]:
         for k, (v, w) in enumerate(zip(old.operands, new.operands, strict=False)):
-            one, other = _placements(v.node, self.before)[v.index], _placements(w.node, self.after)[w.index]
+            one, other = _placements(v.node, self.names[0])[v.index], _placements(w.node, self.names[1])[w.index]
             if one != other:
-                yield _topic(one, other), f"operand {k}: {in_words(one)} → {in_words(other)}"
+                yield _topic(one, other), f"operand {k}: {change_in_words(one, other)}"
 
     def rewired_operands(self, old: Node, new: Node) -> Iterator[tuple[str, str]]:
         """Yield the operands that are other values than before, apart from their types."""
@@ -148,9 +151,9 @@ class _GraphPair:
         return {id(self.before.nodes[i]): self.after.nodes[j] for i, j in self.partner.items()}
 
 
-def _placements(node: Node, graph: PCG) -> tuple[Placement, ...]:
+def _placements(node: Node, names: AxisNames) -> tuple[Placement, ...]:
     """Return the placements of a node's results. In a serial graph every result is whole."""
-    return placements(node.types, graph.axes) if node.types else ((),) * len(node.tensors)
+    return placements([names.type(t) for t in node.types], names.shown) if node.types else ((),) * len(node.tensors)
 
 
 def _root(v: Value) -> Value:
@@ -188,7 +191,7 @@ def _attribute_words(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
             yield "operator", f"{k}: {before.get(k)} → {after.get(k)}"
 
 
-def _boundary_edits(diff: GraphDiff, before: PCG, after: PCG) -> Iterator[Edit]:
+def _boundary_edits(diff: GraphDiff, before: PCG, after: PCG, names: tuple[AxisNames, AxisNames]) -> Iterator[Edit]:
     """Yield the edits of a graph's boundary: the order of arguments, and the number and types of results."""
     if diff.inputs is not None and len(before.inputs) == len(after.inputs) and not any(r.added for r in diff.inputs):
         yield Edit(CHANGED, "operator", "", "arguments", "are in another order")
@@ -197,6 +200,6 @@ def _boundary_edits(diff: GraphDiff, before: PCG, after: PCG) -> Iterator[Edit]:
     if len(before.outputs) != len(after.outputs):
         yield Edit(CHANGED, "operator", "", "results", f"{len(after.outputs)}, were {len(before.outputs)}")
     for k, (v, w) in enumerate(zip(before.outputs, after.outputs, strict=False)):
-        one, other = _placements(v.node, before)[v.index], _placements(w.node, after)[w.index]
+        one, other = _placements(v.node, names[0])[v.index], _placements(w.node, names[1])[w.index]
         if one != other:
-            yield Edit(CHANGED, _topic(one, other), line_of(w.node), f"result {k}", f"{in_words(one)} → {in_words(other)}")
+            yield Edit(CHANGED, _topic(one, other), line_of(w.node), f"result {k}", f"{change_in_words(one, other)}")

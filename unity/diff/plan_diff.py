@@ -64,7 +64,7 @@ class PlanDiff(PlanComparison):
 
     def dot(self) -> str:
         """Return both graphs as one picture in the DOT language: added nodes are green, removed ones red, changed ones yellow."""
-        return dot.dot(self.before.graph, self.after.graph, self.partner)
+        return dot.dot(self.shown[0].graph, self.shown[1].graph, self.partner)
 
     def to_json(self) -> dict[str, Any]:
         """Return the difference as data for other tools. `unity.diff.graph_diff_json.from_json` reads the value of `graph`."""

@@ -12,6 +12,7 @@ from unity.diff.edits import ADDED, REMOVED, VERBS, changes_of, kind_of, line_of
 from unity.diff.graph_diff import AddedNode, ChangedNode, RemovedNode, diff_matched
 from unity.diff.matching import matching
 from unity.pcg.ir.graph import PCG, Node
+from unity.pcg.parallel.axis_names import AxisNames
 
 _ARGUMENT = {ADDED: "is a new argument", REMOVED: "is no argument any more"}
 
@@ -61,7 +62,8 @@ def _changed(c: ChangedNode, before: PCG, after: PCG, partner: Mapping[int, int]
         if inside is not None:
             yield inside
         return
-    what = next((what for _, what in changes_of(c, old, new, before, after, partner)), "")
+    names = AxisNames(before.axes), AxisNames(after.axes)
+    what = next((what for _, what in changes_of(c, old, new, before, after, partner, names)), "")
     yield FirstDifference(line_of(new), what if new.kind == "input" else f"{kind_of(new)}: {what}")
 
 

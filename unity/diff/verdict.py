@@ -18,6 +18,7 @@ from unity.diff.edits import VERBS, Edit
 from unity.diff.formats import html, markdown, text
 from unity.diff.regions import CostChange
 from unity.pcg.parallel.traffic import BACKWARD
+from unity.pcg.types.axis import LevelPart
 from unity.plan.summary import Summary
 from unity.plan.warnings import PlanWarning
 
@@ -233,7 +234,7 @@ def _computing(diff: PlanComparison) -> Iterator[Cause]:
 
 def _rules_in_words(diff: PlanComparison, line: str) -> Iterator[str]:
     """Yield the rules that rewrote a line of only one program, and so made operators that its source does not have."""
-    before, after = ({use.rule for use in side.rules if line in use.lines} for side in (diff.renumbered, diff.after))
+    before, after = ({use.rule for use in side.rules if line in use.lines} for side in (diff.renumbered, diff.shown[1]))
     yield from (f"now rewritten by {rule}" for rule in sorted(after - before))
     yield from (f"no longer rewritten by {rule}" for rule in sorted(before - after))
 
@@ -256,7 +257,7 @@ _Place = tuple[str, str, str]  # the user's line, XLA's name of a collective, an
 
 def _communicating(diff: PlanComparison) -> Iterator[Cause]:
     """Yield the lines that communicate more or less, by the kind of collective and what it moves."""
-    before, after = _traffic(diff.renumbered), _traffic(diff.after)
+    before, after = _traffic(diff.renumbered), _traffic(diff.shown[1])
     for place in dict.fromkeys((*after, *before)):
         old, new = before.get(place, _Traffic()), after.get(place, _Traffic())
         if not CostChange(old.seconds, new.seconds).same:
@@ -275,7 +276,8 @@ def _traffic_in_words(kind: str, what: str, old: _Traffic, new: _Traffic) -> str
 
 def _traffic(summary: Summary) -> Mapping[_Place, _Traffic]:
     """Return the collectives of a step, those of an argument at the line that uses it."""
-    sizes = {axis.name: axis.size for axis in summary.graph.axes}
+    axes = summary.graph.axes
+    sizes = {axis.name: axis.size for axis in axes} | {axis.whole: axis.whole_size for axis in axes if isinstance(axis, LevelPart)}
     places: dict[_Place, _Traffic] = {}
     for t in summary.talk:
         is_backward = t.why.startswith(BACKWARD)

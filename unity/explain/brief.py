@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from math import ceil, isinf, prod
+from collections.abc import Iterable, Sequence
+from math import ceil, isinf
 
 from unity.base.formatting import duration, pattern, size
-from unity.machine.machine import Machine
 from unity.pcg.ir.graph import Node
+from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.types.parallel_type import Type
 from unity.plan.plan import Plan
 from unity.plan.undivided import headline, undivided
@@ -31,12 +31,12 @@ def brief(plan: Plan) -> str:
         lines += _rows("simulated", [overlap])
     if "bound" in vars(plan.inspect) and plan.inspect.bound is not None:
         lines += _rows("bound", [gap_in_words(plan)])
-    inputs = plan.program.pcg.inputs
+    inputs, names = plan.program.pcg.inputs, plan.program.axis_names
     weights = plan.program.family.captured.differentiated
-    lines += _rows("weights", _arguments([n for k, n in enumerate(inputs) if k in weights], plan.inspect.machine))
-    lines += _rows("inputs", _arguments([n for k, n in enumerate(inputs) if k not in weights], plan.inspect.machine))
-    lines += _rows("sent", _sent(prediction, plan.inspect.machine))
-    lines += _rows("changed", list(map(str, plan.program.transformations)))
+    lines += _rows("weights", _arguments([n for k, n in enumerate(inputs) if k in weights], names))
+    lines += _rows("inputs", _arguments([n for k, n in enumerate(inputs) if k not in weights], names))
+    lines += _rows("sent", _sent(prediction, names))
+    lines += _rows("changed", [t.described(names) for t in plan.program.transformations])
     undivided_rows = undivided(plan.program, prediction)
     return "\n".join([*lines, *([headline(undivided_rows)] if undivided_rows else [])])
 
@@ -75,33 +75,16 @@ def gap_in_words(plan: Plan) -> str:
     return f"at most {ceil(gap * 1000) / 10:.1f} % from the best possible {best}{by}"
 
 
-def axes_in_words(axes: Collection[int], machine: Machine) -> str:
-    """Return mesh axes, given by number, in words: `all 32 devices`, `node (4) × d0 (2 of device's 8)`."""
-    if prod(machine.axes[k].size for k in axes) == machine.devices:
-        return f"all {machine.devices} devices"
-    if machine.mesh:
-        return " × ".join(f"{machine.axes[k].name} ({machine.axes[k].size})" for k in sorted(axes))
-    words = []
-    for index, level in enumerate(machine.levels):
-        chosen = [machine.axes[k] for k in sorted(axes) if machine.axes[k].level == index]
-        part = prod(axis.size for axis in chosen)
-        if part == level.size > 1:
-            words.append(f"{level.name} ({level.size})")
-        elif part > 1:
-            words.append(f"{'·'.join(axis.name for axis in chosen)} ({part} of {level.name}'s {level.size})")
-    return " × ".join(words)
-
-
 def _rows(subject: str, rows: Sequence[str]) -> list[str]:
     more = [f"… and {len(rows) - ROWS} more"] if len(rows) > ROWS else []
     return [f"  {subject if k == 0 else '':8} {row}" for k, row in enumerate((*rows[:ROWS], *more))]
 
 
-def _arguments(nodes: Iterable[Node], machine: Machine) -> list[str]:
+def _arguments(nodes: Iterable[Node], names: AxisNames) -> list[str]:
     """Return a row for every way in which arguments are stored, that of the most bytes first."""
     by_storage: dict[str, list[Node]] = {}
     for node in nodes:
-        by_storage.setdefault(storage_in_words(node.types[0], machine), []).append(node)
+        by_storage.setdefault(storage_in_words(node.types[0], names), []).append(node)
     rows = []
     for words, alike in sorted(by_storage.items(), key=lambda item: -_nbytes(item[1])):
         first, *others = dict.fromkeys(pattern(n.name) for n in sorted(alike, key=lambda n: -_nbytes([n])))
@@ -114,23 +97,23 @@ def _nbytes(nodes: Iterable[Node]) -> int:
     return sum(n.tensors[0].nbytes for n in nodes)
 
 
-def storage_in_words(type_: Type, machine: Machine) -> str:
+def storage_in_words(type_: Type, names: AxisNames) -> str:
     """Return how an argument is stored: `dimension 0 over node (4), dimension 1 over device (8)`, or `whole on every device`."""
     dims: dict[int, list[int]] = {}
     for k, state in enumerate(type_):
         if state.kind == "P":
             dims.setdefault(state.dim, []).append(k)
     if not dims:
-        return "whole on every device" if machine.devices > 1 else "whole"
-    return ", ".join(f"dimension {d} over {axes_in_words(axes, machine)}" for d, axes in sorted(dims.items()))
+        return "whole on every device" if names.axes else "whole"
+    return ", ".join(f"dimension {d} over {names.in_words(axes)}" for d, axes in sorted(dims.items()))
 
 
-def _sent(prediction: Prediction, machine: Machine) -> list[str]:
+def _sent(prediction: Prediction, names: AxisNames) -> list[str]:
     """Return a row for every kind of collective and the axes that it runs over, the slowest first."""
     sums: dict[tuple[str, str], tuple[float, float]] = {}
     for t in prediction.collectives:
         c = t.collective
-        key = c.kind, axes_in_words(c.axes, machine)
+        key = c.kind, names.in_words(c.axes)
         nbytes, seconds = sums.get(key, (0.0, 0.0))
         sums[key] = nbytes + c.count * c.nbytes, seconds + t.seconds
     rows = sorted(sums.items(), key=lambda item: -item[1][1])

@@ -14,12 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from unity.base.formatting import duration, joined_lines, pattern, short, size
-from unity.explain.brief import axes_in_words, gap_in_words, overlap_in_words, step_in_words, storage_in_words
+from unity.explain.brief import gap_in_words, overlap_in_words, step_in_words, storage_in_words
 from unity.explain.kernels import inferred_kernels
-from unity.machine.machine import Machine
 from unity.pcg.ir.user_lines import line_behind
-from unity.pcg.types.axis import Axis
-from unity.pcg.types.parallel_type import show, slice_count
+from unity.pcg.parallel.axis_names import AxisNames
+from unity.pcg.types.parallel_type import slice_count
 from unity.plan.plan import Plan
 from unity.plan.undivided import Undivided, headline, undivided
 from unity.plan.warnings import undividable
@@ -28,6 +27,7 @@ from unity.search.cost.profile_lookup import ROOFLINE
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction, predict_memory
 from unity.search.session import Candidate
+from unity.search.substitution.trace import RuleApplication
 from unity.transforms.pipelining import scans
 
 ROWS = 25  # rows of a table that are shown; the others are counted
@@ -39,7 +39,7 @@ def explain(plan: Plan, file: Any = None) -> None:
     """Print a plan's transformations, arguments, memory, operators and collectives."""
     console = Console(file=file, markup=False, highlight=False)
     console.width = max(console.width, 140)  # wide enough for a type and a line number side by side
-    family, machine = plan.program.family, plan.inspect.machine
+    family, machine, names = plan.program.family, plan.inspect.machine, plan.program.axis_names
     prediction = predict(plan.program.pcg, machine, family.differentiated)
     computed = {str(v.tensor.dtype) for node, _ in plan.program.serial.walk() if node.kind != "input" for v in node.results}
     console.print(f"{plan.__name__} on {machine.described(computed)}", style="bold")
@@ -47,6 +47,8 @@ def explain(plan: Plan, file: Any = None) -> None:
         f"predicted: {step_in_words(plan.time, prediction)}, {size(plan.memory)} on each device;"
         f" {len(plan.program.serial)} operators, {family.searched}"
     )
+    if names.parts:
+        console.print(f"mesh axes: {names.parts}")
     if overlap := overlap_in_words(plan):
         console.print(f"simulated: {overlap}")
     if gap := gap_in_words(plan):
@@ -60,8 +62,8 @@ def explain(plan: Plan, file: Any = None) -> None:
         console.print(_undivided(undivided_rows))
     console.print(_arguments(plan))
     console.print(_memory(predict_memory(plan.program.pcg, family.differentiated, family.search.training, backend_of(machine))))
-    console.print(_operators(prediction, plan.program.pcg.axes))
-    console.print(_collectives(prediction, machine))
+    console.print(_operators(prediction, names))
+    console.print(_collectives(prediction, names))
     for line in blocked(plan):
         console.print(line, style="yellow")
 
@@ -69,13 +71,13 @@ def explain(plan: Plan, file: Any = None) -> None:
 def _constraints(plan: Plan) -> list[str]:
     """Return lines that list the constraints."""
     bound = plan.program.family.bound
-    rows = [f"    {c}" for c in dict.fromkeys((*bound.passed, *bound.marked))]
+    rows = [f"    {c.described(plan.program.axis_names)}" for c in dict.fromkeys((*bound.passed, *bound.marked))]
     return ["constrained by:", *rows] if rows else []
 
 
 def _transformations(plan: Plan) -> list[str]:
     """Return lines about the transformations, and about why scans cannot become a pipeline."""
-    lines = [line for t in plan.program.transformations for line in t.explained]
+    lines = [line for t in plan.program.transformations for line in t.explained(plan.program.axis_names)]
     if plan.program.pipelining is not None or plan.inspect.machine.devices == 1:
         return lines
     _, refused = scans(plan.program.family.captured)
@@ -84,7 +86,10 @@ def _transformations(plan: Plan) -> list[str]:
 
 def _applications(plan: Plan) -> list[str]:
     """Return lines about the rules that parallelized a plan, in the order of their first use, equal ones at one line merged."""
-    counts = Counter(structs.replace(a, source=short(a.source), operator=pattern(a.operator)) for a in plan.program.applications)
+    names, counts = plan.program.axis_names, Counter[RuleApplication]()
+    for a in plan.program.applications:
+        over = (names.listed(names.positions(a.axes)),)
+        counts[structs.replace(a, source=short(a.source), operator=pattern(a.operator), axes=over)] += 1
     rows = [f"    {times} × {application}" for application, times in counts.items()]
     more = [f"    … and {len(rows) - APPLICATIONS} more"] if len(rows) > APPLICATIONS else []
     return ["parallelized by rules, from the serial graph:", *rows[:APPLICATIONS], *more] if rows else []
@@ -127,7 +132,7 @@ def _arguments(plan: Plan) -> Table:
     for node in plan.program.pcg.inputs:
         tensor = node.tensors[0]
         piece = tensor.nbytes / slice_count(node.types[0], axes)
-        key = pattern(node.name), str(tensor), storage_in_words(node.types[0], plan.inspect.machine)
+        key = pattern(node.name), str(tensor), storage_in_words(node.types[0], plan.program.axis_names)
         names[key].append(node.name)
         rows.append((key, piece))
     kinds = Counter(alike for alike, *_ in names)
@@ -145,7 +150,7 @@ def _memory(prediction: MemoryPrediction) -> Table:
     return _filled(table, [(k[0], k[1], size(b), k[2]) for k, _, b in rows], "kinds of buffers")
 
 
-def _operators(prediction: Prediction, axes: tuple[Axis, ...]) -> Table:
+def _operators(prediction: Prediction, names: AxisNames) -> Table:
     """Return the table of operators.
 
     If any operator was measured, every time is followed by its origin (`unity.search.cost.profile_lookup`).
@@ -155,7 +160,7 @@ def _operators(prediction: Prediction, axes: tuple[Axis, ...]) -> Table:
 
     def key(t: OperatorTerm) -> tuple[str, str, str, str]:
         v, kind = t.node.results[0], t.node.kind + RECOMPUTATION[t.node.again]
-        return kind, f"{v.tensor} {show(v.type, axes, v.tensor.ndim)}", short(t.node.source), f" {t.how}" if has_origins else ""
+        return kind, f"{v.tensor} {names.show(v.type, v.tensor.ndim)}", short(t.node.source), f" {t.how}" if has_origins else ""
 
     rows = _grouped((key(t), t.forward + t.backward) for t in prediction.operators)
     return _filled(table, [(k[0], str(n), k[1], duration(s) + k[3], k[2]) for k, n, s in rows], "kinds of operators")
@@ -168,12 +173,12 @@ def _undivided(rows: Sequence[Undivided]) -> Table:
     return _filled(table, cells, "kinds of operators")
 
 
-def _collectives(prediction: Prediction, machine: Machine) -> Table:
+def _collectives(prediction: Prediction, names: AxisNames) -> Table:
     table = Table("collective", "×", "over", "bytes", "time", "why", "line", title="collectives", title_justify="left")
 
     def key(t: CollectiveTerm) -> tuple[str, str, str, str, str]:
         c = t.collective
-        over = axes_in_words(c.axes, machine)
+        over = names.in_words(c.axes)
         return c.kind, over, size(c.nbytes), f"{c.direction} of {c.node.kind}", line_behind(c.node)
 
     rows = _grouped((key(t), t.seconds) for t in prediction.collectives)

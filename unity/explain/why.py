@@ -17,13 +17,11 @@ from unity.base.errors import PlanError
 from unity.base.formatting import duration, pattern, short, size
 from unity.constraints.paths import matching, nearest, spellings
 from unity.explain.alternatives import Alternative, NodeTypes, alternatives
-from unity.explain.brief import axes_in_words
-from unity.machine.machine import Machine
 from unity.pcg.ir.graph import PARALLELIZATION, Node, Value
 from unity.pcg.ir.user_lines import label, spoken
+from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.parallel.serial_view import twins
-from unity.pcg.types.axis import Axis
-from unity.pcg.types.parallel_type import local_shape, show
+from unity.pcg.types.parallel_type import local_shape
 from unity.plan.plan import Plan
 from unity.search.cost.prediction import CollectiveTerm, Prediction, predict
 from unity.search.memory.backend import backend_of
@@ -192,6 +190,7 @@ class Answer:
     Attributes:
         alike: the number of equal nodes.
         limit: the memory limit of the plans with other types, in bytes on one device.
+        axes: a sentence about the parts of levels that the types name; empty if they name none.
     """
 
     name: str
@@ -202,40 +201,42 @@ class Answer:
     costs: tuple[str, ...]
     limit: float
     choices: tuple[TypeChoice, ...]
+    axes: str = ""
 
 
 def answer(plan: Plan, group: Sequence[NodePair]) -> Answer:
     """Explain the first of a group of equal nodes, and search for the best plans with other types of it."""
-    twin, axes, machine = group[0], plan.program.pcg.axes, plan.inspect.machine
-    node = twin.parallel
+    twin, limit = group[0], max(plan.program.family.limit or 0.0, plan.memory)
+    node, rows = twin.parallel, _alternatives(plan, twin, limit)
+    names = plan.program.axis_names.telling_apart(t for row in rows for t in (*row.types.operands, *row.types.results))
     values: list[Value] = [*node.operands, *node.results]
-    names = [f"operand {p}" for p in range(len(node.operands))]
-    names += ["it" if node.kind == "input" else "result" if len(node.types) == 1 else f"result {k}" for k in range(len(node.types))]
+    roles = [f"operand {p}" for p in range(len(node.operands))]
+    roles += ["it" if node.kind == "input" else "result" if len(node.types) == 1 else f"result {k}" for k in range(len(node.types))]
     descriptions = [
-        ValueDescription(name, str(v.tensor), show(v.type, axes, v.tensor.ndim), in_words(v, machine))
-        for name, v in zip(names, values, strict=True)
+        ValueDescription(role, str(v.tensor), names.show(v.type, v.tensor.ndim), in_words(v, names))
+        for role, v in zip(roles, values, strict=True)
     ]
-    limit = max(plan.program.family.limit or 0.0, plan.memory)
+    choices = [
+        TypeChoice(shown(row.types, twin.serial, names), row.candidate.time, row.candidate.memory, k == 0)
+        for k, row in enumerate(rows)
+    ]
     return Answer(
         name=twin.name,
         line=short(node.source),
         alike=len(group),
         values=tuple(descriptions),
-        constraints=tuple(_constraints(plan, twin.serial)),
-        costs=tuple(_costs(Costs(plan), node)),
+        constraints=tuple(_constraints(plan, twin.serial, names)),
+        costs=tuple(_costs(Costs(plan), node, names)),
         limit=limit,
-        choices=_choices(plan, twin, limit),
+        choices=tuple(choices),
+        axes=names.parts,
     )
 
 
-def _choices(plan: Plan, twin: NodePair, limit: float) -> tuple[TypeChoice, ...]:
+def _alternatives(plan: Plan, twin: NodePair, limit: float) -> list[Alternative]:
     """Return the best plan with a node's present types, and the best plans with others."""
     same, others = alternatives(plan.program.family, twin.serial, plan.program.candidate, limit, ALTERNATIVES)
-    rows = [Alternative(twin.types, plan.program.candidate) if same is None else same, *others]
-    return tuple(
-        TypeChoice(shown(row.types, twin.serial, plan.program.pcg.axes), row.candidate.time, row.candidate.memory, k == 0)
-        for k, row in enumerate(rows)
-    )
+    return [Alternative(twin.types, plan.program.candidate) if same is None else same, *others]
 
 
 def _print_answer(explanation: Answer, plan: Plan, console: Console) -> None:
@@ -244,6 +245,7 @@ def _print_answer(explanation: Answer, plan: Plan, console: Console) -> None:
     more = f", the first of {explanation.alike} that are alike" if explanation.alike > 1 else ""
     console.print(f"{explanation.name}{line}{more}", style="bold")
     texts = [f"{v.what}: {v.tensor} {v.type}: {v.says}" for v in explanation.values]
+    texts += [f"mesh axes: {explanation.axes}"] if explanation.axes else []
     texts += [*(f"constrained by {constraint}" for constraint in explanation.constraints), *explanation.costs]
     condition = ", were it not constrained" if explanation.constraints else ""
     room = ", in any memory" if explanation.limit == inf else f" that fit {size(explanation.limit)}"
@@ -268,25 +270,25 @@ def _gain(seconds: float, chosen: float) -> str:
     return f"{'+' if gain > 0 else '−'}{duration(abs(gain))}{f' ({percent:+.1f} %)' if abs(percent) >= 0.1 else ''}"
 
 
-def in_words(v: Value, machine: Machine) -> str:
+def in_words(v: Value, names: AxisNames) -> str:
     """Describe a value's type in words, with the bytes of one device's part."""
-    axes, phrases = machine.axes, []
+    axes, phrases = names.axes, []
     for dim, n in enumerate(v.tensor.shape):
         on = [k for k, s in enumerate(v.type) if s.kind == "P" and s.dim == dim]
         if on:
             slices = prod(axes[k].size for k in on)
-            phrases.append(f"dimension {dim} (of {n}) in {slices} slices over {axes_in_words(on, machine)}")
+            phrases.append(f"dimension {dim} (of {n}) in {slices} slices over {names.in_words(on)}")
     if axes and all(s.kind == "U" for s in v.type):
         return f"whole on every device; {size(v.tensor.nbytes)} on each device"
     words = {"U": "replicated over", "R": "replicated, for users that differ, over", "S": "a partial sum over"}
     for kind, word in words.items():
         on = [k for k, s in enumerate(v.type) if s.kind == kind]
-        phrases += [f"{word} {axes_in_words(on, machine)}"] if on else []
+        phrases += [f"{word} {names.in_words(on)}"] if on else []
     piece = prod(local_shape(v.tensor.shape, v.type, axes)) * v.tensor.itemsize
     return f"{'; '.join(phrases) or 'on one device'}; {size(piece)} on each device"
 
 
-def _constraints(plan: Plan, node: Node) -> list[str]:
+def _constraints(plan: Plan, node: Node, names: AxisNames) -> list[str]:
     """Return the constraints that restrict a node of the serial graph."""
     bound, search = plan.program.family.bound, plan.program.family.search
     if not bound.every:
@@ -294,17 +296,17 @@ def _constraints(plan: Plan, node: Node) -> list[str]:
     opened = search.assembled.opened
     resolver = bound.resolver_for(opened, plan.inspect.machine)
     site = opened.of_node.get(id(node))
-    return [str(c) for c in bound.every if any(s == site for s, _ in c.mask_rules(resolver))]
+    return [c.described(names) for c in bound.every if any(s == site for s, _ in c.mask_rules(resolver))]
 
 
-def _costs(costs: Costs, node: Node) -> Iterator[str]:
+def _costs(costs: Costs, node: Node, names: AxisNames) -> Iterator[str]:
     """Yield lines about a node's computation, its collectives and its part of the peak memory."""
     seconds, collectives = costs.compute(node), costs.collectives(node)
     if node.kind != "input":
         yield f"computing: {duration(seconds)} of a step of {duration(costs.prediction.time)}"
     for t in collectives:
         c = t.collective
-        over = axes_in_words(c.axes, costs.plan.inspect.machine)
+        over = names.in_words(c.axes)
         yield f"{c.direction} of {c.node.kind}: {c.kind} of {size(c.nbytes)} over {over}, {c.count} ×, {duration(t.seconds)}"
     if not collectives:
         yield "no collectives"
@@ -314,8 +316,8 @@ def _costs(costs: Costs, node: Node) -> Iterator[str]:
         yield f"live at the peak: {', '.join(parts)}"
 
 
-def shown(types: NodeTypes, node: Node, axes: tuple[Axis, ...]) -> str:
+def shown(types: NodeTypes, node: Node, names: AxisNames) -> str:
     """Return the types of a node's operands and results in short notation."""
-    results = ", ".join(show(t, axes, tensor.ndim) for t, tensor in zip(types.results, node.tensors, strict=True))
-    operands = ", ".join(show(t, axes, v.tensor.ndim) for t, v in zip(types.operands, node.operands, strict=True))
+    results = ", ".join(names.show(t, tensor.ndim) for t, tensor in zip(types.results, node.tensors, strict=True))
+    operands = ", ".join(names.show(t, v.tensor.ndim) for t, v in zip(types.operands, node.operands, strict=True))
     return f"{operands} → {results}" if operands else results

@@ -92,6 +92,11 @@ class Machine:
         """The names and sizes of all mesh axes, outermost first; one device has one axis of size 1."""
         return dict(self.mesh) or {axis.name: axis.size for axis in self.axes} or {"d0": 1}
 
+    @property
+    def named_levels(self) -> tuple[str, ...]:
+        """The names of the levels, which users see in place of axes of prime size; empty with a mesh of the user's."""
+        return () if self.mesh else tuple(level.name for level in self.levels)
+
     def with_mesh(self, shape: Mapping[str, int]) -> Machine:
         """Return this machine with the user's mesh axes, which plans do not divide, in place of prime ones.
 

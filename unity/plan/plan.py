@@ -146,7 +146,7 @@ class Plan:
     @cached_property
     def _runnable_program(self) -> Callable[..., tuple]:
         """The lowered function. Raises PlanError if the runtime of the devices cannot run it."""
-        refuse_entangled(self.program.pcg, automatic(self.inspect.mesh))
+        refuse_entangled(self.program.pcg, automatic(self.inspect.mesh), lambda: self.program.axis_names)
         return self._program
 
     @cached_property

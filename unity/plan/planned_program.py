@@ -7,9 +7,11 @@ from functools import cached_property
 from unity.base.errors import DerivationError
 from unity.pcg.capture.packed_arguments import Packing
 from unity.pcg.ir.graph import PCG
+from unity.pcg.parallel.axis_names import AxisNames, names_in
 from unity.pcg.parallel.check import check
 from unity.pcg.parallel.parallelize import parallelize
 from unity.pcg.parallel.serial_view import serial_graph
+from unity.pcg.parallel.traffic import traffic
 from unity.plan.plan_family import PlanFamily
 from unity.plan.shardings.specs import Boundary
 from unity.search.cost.cost import Training
@@ -133,13 +135,21 @@ class PlannedProgram:
         return self.rewriting.derivation.every
 
     @cached_property
+    def axis_names(self) -> AxisNames:
+        """The names of the mesh axes that users see, in specifications, texts and pictures."""
+        levels = self.family.search.machine.named_levels
+        number = {axis.name: k for k, axis in enumerate(self.pcg.axes)}
+        over = [c.axes for c in traffic(self.pcg, self.family.differentiated)] if levels else []
+        return names_in(self.pcg, levels, [*over, *([number[name] for name in a.axes] for a in self.applications)])
+
+    @cached_property
     def boundary(self) -> Boundary:
         """The types of the leaves of the arguments, and of those of the results after them."""
         captured, machine = self.family.captured, self.family.search.machine
         values = [(node.types[0], node.tensors[0].shape) for node in self.pcg.inputs[: len(captured.paths)]]
         values += [(value.type, value.tensor.shape) for value in self.pcg.outputs[: captured.out_tree.num_leaves]]
         types, shapes = zip(*values, strict=True)
-        return Boundary(self.pcg.axes, tuple(level.name for level in machine.levels), types, shapes, dict(machine.mesh))
+        return Boundary(self.axis_names, types, shapes, dict(machine.mesh) or {machine.levels[-1].name: 1})
 
     def training(self, gradient: bool | None) -> Training:
         """Return the training options of a step, with gradients if `gradient` is true, or by default if they were planned."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from dataclasses import replace as with_fields
+from functools import cached_property
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -15,10 +17,12 @@ from msgspec.structs import asdict, replace
 
 from unity.base.documents import Natural, Record, at, plain
 from unity.base.formatting import pattern, short
+from unity.machine.machine import Machine
 from unity.pcg.ir.compact_json import FoldedDocument, folded, unfolded
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node
 from unity.pcg.ir.graph_json import to_json as graph_json
 from unity.pcg.ir.user_lines import line_behind, source_of_use
+from unity.pcg.parallel.axis_names import AxisNames, names_in
 from unity.pcg.parallel.parallelize import on_one_device
 from unity.plan.planned_program import PlannedProgram
 from unity.plan.warnings import PlanWarning, warnings_of
@@ -103,6 +107,10 @@ class Summary:
 
     `rules` lists the rewriting's rules, in order. `applications` lists the other transformations (recomputed layers, pipelines,
     branches, joined weights), and the rules that parallelized the program if a search by substitution did.
+
+    The types of its graph, and the names in `talk` and `applications`, are over the axes of the search: `in_user_names` has those
+    that users see. `levels` has the names of the machine's levels, outermost first; it is empty if the machine has a mesh of the
+    user's, or is not known.
     """
 
     name: str  # of the function
@@ -117,21 +125,54 @@ class Summary:
     applications: tuple[RuleUse, ...] = ()
     live: tuple[LiveBytes, ...] = ()
     warnings: tuple[PlanWarning, ...] = ()
+    levels: tuple[str, ...] = ()
+
+    @cached_property
+    def names(self) -> AxisNames:
+        """The names of the mesh axes that users see."""
+        over = [*(tuple(t.over.split("·")) for t in self.talk), *(use.over for use in self.applications)]
+        number = {axis.name: k for k, axis in enumerate(self.graph.axes)}
+        return names_in(self.graph, self.levels, [[number[name] for name in names if name in number] for names in over])
+
+    def in_user_names(self, names: AxisNames | None = None) -> Summary:
+        """Return the summary with the names of mesh axes that users see: by default its own, or those that `names` has."""
+        names = names or self.names
+        if not names.levels:
+            return self
+        listed = lambda over: names.listed(names.positions(over))  # noqa: E731
+        return with_fields(
+            self,
+            graph=names.graph(self.graph),
+            talk=tuple(replace(t, over=listed(t.over.split("·"))) for t in self.talk),
+            applications=tuple(_along(u, listed(u.over)) if u.over else u for u in self.applications),
+            levels=(),
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """Return data for other tools: the graph with every type, arguments by name, costs in seconds and bytes."""
-        return {"unity": "summary", "schema": SCHEMA, **plain({**vars(self), "graph": None}), "graph": graph_json(self.graph)}
+        """Return data for other tools: the graph with every type, arguments by name, costs in seconds and bytes.
+
+        The graph and the costs are over the axes of the search; `mesh_axes` lists those that each axis stands for that users see.
+        """
+        axes, names = self.graph.axes, self.names
+        mesh_axes = {a.name: [axes[k].name for k in group] for a, group in zip(names.shown, names.groups, strict=True)}
+        fields = plain({**self._fields, "graph": None})
+        return {"unity": "summary", "schema": SCHEMA, **fields, "mesh_axes": mesh_axes, "graph": graph_json(self.graph)}
 
     @property
     def record(self) -> SummaryRecord:
         """The summary for a plan file."""
-        return SummaryRecord(**{**vars(self), "schema": SCHEMA, "graph": folded(self.graph)})
+        return SummaryRecord(**{**self._fields, "schema": SCHEMA, "graph": folded(self.graph)})
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        """The fields of a document."""
+        return {field: getattr(self, field) for field in SummaryRecord.__struct_fields__ if field != "schema"}
 
 
-def read_summary(record: SummaryRecord) -> Summary:
-    """Return the summary of a record. Raises Misfit if its graph is damaged."""
+def read_summary(record: SummaryRecord, machine: Machine) -> Summary:
+    """Return the summary of a record, for the machine of its document. Raises Misfit if its graph is damaged."""
     with at(".graph"):
-        fields = {**asdict(record), "graph": unfolded(record.graph)}
+        fields = {**asdict(record), "graph": unfolded(record.graph), "levels": machine.named_levels}
     return Summary(**{name: value for name, value in fields.items() if name != "schema"})
 
 
@@ -143,7 +184,8 @@ def summary_of(program: PlannedProgram) -> Summary:
     figures = family.name, machine.name, machine.devices, program.candidate.time, program.candidate.memory
     rules = _merged(rule_use(use) for t in program.transformations for use in t.uses)
     applied = (*_transformations(program), *_applications(program))
-    return Summary(*figures, graph, *_costs(prediction, graph), rules, applied, _live(memory), warnings_of(program, prediction))
+    warnings = warnings_of(program, prediction)
+    return Summary(*figures, graph, *_costs(prediction, graph), rules, applied, _live(memory), warnings, machine.named_levels)
 
 
 def captured_summary_of(program: PlannedProgram) -> Summary:
@@ -206,6 +248,11 @@ def _live(memory: MemoryPrediction) -> tuple[LiveBytes, ...]:
         key = line_behind(h.node), h.node.kind, h.why
         rows[key] = rows.get(key, 0.0) + h.nbytes
     return tuple(LiveBytes(*key, nbytes) for key, nbytes in sorted(rows.items(), key=lambda row: -row[1]) if nbytes)
+
+
+def _along(use: RuleUse, axes: str) -> RuleUse:
+    """Return a use with other names of its axes. Files of earlier releases have them in its statement, too."""
+    return replace(use, over=(axes,), says=use.says.replace(f"along {' '.join(use.over)}", f"along {axes}"))
 
 
 def rule_use(use: RewrittenLines) -> RuleUse:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from unity.base.documents import plain
 from unity.base.formatting import duration, size
 from unity.machine.machine import Machine
 from unity.pcg.ir.graph import PCG, Node
+from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.parallel.serial_view import serial_graph
 from unity.plan.files.plan_file import read, reading, summaries
 from unity.plan.files.strategies import candidates
@@ -43,6 +44,7 @@ class Source:
         exact: whether the frontier is exact.
         whole: whether the candidates are the whole frontier, and not some of its points.
         figures: the figures that need the plan's function; None if a plan's file lacks them.
+        names: the names of the mesh axes of `chosen` and the candidates; None before `in_user_names`.
     """
 
     captured: Summary
@@ -54,6 +56,13 @@ class Source:
     exact: bool
     whole: bool = True
     figures: FunctionFigures | None = None
+    names: AxisNames | None = None
+
+    def in_user_names(self) -> Source:
+        """Return the data with the names of mesh axes that users see."""
+        planned = self.planned.in_user_names()
+        figures = None if self.figures is None else self.figures.of(self.planned.graph, planned.graph)
+        return replace(self, planned=planned, figures=figures, names=self.planned.names)
 
 
 def of_plan(plan: Plan) -> Source:
@@ -82,7 +91,7 @@ def of_file(path: str | Path) -> Source:
 
 def content(source: Source) -> dict[str, Any]:
     """Return the document of a report. A part without data has a text that says how to get it."""
-    interned = Interned()
+    interned, source = Interned(), source.in_user_names()
     legend = legend_of(source.planned.graph)
     levels = [level.name for level in source.machine.levels]
     description, parts = _function_content(source.figures, interned) if source.figures is not None else _file_content(source)
@@ -130,7 +139,12 @@ def _file_content(source: Source) -> tuple[Description, dict[str, Any]]:
 def _frontier(source: Source, interned: Interned) -> dict[str, Any]:
     """Return the known points. If they are only a part of the frontier, those that the plan itself dominates are left out."""
     points = source.candidates if source.whole else unbeaten([*source.candidates, source.chosen])
-    return {"points": points_of(source.serial, points, source.chosen, interned), "exact": source.exact, "whole": source.whole}
+    names = source.names or AxisNames(source.chosen.assignment.axes)
+    return {
+        "points": points_of(source.serial, points, source.chosen, interned, names),
+        "exact": source.exact,
+        "whole": source.whole,
+    }
 
 
 def _figures(source: Source) -> list[list[str]]:

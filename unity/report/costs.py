@@ -5,13 +5,13 @@ A plan with its function gives every term of the prediction. For a plan's file, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from unity.base.formatting import duration, short, size
 from unity.pcg.ir.graph import Node
 from unity.pcg.ir.user_lines import line_behind
-from unity.pcg.types.axis import Axis
+from unity.pcg.parallel.axis_names import AxisNames
 from unity.plan.files.document import MemoryTable
 from unity.plan.summary import RuleUse, Summary, Talk, seconds_by_line
 from unity.report.picture import Description, Rows
@@ -20,7 +20,7 @@ from unity.search.cost.profile_lookup import ROOFLINE
 from unity.search.memory.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction
 
 
-def exact_costs(prediction: Prediction, memory: MemoryPrediction, axes: Sequence[Axis]) -> Description:
+def exact_costs(prediction: Prediction, memory: MemoryPrediction, names: AxisNames) -> Description:
     """Return a function that describes a node by all terms of the prediction."""
     terms = {id(t.node): t for t in prediction.operators}
     sent, held = _by_node((t.collective.node, t) for t in prediction.collectives), _by_node((h.node, h) for h in memory.held)
@@ -31,7 +31,7 @@ def exact_costs(prediction: Prediction, memory: MemoryPrediction, axes: Sequence
             source = "" if t.how == ROOFLINE else f", {t.how}"
             rows.append(("forward", f"{duration(t.forward)}{f' in {t.runs} runs' if t.runs > 1 else ''}{source}"))
             rows.append(("backward", duration(t.backward) if t.backward else "none"))
-        rows += [_collective_row(t, axes) for t in sent.get(id(node), ())]
+        rows += [_collective_row(t, names) for t in sent.get(id(node), ())]
         return rows + [(h.why, size(h.nbytes)) for h in held.get(id(node), ()) if h.nbytes > 0]
 
     return description
@@ -65,11 +65,10 @@ def _by_node(pairs: Iterable[tuple[Node, Any]]) -> Mapping[int, list[Any]]:
     return by_node
 
 
-def _collective_row(t: CollectiveTerm, axes: Sequence[Axis]) -> tuple[str, str]:
+def _collective_row(t: CollectiveTerm, names: AxisNames) -> tuple[str, str]:
     c = t.collective
-    over = "·".join(axes[i].name for i in c.axes)
     times = f"{c.count} × " if c.count > 1 else ""
-    return c.kind, f"{c.direction}: {times}{size(c.nbytes)} over {over}, {duration(t.seconds)}"
+    return c.kind, f"{c.direction}: {times}{size(c.nbytes)} over {names.listed(c.axes)}, {duration(t.seconds)}"
 
 
 def collectives(talk: Iterable[Talk]) -> list[list[Any]]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 from unity.base.formatting import duration, pattern, size
-from unity.diff.placements import type_in_words
+from unity.diff.placements import stored_in_words
 from unity.pcg.ir.graph import PCG, Node
-from unity.pcg.types.axis import Axis
+from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.types.parallel_type import Type
 from unity.report.picture import Interned
 from unity.search.session import Candidate
@@ -18,13 +17,24 @@ from unity.search.session import Candidate
 MAX_DIFFERENCES = 8  # differences of a point that are listed one by one
 
 
-def points_of(serial: PCG, candidates: Sequence[Candidate], chosen: Candidate, interned: Interned) -> list[dict[str, Any]]:
-    """Return all points as data, fastest first. `serial` is the graph that their assignments are for."""
+def points_of(
+    serial: PCG, candidates: Sequence[Candidate], chosen: Candidate, interned: Interned, names: AxisNames
+) -> list[dict[str, Any]]:
+    """Return all points as data, fastest first.
+
+    Args:
+        serial: the graph that their assignments are for.
+        candidates: the points.
+        chosen: the point of the report.
+        interned: the texts of the page.
+        names: the names of the mesh axes.
+    """
     points = list(candidates) or [chosen]
     if not any(_is_chosen(c, chosen) for c in points):
         points.append(chosen)
     points.sort(key=lambda c: (c.time, c.memory))
-    return [{**_point(c, chosen), "differs": [interned.of(text) for text in _differences(serial, c, chosen)]} for c in points]
+    texts = [_differences(serial, c, chosen, names) for c in points]
+    return [{**_point(c, chosen), "differs": list(map(interned.of, rows))} for c, rows in zip(points, texts, strict=True)]
 
 
 def _is_chosen(c: Candidate, chosen: Candidate) -> bool:
@@ -36,7 +46,7 @@ def _point(c: Candidate, chosen: Candidate) -> dict[str, Any]:
     return {"time": c.time, "memory": c.memory, "says": says, "chosen": _is_chosen(c, chosen)}
 
 
-def _differences(serial: PCG, c: Candidate, chosen: Candidate) -> list[str]:
+def _differences(serial: PCG, c: Candidate, chosen: Candidate, names: AxisNames) -> list[str]:
     """Return, in words, the arguments that are stored otherwise than in the chosen plan, and the numbers of other differences."""
     if _is_chosen(c, chosen):
         return []
@@ -47,7 +57,7 @@ def _differences(serial: PCG, c: Candidate, chosen: Candidate) -> list[str]:
         if one == other:
             continue
         if node.kind == "input":
-            stored[_moved(node, one, other, chosen, c)] += 1
+            stored[_moved(node, one, other, names)] += 1
         else:
             operators[node.kind] += 1
     rows = [f"{n} × {text}" if n > 1 else text for text, n in stored.most_common(MAX_DIFFERENCES)]
@@ -66,11 +76,6 @@ def _differences(serial: PCG, c: Candidate, chosen: Candidate) -> list[str]:
     return rows or ["the same types; what is moved, or computed again, differs"]
 
 
-@cache
-def _types_in_words(types: tuple[Type, ...], axes: tuple[Axis, ...]) -> str:
-    return ", ".join(type_in_words(t, axes) for t in types)
-
-
-def _moved(node: Node, one: tuple[Type, ...], other: tuple[Type, ...], chosen: Candidate, c: Candidate) -> str:
-    before, after = (_types_in_words(types[:1], side.assignment.axes) for types, side in ((one, chosen), (other, c)))
+def _moved(node: Node, one: tuple[Type, ...], other: tuple[Type, ...], names: AxisNames) -> str:
+    before, after = (stored_in_words(types[0], names) if types else "" for types in (one, other))
     return f"{pattern(node.name or 'an input of a loop')}: {before} → {after}"

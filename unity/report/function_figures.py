@@ -6,7 +6,7 @@ A plan's file has no programs, from which these figures are computed. So the fil
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unity.base.documents import Misfit, at
 from unity.explain.brief import gap_in_words
@@ -43,13 +43,18 @@ class FunctionFigures:
     blocked: tuple[str, ...]
     gap: str
 
+    def of(self, graph: PCG, copy: PCG) -> FunctionFigures:
+        """Return the figures of a graph for a copy of it."""
+        pairs = zip(copy.walk(), graph.walk(), strict=True)
+        return replace(self, costs={id(node): self.costs[id(original)] for (node, _), (original, _) in pairs})
+
 
 def figures_of(plan: Plan) -> FunctionFigures:
     """Return the figures of a plan."""
     differentiated = plan.program.family.differentiated
     prediction = predict(plan.program.pcg, plan.inspect.machine, differentiated)
     memory = predict_memory(plan.program.pcg, differentiated, plan.program.family.search.training, backend_of(plan.inspect.machine))
-    description = costs.exact_costs(prediction, memory, plan.program.pcg.axes)
+    description = costs.exact_costs(prediction, memory, plan.program.axis_names)
     by_node = {id(node): description(node) for node, _ in plan.program.pcg.walk()}
     return FunctionFigures(
         steps.steps_between(plan),

@@ -17,6 +17,7 @@ from unity.base.interruption import UntilInterrupted
 from unity.pcg.capture.capture import Bodies, Captured
 from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.program import Body
+from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.propagation.scan_programs import with_inside
 from unity.search.joint.joint import Budget, Improvement, improvements
 from unity.search.joint.nested import Program, program
@@ -176,8 +177,7 @@ class Rewriting(Transformation):
         segments = tuple(RewrittenSegment(numbers[key], rules) for key, rules in self.ways.items())
         return RewritingRecord(self.after.graph.key, segments, self.derivation)
 
-    @property
-    def explained(self) -> list[str]:
+    def explained(self, names: AxisNames) -> list[str]:
         lines = [f"rewritten by proved rules: {len(self.before.graph)} operators were captured"]
         for way, times in self.applied:
             lines.append(f"    {times} × {way}:  {self._statement(way)}")

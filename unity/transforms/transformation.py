@@ -18,6 +18,7 @@ from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
 from unity.pcg.capture.packed_arguments import NOTHING, Packing
 from unity.pcg.ir.graph import PCG
+from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.types.axis import Axis
 from unity.search.session import Candidate, Search
 from unity.substitutions.language.library import Library
@@ -50,8 +51,7 @@ class TransformationSource:
         """Return the machine's axes with some names, for the part of the plan `what`. Raises PlanError if it lacks one."""
         along = tuple(axis for axis in self.machine.axes if axis.name in names)
         if len(along) != len(names):
-            known = " ".join(axis.name for axis in self.machine.axes)
-            raise PlanError(f"{what} along {' '.join(names)} cannot be on a machine with axes {known}")
+            raise PlanError(f"{what} cannot be on the machine {self.machine.name}, which lacks the mesh axes along which they lie")
         return along
 
 
@@ -75,7 +75,7 @@ class RewrittenLines:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Transformation(ABC):
-    """A program before and after a transformation. `str` describes it in one line.
+    """A program before and after a transformation. `str` describes it in one line, without mesh axes.
 
     Attributes:
         before: the program before it.
@@ -120,10 +120,20 @@ class Transformation(ABC):
         if again is None or again.after.graph.key != self.after.graph.key:
             raise DerivationError(f"the transformation {self.kind!r}, applied again to its program, leads to another program")
 
-    @property
-    def explained(self) -> list[str]:
-        """The lines of `plan.explain` about it."""
-        return [str(self)]
+    def described(self, names: AxisNames) -> str:
+        """Return the transformation in one line, with the mesh axes that it reserves as users see them."""
+        along = names.positions(axis.name for axis in self.along)
+        return f"{self}, along {names.in_words(along)}" if along else str(self)
+
+    def explained(self, names: AxisNames) -> list[str]:
+        """Return the lines of `plan.explain` about it."""
+        return [self.described(names)]
+
+
+def reserved_in_words(machine: Machine, along: Sequence[Axis]) -> str:
+    """Return axes of a machine that a transformation reserves, as users see them."""
+    positions = [k for k, axis in enumerate(machine.axes) if axis in along]
+    return AxisNames.of(machine.axes, machine.named_levels, [positions]).in_words(positions)
 
 
 def transformed(captured: Captured, transformations: tuple[Transformation, ...]) -> Captured:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import unity
+from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import UNUSED, partitioned
 from unity.plan.shardings.specs import Boundary, rules
@@ -172,9 +173,10 @@ STATES = st.lists(st.sampled_from([UNUSED, partitioned(0), partitioned(1)]), min
 
 
 @settings(max_examples=50)
-@given(st.lists(STATES, min_size=1, max_size=3))
-def test_merged_axes_divide_as_the_axes_of_prime_size_do(types):
-    boundary = Boundary(AXES, ("node", "device"), tuple(map(tuple, types)), ((16, 16),) * len(types))
+@given(st.lists(STATES, min_size=1, max_size=3), STATES)
+def test_merged_axes_divide_as_the_axes_of_prime_size_do(types, inner):
+    every = [tuple(states) for states in (*types, inner)]
+    boundary = Boundary(AxisNames(AXES, ("node", "device")).telling_apart(every), tuple(every[:-1]), ((16, 16),) * len(types), {})
     devices = np.arange(16)
     for states, spec in zip(types, boundary.specs, strict=True):
         assert pieces(spec, boundary.mesh_shape, devices) == pieces(

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             plan.explain(options.about, file=sys.stdout)
         return 0
-    summary = read(options.path)[-1]
+    summary = read(options.path)[-1].in_user_names()
     if not summary.machine:
         raise CommandError(f"{options.path} is a graph, of which no costs are known: `unity show` prints it")
     if options.json:
@@ -90,7 +90,7 @@ def data_with_model(plan: Plan, about: str | None) -> dict[str, Any] | list[dict
     )
     held = [{"why": h.why, "made_by": h.node.kind, "line": line_behind(h.node), "nbytes": h.nbytes} for h in memory.held]
     return {
-        **data(summary_of(plan.program)),
+        **data(summary_of(plan.program).in_user_names()),
         "held": held,
         "undivided": [asdict(row) for row in undivided(plan.program)],
         "blocked": blocked(plan),

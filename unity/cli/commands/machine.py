@@ -16,6 +16,7 @@ from unity.cli.help_format import HelpFormatter
 from unity.cli.output import print_json, result_console, stage
 from unity.machine.machine import Level, Machine
 from unity.machine.presets import CLUSTERS, DEVICES, LINKS
+from unity.pcg.parallel.axis_names import AxisNames
 
 HELP = "list machines, show one, describe this one"
 
@@ -117,7 +118,8 @@ def _lines(machine: Machine) -> list[Any]:
     for level in machine.levels:
         row = f"{level.bandwidth / 1e9:.4g}", f"{level.latency * 1e6:.3g}", _measured(level)
         table.add_row(level.name, str(level.size), *row)
-    axes = " × ".join(f"{axis.name} of {axis.size}" for axis in machine.axes) or "none, one device"
+    shown = AxisNames.of(machine.axes, machine.named_levels, ()).shown
+    axes = " × ".join(f"{axis.name} of {axis.size}" for axis in shown) or "none, one device"
     return [
         f"{machine.name}: {machine.devices} x {device.name}",
         f"device: {device.memory / 2**30:.4g} GiB at {device.bandwidth / 1e9:.4g} GB/s; {device.launch * 1e6:.3g} µs an operator",

@@ -144,7 +144,7 @@ def in_words(plan: Plan, path: Path | None) -> str:
         f"{plan.__name__} on {plan.inspect.machine}",
         f"{duration(plan.time)} a step, {size(plan.memory)} on each device (predicted); {plan.program.family.searched}",
     ]
-    lines += map(str, plan.program.transformations)
+    lines += (t.described(plan.program.axis_names) for t in plan.program.transformations)
     if whole := undivided(plan.program):
         lines.append(f"{headline(whole)}; `unity explain` says where")
     return "\n".join([*lines, *([f"saved in {path}"] if path is not None else [])])

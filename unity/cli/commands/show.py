@@ -30,7 +30,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the graph of a file."""
     summaries = read(options.path)
-    summary = summaries[0] if options.captured else summaries[-1]
+    summary = (summaries[0] if options.captured else summaries[-1]).in_user_names()
     formats = {"text": _text, "json": lambda s: json.dumps(s.to_json(), indent=1), "dot": lambda s: to_dot(s.graph)}
     write(formats[options.format](summary), options.output)
     return 0

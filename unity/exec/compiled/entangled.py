@@ -9,7 +9,7 @@ A pair counts as unordered if the graph does not order it, although a compiler m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import networkx as nx
 from jax.sharding import Mesh
@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from unity.base.errors import PlanError
 from unity.exec.lowering import platform_of
 from unity.pcg.ir.graph import BRANCHES, PCG, Node
+from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.parallel.branches import groups_of
 from unity.pcg.parallel.traffic import Collective, traffic
 
@@ -26,11 +27,17 @@ def is_runnable(graph: PCG, mesh: Mesh) -> bool:
     return _first_pair(graph, mesh) is None
 
 
-def refuse_entangled(graph: PCG, mesh: Mesh) -> None:
-    """Raise PlanError, naming a pair of collectives, if the runtime of the mesh's devices cannot run a parallel graph."""
+def refuse_entangled(graph: PCG, mesh: Mesh, names: Callable[[], AxisNames]) -> None:
+    """Raise PlanError, naming a pair of collectives, if the runtime of the mesh's devices cannot run a parallel graph.
+
+    Args:
+        graph: the graph.
+        mesh: the devices.
+        names: returns the names of the graph's axes that users see.
+    """
     if (pair := _first_pair(graph, mesh)) is not None:
         beside, inside = pair
-        kind = f"{inside.kind} along {' and '.join(graph.axes[k].name for k in inside.axes)}"
+        kind = f"{inside.kind} over {names().in_words(inside.axes)}"
         raise PlanError(
             f"{inside.node.source or 'a branch'}: this plan cannot be run on CPU devices. Inside of a branch it has an {kind};"
             f"\n    {beside.node.source or 'what is outside of it'} may have another at the same time, which XLA's"

@@ -41,11 +41,11 @@ def constrain(x: Any, spec: Any, *, mesh: Any = None) -> jax.Array:
 
     Args:
         x: an array.
-        spec: a `jax.sharding.PartitionSpec`. A name is a level of the machine ("node", "device") or one of its mesh axes
-            ("d0"); a number is a number of slices, over any axes; UNCONSTRAINED leaves a dimension open. Dimensions without an
-            entry are whole.
-        mesh: the mesh of a plan (`plan.mesh_shape`) that printed the specification, if that has parts of a level as axes
-            ("device_a", "device_b").
+        spec: a `jax.sharding.PartitionSpec`. A name is a level of the machine ("node", "device"), an axis of `mesh`, or one of
+            the user's mesh that is planned for; a number is a number of slices, over any axes; UNCONSTRAINED leaves a dimension
+            open. Dimensions without an entry are whole.
+        mesh: the names and sizes of the parts of a level ("device_a", "device_b"), if the specification has any: the mesh of
+            the plan that printed it (`plan.mesh_shape`), or your own.
 
     Returns:
         The same value. Outside of a plan this is the identity.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import prod
 from string import ascii_lowercase
 from typing import Any
@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 from unity.base.documents import Positive, Record
 from unity.base.errors import ConstraintError
+from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Type, digits
 
@@ -53,6 +54,18 @@ class ShardingSpec(Record):
         if len(used) > len(set(used)):
             raise ConstraintError(f"{self}: an axis can slice a tensor only once")
         return tuple(slices)
+
+    def over(self, names: AxisNames) -> ShardingSpec:
+        """Return the specification with the names that users see in place of those of axes of prime size."""
+        inner = {axis.name for axis in names.axes} if names.levels else set[str]()
+        entries = list[Entry]()
+        for entry in self.entries:
+            if isinstance(entry, tuple) and inner.intersection(entry):
+                runs = [(is_inner, tuple(run)) for is_inner, run in groupby(entry, inner.__contains__)]
+                own = (names.names_of(names.positions(run)) if is_inner else run for is_inner, run in runs)
+                entry = tuple(name for run in own for name in run)
+            entries.append(entry)
+        return ShardingSpec(tuple(entries))
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -143,21 +156,24 @@ def axes_of(name: str, names: Names) -> tuple[int, ...]:
     if name not in names:
         level, _, letter = name.rpartition("_")
         if level in names and len(letter) == 1:
-            own = ", ".join(
-                n for n, axes in names.items() if PART not in n and n != level and axes and set(axes) <= set(names[level])
-            )
             raise ConstraintError(
                 f"{name!r} is a part of {level!r} in one plan's mesh, where its size depends on the plan: give that mesh to"
-                f" unity.pin or unity.constrain, mesh=plan.mesh_shape, or write the axes of {level!r}, outermost first: {own}."
-                " (docs: constraints#paths)"
+                f" unity.pin or unity.constrain, mesh=plan.mesh_shape, or the sizes of the parts that you mean, outermost first:"
+                f" mesh={{'{level}_a': 2, '{level}_b': 4}}. (docs: constraints#paths)"
             )
-        near = difflib.get_close_matches(name, [n for n in names if PART not in n], 1)
+        shown = [n for n in names if PART not in n and not _is_inner(n, names)]
+        near = difflib.get_close_matches(name, shown, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        known = ", ".join(n for n in names if PART not in n)
+        known = ", ".join(shown)
         if part := _PART_NAME.fullmatch(name):
             raise ConstraintError(f"no axes of this machine cut {part[1]!r} from {part[2]} into {part[3]} slices: it has {known}")
         raise ConstraintError(f"{name!r} is no level or axis of this machine: it has {known}{hint}")
     return names[name]
+
+
+def _is_inner(name: str, names: Names) -> bool:
+    """Return whether a name is that of an axis of prime size, which is a part of a level too, and not the user's."""
+    return bool(re.fullmatch(r"[a-z]\d+", name)) and any(PART in n and n[0] == name[0] and names[n] == names[name] for n in names)
 
 
 def satisfies(slices: Slices, type_: Type, axes: Sequence[Axis]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 
 from unity.base.documents import Natural, Positive, Record
@@ -31,3 +32,37 @@ class Axis(Record, array_like=True):
         Axes of equal extent are interchangeable.
         """
         return ((self.level, self.size // prod(units for _, units in self.inner)), *self.inner)
+
+
+class LevelPart(Axis, array_like=True):
+    """An axis that users see as a part of a level of the machine (`unity.pcg.parallel.axis_names`).
+
+    Attributes:
+        whole: the name of the level.
+        whole_size: the size of the level.
+    """
+
+    whole: str = ""
+    whole_size: Positive = 1
+
+
+def joined_names(axes: Iterable[Axis], marks: Iterable[tuple[str, str]] | None = None) -> list[str]:
+    """Return the names of axes, with the name of a level in place of those of all its parts.
+
+    Args:
+        axes: the axes.
+        marks: texts before and after the name of each axis. Parts with equal texts are joined.
+    """
+    axes = list(axes)
+    around = [("", "")] * len(axes) if marks is None else list(marks)
+    sizes: dict[tuple[str, tuple[str, str]], int] = {}
+    for axis, mark in zip(axes, around, strict=True):
+        if isinstance(axis, LevelPart):
+            sizes[axis.whole, mark] = sizes.get((axis.whole, mark), 1) * axis.size
+    names = []
+    for axis, mark in zip(axes, around, strict=True):
+        name = axis.name
+        if isinstance(axis, LevelPart) and sizes[axis.whole, mark] == axis.whole_size:
+            name = axis.whole
+        names.append(f"{mark[0]}{name}{mark[1]}")
+    return list(dict.fromkeys(names))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-from unity.pcg.types.axis import Axis
+from unity.pcg.types.axis import Axis, joined_names
 
 
 class State(NamedTuple):
@@ -119,11 +119,12 @@ def misfit(shape: Shape, type_: Type, axes: Sequence[Axis]) -> str | None:
 
 def show(type_: Type, axes: Sequence[Axis], rank: int) -> str:
     """Format a type like a PartitionSpec: `[b0·n1, -, d0] +d1 *n0` (`+` partial sum, `*` replicated for use)."""
-    dims: list[list[str]] = [[] for _ in range(rank)]
-    marks = []
+    dims: list[list[tuple[Axis, tuple[str, str]]]] = [[] for _ in range(rank)]
+    marked = []
     for state, axis in zip(type_, axes, strict=True):
         if state.kind == "P":
-            dims[state.dim].append(axis.name if state.outer == 1 else f"{axis.name}/{state.outer}")
+            dims[state.dim].append((axis, ("", "" if state.outer == 1 else f"/{state.outer}")))
         elif state.kind != "U":
-            marks.append(("*" if state.kind == "R" else "+") + axis.name)
-    return " ".join(["[" + ", ".join("·".join(d) or "-" for d in dims) + "]", *marks])
+            marked.append((axis, ("*" if state.kind == "R" else "+", "")))
+    *names, marks = (joined_names((a for a, _ in row), (m for _, m in row)) for row in (*dims, marked))
+    return " ".join(["[" + ", ".join("·".join(d) or "-" for d in names) + "]", *marks])

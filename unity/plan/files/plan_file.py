@@ -128,9 +128,9 @@ def summaries(path: str | Path, document: SavedPlan) -> tuple[Summary, Summary]:
     The planned function is not needed.
     """
     with reading(path, ".captured"):
-        captured = read_summary(document.captured)
+        captured = read_summary(document.captured, document.machine)
     with reading(path, ".planned"):
-        return captured, read_summary(document.planned)
+        return captured, read_summary(document.planned, document.machine)
 
 
 def read(path: str | Path, kind: type[D] = SavedPlan) -> D:
@@ -200,7 +200,7 @@ def load(
 def _captured_graph(path: str | Path, document: SavedPlan) -> PCG:
     """Return the graph of the function that a saved plan was made for."""
     with reading(path, ".captured"):
-        return read_summary(document.captured).graph
+        return read_summary(document.captured, document.machine).graph
 
 
 def _first_argument(planned: PCG, captured: PCG) -> str:

@@ -1,17 +1,17 @@
 """A plan's shardings in JAX's words, without devices: partition specifications over a mesh with few, named axes.
 
-A plan's own mesh has an axis for every prime factor of the machine's levels. Here, axes of one level that divide the same dimension
-of every argument and result are merged into one axis with the level's name: four nodes of eight devices are
-`{"node": 4, "device": 8}`, and `{"node": 4, "device_a": 4, "device_b": 2}` where two parts of a node's devices divide different
-dimensions of some weight. A specification can be passed to `unity.pin`, with `mesh=plan.mesh_shape` if a level is in parts. A plan
-for a mesh of the user's has that mesh's axes.
+A plan's own mesh has an axis for every prime factor of the machine's levels. Here, a level whose axes divide the same dimension
+of every argument and result is one axis with the level's name: four nodes of eight devices are `{"node": 4, "device": 8}`.
+Any other level is in the parts that all texts about the plan name (`unity.pcg.parallel.axis_names`): `{"node": 4, "device_a": 4,
+"device_b": 2}` where two parts of a node's devices divide different dimensions of some weight. A specification can be passed to
+`unity.pin`, with `mesh=plan.mesh_shape` if a level is in parts. A plan for a mesh of the user's has that mesh's axes.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
@@ -19,8 +19,9 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from unity.base.errors import PlanError
-from unity.pcg.types.axis import Axis
-from unity.pcg.types.parallel_type import Shape, State, Type
+from unity.pcg.parallel.axis_names import AxisNames
+from unity.pcg.types.axis import LevelPart
+from unity.pcg.types.parallel_type import Shape, Type
 from unity.plan.shardings.following_shardings import names_of
 
 SpecRules: TypeAlias = tuple[tuple[str, PartitionSpec], ...]  # regular expressions of paths, and the specifications of their leaves
@@ -31,42 +32,40 @@ class Boundary:
     """The arguments and results of a program, with their types.
 
     Attributes:
-        axes: the axes of prime size, or of the user's mesh.
-        levels: the names of the machine's levels, outermost first.
+        names: the names of mesh axes that users see.
         types: the type of each array.
         shapes: the shape of each array.
-        user_mesh: the names and sizes of all axes of the user's mesh, if planned for one.
+        default: the mesh of a plan without axes: all axes of the user's mesh, or one device.
     """
 
-    axes: tuple[Axis, ...]
-    levels: tuple[str, ...]
+    names: AxisNames
     types: tuple[Type, ...]
     shapes: tuple[Shape, ...]
-    user_mesh: Mapping[str, int] = field(default_factory=dict)
+    default: Mapping[str, int]
 
     @property
     def mesh_shape(self) -> dict[str, int]:
-        """The names and sizes of the merged axes, outermost first. One device is one axis of size 1."""
-        if self.user_mesh:
-            return dict(self.user_mesh)
-        sizes = {name: prod(self.axes[k].size for k in group) for name, group in self._named().items()}
-        return sizes or {self.levels[-1]: 1}
+        """The names and sizes of the mesh axes, outermost first. One device is one axis of size 1."""
+        if not self.names.levels:
+            return dict(self.default)
+        axes = self.names.axes
+        return {name: prod(axes[k].size for k in group) for name, group in self._named().items()} or dict(self.default)
 
     @property
     def mesh(self) -> AbstractMesh:
-        """A mesh of the merged axes, without devices."""
+        """A mesh of these axes, without devices."""
         shape = self.mesh_shape
         return AbstractMesh(tuple(shape.values()), tuple(shape), axis_types=(AxisType.Auto,) * len(shape))
 
     @property
     def specs(self) -> tuple[PartitionSpec, ...]:
-        """The partition specification of each array, over the merged axes, without trailing entries for whole dimensions."""
+        """The partition specification of each array, over the mesh axes, without trailing entries for whole dimensions."""
         named = self._named()
         return tuple(_spec(type_, len(shape), named) for type_, shape in zip(self.types, self.shapes, strict=True))
 
     def merged(self, spec: PartitionSpec) -> PartitionSpec:
-        """Return a specification over the axes of prime size as one over the merged axes. It divides by whole groups of them."""
-        first = {self.axes[group[0]].name: name for name, group in self._named().items()}
+        """Return a specification over the axes of prime size as one over the mesh axes. It divides by whole groups of them."""
+        first = {self.names.axes[group[0]].name: name for name, group in self._named().items()}
 
         def entry(names: Any) -> Any:
             if names is None or names is PartitionSpec.UNCONSTRAINED:
@@ -76,28 +75,13 @@ class Boundary:
 
         return _trimmed([entry(names) for names in spec])
 
-    def _groups(self) -> list[tuple[int, ...]]:
-        """Return groups of axes, by number: neighbours on one level that are in the same state in every type."""
-        groups: list[tuple[int, ...]] = []
-        for k in range(len(self.axes)):
-            last = groups[-1][-1] if groups else None
-            if last is not None and self.axes[last].level == self.axes[k].level and self._states(last) == self._states(k):
-                groups[-1] = (*groups[-1], k)
-            else:
-                groups.append((k,))
-        return groups
-
-    def _states(self, k: int) -> tuple[State, ...]:
-        return tuple(type_[k] for type_ in self.types)
-
     def _named(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the groups by name: the level's name, with a letter if the level has several groups."""
-        if self.user_mesh:
-            return {axis.name: (k,) for k, axis in enumerate(self.axes)}
-        groups = self._groups()
-        names = [self.levels[self.axes[group[0]].level] for group in groups]
-        letters = {name: iter("abcdefghijklmnopqrstuvwxyz") for name in names if names.count(name) > 1}
-        return {f"{name}_{next(letters[name])}" if name in letters else name: g for name, g in zip(names, groups, strict=True)}
+        """Return the axes of the search, by position, that each mesh axis is made of."""
+        whole = AxisNames(self.names.axes, self.names.levels).telling_apart(self.types)
+        in_parts = {axis.level for axis in whole.shown if isinstance(axis, LevelPart)}
+        chosen = [(axis.name, group) for axis, group in zip(whole.shown, whole.groups, strict=True) if axis.level not in in_parts]
+        parts = zip(self.names.shown, self.names.groups, strict=True)
+        return dict(sorted([*chosen, *((a.name, g) for a, g in parts if a.level in in_parts)], key=lambda row: row[1]))
 
 
 def _spec(type_: Type, rank: int, named: Mapping[str, tuple[int, ...]]) -> PartitionSpec:

@@ -27,7 +27,7 @@ from unity.transforms.pipelining import Pipelining
 from unity.transforms.pipelining.micro_batches import WALK
 from unity.transforms.pipelining.unlike.pipeline_operator import applied
 from unity.transforms.splice import with_nodes, within
-from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
+from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource, reserved_in_words
 
 
 class Apart(Exception):
@@ -58,10 +58,11 @@ class BranchingRecord(TransformationRecord, tag="branches"):
 
     def apply(self, source: TransformationSource) -> Branching:
         program = Forked.of(source.program, source.earlier)
+        along = source.axes("groups of devices", self.along)
         try:
-            return branched(program, source.axes("branches", self.along), self.shares, self.packed, self.whole)
+            return branched(program, along, self.shares, self.packed, self.whole)
         except Apart as reason:
-            raise PlanError(f"the branches along {' '.join(self.along)} cannot be made: {reason}") from None
+            raise PlanError(f"the branches along {reserved_in_words(source.machine, along)} cannot be made: {reason}") from None
 
 
 @dataclass(frozen=True)
@@ -245,11 +246,11 @@ class Branching(Transformation):
         self._check_same(branched(self.program, self.along, self.shares, bool(self.packing), self.whole))
 
     def __str__(self) -> str:
-        count, names = prod(axis.size for axis in self.along), " ".join(axis.name for axis in self.along)
+        count = prod(axis.size for axis in self.along)
         branches = sum(len(s.groups) for s in self.shares)
         places = f" in {len(self.shares)} places" if len(self.shares) > 1 else ""
         packs = f", {self.packing}" if self.packing else ""
-        return f"{branches} branches{places} on {count} groups of devices along {names}{packs}"
+        return f"{branches} branches{places} on {count} groups of devices{packs}"
 
 
 def branched(program: Forked, along: Sequence[Axis], shares: Sequence[Share], pack: bool, whole: Collection[int] = ()) -> Branching:

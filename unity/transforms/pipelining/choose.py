@@ -24,7 +24,7 @@ from unity.search.request import Wish
 from unity.search.session import Search
 from unity.transforms.pipelining.pipelining import PipelineSource, Pipelining, pipelined
 from unity.transforms.pipelining.rolling import LEAST
-from unity.transforms.transformation import TransformationCandidate
+from unity.transforms.transformation import TransformationCandidate, reserved_in_words
 
 T = TypeVar("T", bound=Pipelining)
 
@@ -56,6 +56,7 @@ class _Choosing:
 
     program: PipelineSource
     wish: PipelineWish
+    machine: Machine
     candidates: list[PipelineCandidate] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     first: ScheduleKind = ONE_F_ONE_B  # the schedule that is tried first, if none is asked for
@@ -74,7 +75,7 @@ class _Choosing:
                 try:
                     figure = self.figure_of(self.pipeline(count, number, axes, n))
                 except Mixed as reason:
-                    self.refused.append(f"{stages} stages along {' '.join(a.name for a in axes)}: {reason}")
+                    self.refused.append(f"{stages} stages along {reserved_in_words(self.machine, axes)}: {reason}")
                     break
                 if last < figure < inf or NEAR * self.best < figure < inf or (figure == inf and n > ROUNDS[0]):
                     break
@@ -88,7 +89,7 @@ class _Choosing:
         followed = self.first == ONE_F_ONE_B and bool(self.program.captured.differentiated)
         return scheduled(partial(pipelined, self.program, count, number, axes, rounds), self.wish.schedule, followed)
 
-    def other(self, machine: Machine) -> None:
+    def other(self) -> None:
         """Try GPipe's schedule for the best number of stages, and more, unless a pipeline was asked for.
 
         GPipe keeps more residuals, but all devices share the operators after the layers, which 1F1B leaves to the last stage while
@@ -98,7 +99,7 @@ class _Choosing:
         if self.wish.exactly is None and one.schedule.kind == ONE_F_ONE_B:
             self.wish.say("the same pipeline by GPipe's schedule")
             self.first = GPIPE
-            for ladder in ladders(machine):
+            for ladder in ladders(self.machine):
                 if one.along in ladder:
                     self.up(ladder[ladder.index(one.along) :])
 
@@ -170,12 +171,12 @@ def scheduled(make: Callable[[ScheduleKind], T], kind: ScheduleKind | None, pref
 
 def best(captured: Captured, machine: Machine, wish: PipelineWish) -> tuple[PipelineCandidate | None, list[str]]:
     """Return the best pipeline of a program, and the reasons why scans, or stages, were refused."""
-    choosing = _Choosing(PipelineSource(captured), wish)
+    choosing = _Choosing(PipelineSource(captured), wish, machine)
     for ladder in ladders(machine):
         choosing.up(ladder)
     refused = choosing.refused or choosing.program.refused or ["the program has no scan over layers, and no equal layers"]
     if choosing.candidates:
-        choosing.other(machine)
+        choosing.other()
     return choosing.chosen if choosing.candidates else None, refused
 
 

@@ -13,6 +13,7 @@ from unity.base.errors import PlanError
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.graph import PCG, PIPELINE
 from unity.pcg.ir.payloads import ScheduleKind
+from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.parallel.stages import FOLLOWED, GPIPE, TWO_BW, Mixed, Schedule
 from unity.pcg.propagation.solver import nested_body
 from unity.pcg.types.axis import Axis
@@ -23,7 +24,7 @@ from unity.transforms.pipelining.sample_bits import NUMBERED, draws, numbered
 from unity.transforms.pipelining.step_padding import EVENED, evened
 from unity.transforms.pipelining.tails import Tail, tail_of
 from unity.transforms.splice import within
-from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
+from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource, reserved_in_words
 
 UNDRAINED = "in unity.plan.stream, where gradients are of the batch before, at weights one version older (docs: pipelines#2bw)"
 
@@ -142,10 +143,11 @@ class PipelineRecord(TransformationRecord):
     schedule: ScheduleKind
 
     def apply(self, source: TransformationSource) -> Pipelining:
+        along = source.axes("the stages of a pipeline", self.along)
         try:
-            return self.pipelined(source.program, source.axes("a pipeline", self.along))
+            return self.pipelined(source.program, along)
         except Mixed as reason:
-            raise PlanError(f"the pipeline along {' '.join(self.along)} cannot be made: {reason}") from None
+            raise PlanError(f"the pipeline along {reserved_in_words(source.machine, along)} cannot be made: {reason}") from None
 
     def pipelined(self, captured: Captured, along: Sequence[Axis]) -> Pipelining:
         """Make the pipeline in a program. Raises Mixed if the program does not allow it."""
@@ -192,9 +194,8 @@ class Pipelining(Transformation):
     def check(self) -> None:
         self._check_same(self.record.pipelined(self.before, self.along))
 
-    @property
-    def explained(self) -> list[str]:
-        note, lines = self.note, [f"a pipeline: {self}; it idles {self.schedule.bubble:.0%} of the time"]
+    def explained(self, names: AxisNames) -> list[str]:
+        note, lines = self.note, [f"a pipeline: {self.described(names)}; it idles {self.schedule.bubble:.0%} of the time"]
         lines += [f"    not by 1F1B: {note}"] if note else []
         return [*lines, f"    {UNDRAINED}"] if self.schedule.kind == TWO_BW else lines
 
@@ -222,10 +223,10 @@ class AlikePipelining(Pipelining):
         return ""
 
     def __str__(self) -> str:
-        s, names = self.schedule, " ".join(axis.name for axis in self.along)
+        s = self.schedule
         what = "layers" if self.rolled else "steps"
         count = f"{s.slots - 1} to {s.slots}" if s.steps % s.stages else s.slots
-        return f"{s.stages} stages of {count} {what} along {names}, {s.micro_batches} micro-batches, {s.kind.label}"
+        return f"{s.stages} stages of {count} {what}, {s.micro_batches} micro-batches, {s.kind.label}"
 
 
 def pipelined(

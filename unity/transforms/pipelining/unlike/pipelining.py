@@ -65,9 +65,9 @@ class Unlike(Pipelining):
         return ""
 
     def __str__(self) -> str:
-        s, names = self.schedule, " ".join(axis.name for axis in self.along)
+        s = self.schedule
         where, name = self.packing or "weights on all of them", s.kind.label
-        return f"{s.stages} stages of different operators along {names}, {s.micro_batches} micro-batches, {name}, {where}"
+        return f"{s.stages} stages of different operators, {s.micro_batches} micro-batches, {name}, {where}"
 
 
 def unlike(
