@@ -64,7 +64,8 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 
 def planned(name: str, folder: Path) -> unity.Plan:
     fn, args, options = CASES[name]
-    plan = unity.optimize(fn, *args, **{"search": "captured", "progress": False, **options})
+    every: dict[str, Any] = {"search": "captured", "progress": False, **options}
+    plan = unity.optimize(fn, *args, **every)
     plan.files.save(folder / "plan.json")
     return plan
 
