@@ -1,0 +1,201 @@
+"""The text of rules over groups of dimensions.
+
+A capital letter is a group of dimensions, of any number unless an operator needs one dimension. `x[G, H:m]` is a tensor of two groups: the
+sizes of the first are named `G` like the group, those of the second `m`. An attribute `G[s:e:p]` gives each dimension of `G` its own `s`, `e`
+and `p`. Tensors whose names begin with `p` or `q` are truth values.
+
+    slice-of-slice   slice(G[t:f], slice(G[s:e], x)) = slice(G[s + t:s + f], x)
+    remove-reverse   reverse(G, x) = x   where G == 1
+
+The text of a side is a Python expression, so `ast` parses it and mutations are transformations of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from unity.base.errors import RuleError
+
+SINGLE = {"concat", "iota"}  # operators whose bare group is one dimension
+INTEGER = {"iota", "rem"}  # operators of integer elements
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """A bijection between the indices of two sums: each side's binders in terms of the other's.
+
+    A binder is named by its group, and by the group and a number if a sum has several of one group: `C`, `C2`.
+    """
+
+    forward: dict[str, ast.expr] = field(default_factory=dict)
+    backward: dict[str, ast.expr] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RankRule:
+    """A rule over tensors of any rank.
+
+    Attributes:
+        left: the term that is replaced.
+        right: its replacement.
+        conditions: comparisons of sizes and attributes; each holds of every dimension of its group, `some(...)` of at least one.
+        pairings: bijections between sums, in the order in which the sums are compared.
+        reason: the comment before the rule.
+        obstacle: the reason why the rule has no terms; empty if it has.
+    """
+
+    name: str
+    left: ast.expr
+    right: ast.expr
+    conditions: tuple[ast.expr, ...] = ()
+    pairings: tuple[Pairing, ...] = ()
+    reason: str = ""
+    obstacle: str = ""
+
+    def __str__(self) -> str:
+        if self.obstacle:
+            return f"{self.name}   not expressible: {self.obstacle}"
+        where = f"   where {', '.join(map(ast.unparse, self.conditions))}" if self.conditions else ""
+        return f"{self.name}   {ast.unparse(self.left)} = {ast.unparse(self.right)}{where}"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The variables of a rule.
+
+    Attributes:
+        groups: names of the groups of dimensions, in the order of a tensor's dimensions.
+        single: groups of exactly one dimension.
+        nonempty: groups of at least one dimension.
+        tensors: for each tensor its groups, with the expression of their sizes.
+        numbers: for each name of a size or an attribute its group.
+        integers: whether elements are integers rather than real numbers.
+    """
+
+    groups: tuple[str, ...]
+    single: frozenset[str]
+    nonempty: frozenset[str]
+    tensors: dict[str, tuple[tuple[str, ast.expr], ...]]
+    numbers: dict[str, str]
+    integers: bool
+
+
+def parse_rank_rules(text: str) -> list[RankRule]:
+    """Parse rules over groups of dimensions, one a line; an indented line continues the one before."""
+    rules: list[RankRule] = []
+    reason: list[str] = []
+    for block in re.split(r"\n(?![ \t])", text):
+        if block.startswith("#"):
+            reason.append(block.lstrip("# ").strip())
+        elif block.strip():
+            rules.append(_parse(" ".join(block.split()), " ".join(reason)))
+            reason = []
+        else:
+            reason = []
+    names = [r.name for r in rules]
+    if repeated := {n for n in names if names.count(n) > 1}:
+        raise RuleError(f"two rules are called {', '.join(sorted(repeated))}")
+    return rules
+
+
+def _parse(line: str, reason: str) -> RankRule:
+    name, _, body = line.partition(" ")
+    if body.startswith("not expressible:"):
+        nothing = ast.Constant(None)
+        return RankRule(name, nothing, nothing, reason=reason, obstacle=body.removeprefix("not expressible:").strip())
+    body, _, via = body.partition(" via ")
+    equation, _, where = body.partition(" where ")
+    try:
+        left, right = (_expression(side) for side in equation.split(" = "))
+        conditions = tuple(_expression(f"({where},)").elts) if where else ()  # type: ignore[attr-defined]
+        pairings = tuple(_pairing(text) for text in via.split(";")) if via else ()
+    except (SyntaxError, ValueError) as error:
+        raise RuleError(f"expected NAME SIDE = SIDE [where CONDITIONS] [via PAIRINGS] for rule {name}: {error}") from error
+    return RankRule(name, left, right, conditions, pairings, reason)
+
+
+def _expression(text: str) -> ast.expr:
+    return ast.parse(text.strip(), mode="eval").body
+
+
+def _pairing(text: str) -> Pairing:
+    """Parse `C = C2 + n / C = 1, C2 = C - n`: the right sum's binders in the left's, and the left's in the right's."""
+
+    def assignments(part: str) -> dict[str, ast.expr]:
+        return {k.strip(): _expression(v) for k, v in (item.split("=", 1) for item in part.split(",") if item.strip())}
+
+    forward, _, backward = text.partition("/")
+    if "//" in text:
+        forward, _, backward = text.partition(" / ")
+    return Pairing(assignments(forward), assignments(backward))
+
+
+def is_group(node: ast.expr) -> str:
+    """Return the group that an argument of an operator is about, or an empty text if the argument is a tensor."""
+    name = node.value if isinstance(node, ast.Subscript) else node
+    return name.id if isinstance(name, ast.Name) and name.id[0].isupper() else ""
+
+
+def calls(*terms: ast.expr) -> Iterator[ast.Call]:
+    """Yield the applications of operators in terms."""
+    for term in terms:
+        yield from (node for node in ast.walk(term) if isinstance(node, ast.Call))
+
+
+def _names(*nodes: ast.AST) -> Iterator[str]:
+    for node in nodes:
+        yield from (n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+
+
+def signature(rule: RankRule) -> Signature:
+    """Return the variables of a rule.
+
+    Raises:
+        RuleError: a name belongs to two groups, or a tensor has two shapes.
+    """
+    tensors: dict[str, tuple[tuple[str, ast.expr], ...]] = {}
+    attributes: list[tuple[str, ast.AST]] = []
+    bare: list[str] = []
+    for side in (rule.left, rule.right):
+        _collect(side, tensors, attributes, bare)
+    for name in bare:
+        tensors.setdefault(name, (("G", ast.Name("G")),))
+    attributes += [(group, size) for shape in tensors.values() for group, size in shape]
+    numbers: dict[str, str] = {}
+    for group, node in attributes:
+        for name in _names(node):
+            if name not in tensors and numbers.setdefault(name, group) != group:
+                raise RuleError(f"{rule.name}: {name} belongs to the groups {numbers[name]} and {group}; name one of them differently")
+    groups = list(dict.fromkeys([g for shape in tensors.values() for g, _ in shape] + [g for g, _ in attributes]))
+    operators = list(calls(rule.left, rule.right))
+    single = {c.args[0].id for c in operators if _operator(c) in SINGLE and isinstance(c.args[0], ast.Name)}
+    single |= {c.args[0].id for cond in rule.conditions for c in calls(cond) if _operator(c) == "one" and isinstance(c.args[0], ast.Name)}
+    nonempty = {c.args[0].id for cond in rule.conditions for c in calls(cond) if _operator(c) == "nonempty" and isinstance(c.args[0], ast.Name)}
+    integers = any(_operator(c) in INTEGER for c in operators)
+    return Signature(tuple(groups), frozenset(single), frozenset(single | nonempty), tensors, numbers, integers)
+
+
+def _operator(call: ast.Call) -> str:
+    return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def _collect(node: ast.expr, tensors: dict, attributes: list, bare: list[str]) -> None:
+    """Collect the declared tensors, the attributes by group, and the tensors without a declaration."""
+    if isinstance(node, ast.Call):
+        for argument in node.args:
+            if group := is_group(argument):
+                attributes.append((group, argument.slice if isinstance(argument, ast.Subscript) else ast.Constant(0)))
+            elif not (_operator(node) in {"transpose", "reduce"} and argument is node.args[0]):
+                _collect(argument, tensors, attributes, bare)
+    elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+        items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        shape = tuple((i.lower.id, i.upper) if isinstance(i, ast.Slice) else (i.id, ast.Name(i.id)) for i in items)  # type: ignore[union-attr]
+        if tensors.setdefault(node.value.id, shape) is not shape and ast.dump(ast.Tuple([s for _, s in shape])) != ast.dump(
+            ast.Tuple([s for _, s in tensors[node.value.id]])
+        ):
+            raise RuleError(f"{node.value.id} has two shapes")
+    elif isinstance(node, ast.Name) and node.id not in ("least", "greatest"):
+        bare.append(node.id)

@@ -1,0 +1,386 @@
+"""Terms on symbols, for Z3.
+
+A vector over a group of dimensions is the integer of one generic dimension. A condition on all dimensions of a group is an opaque truth
+value, an atom; so is the part of an index that lies in a group, an opaque integer. What they stand for is kept beside them, and
+`prover.py` proves lemmas about it at the generic dimension. Groups of exactly one dimension are that dimension, and need no atoms.
+
+Sums are not evaluated. A value is an element, or a formal combination of summands over boxes of indices, into which products are distributed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations, product
+from typing import Any
+
+import z3
+
+from unity.verify.ranks.denotation import Index, Inexpressible, Vector
+from unity.verify.ranks.rule import Signature
+
+Box = tuple[str, Vector]
+
+
+@dataclass(frozen=True)
+class Summand:
+    """An element for every index of boxes."""
+
+    boxes: tuple[Box, ...]
+    body: Callable[[tuple[Vector, ...]], Any]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The combination of the elements of all summands by a commutative monoid."""
+
+    monoid: str
+    summands: tuple[Summand, ...]
+
+
+@dataclass(frozen=True)
+class Atom:
+    """An opaque condition on all dimensions of a group, and its formula at the generic dimension."""
+
+    symbol: Any
+    group: str
+    formula: Any
+
+
+@dataclass(frozen=True)
+class Part:
+    """The opaque part of an index in a group, and its integer at the generic dimension."""
+
+    symbol: Any
+    group: str
+    number: Any
+
+
+class Symbolic:
+    """The domain of symbols."""
+
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
+        self.context = z3.Context()
+        self.integer = z3.IntSort(self.context)
+        self.element_sort = self.integer if signature.integers else z3.RealSort(self.context)
+        self.atoms: dict[tuple[str, str], Atom] = {}
+        self.parts: dict[tuple[str, str], Part] = {}
+        self.facts: list[Any] = []  # true of the symbols by their definition
+        self.requirements: list[tuple[str, Any]] = []
+        self.definedness: list[Any] = []  # divisors that must not be zero, and the like
+        self._applied: dict[str, list[Any]] = {}
+        self._quotients: list[tuple[Any, Any]] = []
+        self._depth = 0
+
+    def rank(self, group: str) -> int:
+        """Return 1: the generic dimension."""
+        return 1
+
+    def integer_symbol(self, name: str) -> Vector:
+        """Return the vector of a symbol."""
+        return (z3.Int(name, self.context),)
+
+    def lifted(self, vector: Vector) -> Vector:
+        """Return a vector with numbers as expressions."""
+        return tuple(z3.IntVal(x, self.context) if isinstance(x, int) else x for x in vector)
+
+    def number(self, name: str, group: str) -> Vector:
+        """Return a size or an attribute of the generic dimension."""
+        return self.integer_symbol(name)
+
+    def truth(self, condition: Any) -> Any:
+        """Return a condition as a formula."""
+        return z3.BoolVal(condition, self.context) if isinstance(condition, bool) else condition
+
+    def every(self, group: str, conditions: Vector) -> Any:
+        """Return the atom of a condition on all dimensions of a group."""
+        formula = z3.simplify(self.truth(conditions[0]))
+        if group in self.signature.single or not group:
+            return formula
+        if z3.is_true(formula):
+            return True
+        key = group, formula.sexpr()
+        if key not in self.atoms:
+            self.atoms[key] = Atom(z3.Bool(f"all {group} {len(self.atoms)}", self.context), group, formula)
+        return self.atoms[key].symbol
+
+    def both(self, *conditions: Any) -> Any:
+        """Return a conjunction."""
+        kept = [c for c in conditions if c is not True]
+        return kept[0] if len(kept) == 1 else z3.And([self.truth(c) for c in kept] + [self.truth(True)]) if kept else True
+
+    def choose(self, condition: Any, yes: Any, no: Any) -> Any:
+        """Return one of two values; of sums, the summands of both, each the unit where the other is chosen."""
+        if isinstance(condition, bool):
+            return yes if condition else no
+        if isinstance(yes, Sums) or isinstance(no, Sums):
+            sums = yes if isinstance(yes, Sums) else no
+            unit = self.unit(sums.monoid)
+            first, second = self._summands(yes, sums.monoid), self._summands(no, sums.monoid)
+            return Sums(sums.monoid, (
+                *(Summand(s.boxes, lambda j, s=s: self.choose(condition, s.body(j), unit)) for s in first),
+                *(Summand(s.boxes, lambda j, s=s: self.choose(condition, unit, s.body(j))) for s in second),
+            ))  # fmt: skip
+        if isinstance(yes, bool) or isinstance(no, bool):
+            yes, no = self.truth(yes), self.truth(no)
+        if isinstance(yes, int) and isinstance(no, int):
+            yes = z3.IntVal(yes, self.context)
+        return z3.If(condition, yes, no)
+
+    def quotient(self, number: Any, divisor: Any) -> tuple[Any, Any]:
+        """Return quotient and remainder; by symbols, they are functions that satisfy Euclid's equation."""
+        if isinstance(divisor, int) and isinstance(number, int):
+            return divmod(number, divisor)
+        if isinstance(divisor, int):
+            return number / divisor, number % divisor
+        number = z3.IntVal(number, self.context) if isinstance(number, int) else z3.simplify(number)
+        divisor = z3.simplify(divisor)
+        functions = [z3.Function(name, self.integer, self.integer, self.integer) for name in ("quotient", "remainder")]
+        q, rest = (f(number, divisor) for f in functions)
+        for other, by in self._quotients:  # a shift by the divisor: nonlinear arithmetic does not see it
+            if by.eq(divisor):
+                a, b = (f(other, divisor) for f in functions)
+                self.facts += [
+                    z3.Implies(z3.And(divisor > 0, number == other + divisor), z3.And(q == a + 1, rest == b)),
+                    z3.Implies(z3.And(divisor > 0, other == number + divisor), z3.And(a == q + 1, rest == b)),
+                ]
+        self._quotients.append((number, divisor))
+        self.facts += self._divisions_in_turn()
+        self.facts.append(z3.Implies(divisor > 0, z3.And(number == divisor * q + rest, 0 <= rest, rest < divisor)))
+        return q, rest
+
+    def _divisions_in_turn(self) -> list[Any]:
+        """Return that a division by `d` and then by `m` is one by `d * m`, where the last quotient takes part."""
+        quotient, remainder = (z3.Function(name, self.integer, self.integer, self.integer) for name in ("quotient", "remainder"))
+        found = []
+        for (inner, d), (outer, m), (whole, dm) in permutations(self._quotients, 3):
+            if any(self._quotients[-1][0].eq(x) for x in (inner, outer, whole)) and z3.simplify(d * m - dm, som=True).eq(z3.IntVal(0, self.context)):
+                together = z3.And(d > 0, m > 0, whole == d * outer + remainder(inner, d))
+                rest = d * remainder(outer, m) + remainder(inner, d)
+                found.append(z3.Implies(together, z3.And(quotient(whole, dm) == quotient(outer, m), remainder(whole, dm) == rest)))
+        return found
+
+    def element(self, number: Any) -> Any:
+        """Return an integer as an element."""
+        return z3.IntVal(number, self.context) if isinstance(number, int) else number
+
+    def access(self, tensor: str, index: Index) -> Any:
+        """Return an element of a variable, as a function of the parts of its index."""
+        arguments = []
+        for group, (number,) in index.items():
+            number = z3.IntVal(number, self.context) if isinstance(number, int) else z3.simplify(number)
+            if group not in self.signature.single:
+                key = group, number.sexpr()
+                if key not in self.parts:
+                    self.parts[key] = Part(z3.Int(f"index {group} {len(self.parts)}", self.context), group, number)
+                number = self.parts[key].symbol
+            arguments.append(number)
+        sort = z3.BoolSort(self.context) if tensor[0] in "pq" else self.element_sort
+        value = z3.Function(tensor, *[self.integer] * len(arguments), sort)(*arguments) if arguments else z3.Const(tensor, sort)
+        if tensor[0] not in "pq":
+            self.facts += [self.apply("least") <= value, value <= self.apply("greatest")]
+        return value
+
+    def unit(self, monoid: str) -> Any:
+        """Return the neutral element of a monoid."""
+        units = {"add": 0, "mul": 1, "logical_and": True, "logical_or": False}
+        if monoid in units:
+            return self.apply("constant", units[monoid])
+        if monoid in ("max", "min"):
+            return self.apply("least" if monoid == "max" else "greatest")
+        return z3.Const(f"unit of {monoid}", self.element_sort)
+
+    def _summands(self, value: Any, monoid: str) -> tuple[Summand, ...]:
+        if isinstance(value, Sums):
+            if value.monoid != monoid:
+                raise Inexpressible(f"a reduction with {value.monoid} inside of one with {monoid}")
+            return value.summands
+        if z3.is_expr(value) and value.eq(self.unit(monoid)):
+            return ()
+        return (Summand((), lambda j: value),)
+
+    def summands(self, value: Any, monoid: str) -> tuple[Summand, ...]:
+        """Return a value as summands of a monoid; the unit has none."""
+        return self._summands(value, monoid)
+
+    def reduce(self, monoid: str, boxes: Sequence[Box], body: Callable[[tuple[Vector, ...]], Any]) -> Any:
+        """Return a reduction as summands, those of an inner reduction joined with it."""
+        self._depth += 1
+        inner = body(tuple(self.integer_symbol(f"bound {group} {self._depth}") for group, _ in boxes))
+        self._depth -= 1
+        if monoid == "add" and z3.is_add(inner):
+            return Sums(monoid, tuple(Summand(tuple(boxes), lambda j, k=k: body(j).arg(k)) for k in range(inner.num_args())))
+        if not isinstance(inner, Sums):
+            return Sums(monoid, (Summand(tuple(boxes), body),))
+        first = len(boxes)
+        return Sums(monoid, tuple(
+            Summand((*boxes, *s.boxes), lambda j, k=k: self._summands(body(j[:first]), monoid)[k].body(j[first:]))
+            for k, s in enumerate(self._summands(inner, monoid))
+        ))  # fmt: skip
+
+    def _distributed(self, name: str, values: tuple[Any, ...]) -> Any:
+        """Apply a function to sums, where it distributes over them."""
+        monoid = next(v.monoid for v in values if isinstance(v, Sums))
+        if name == monoid:
+            return Sums(monoid, tuple(s for v in values for s in self._summands(v, monoid)))
+        if monoid == "add" and name == "sub":
+            return self._distributed("add", (values[0], self.apply("neg", values[1])))
+        linear = name in ("neg", "mul") or (name == "div" and not isinstance(values[1], Sums))
+        if monoid != "add" or not linear:
+            raise Inexpressible(f"{name} of a reduction with {monoid}")
+
+        def joined(parts: tuple[Summand, ...]) -> Summand:
+            def body(j: tuple[Vector, ...]) -> Any:
+                elements = []
+                for s in parts:
+                    elements.append(s.body(j[: len(s.boxes)]))
+                    j = j[len(s.boxes) :]
+                return self.apply(name, *elements)
+
+            return Summand(tuple(b for s in parts for b in s.boxes), body)
+
+        return Sums("add", tuple(joined(p) for p in product(*(self._summands(v, "add") for v in values))))
+
+    def apply(self, name: str, *elements: Any) -> Any:
+        """Return an elementwise function of elements."""
+        if any(isinstance(e, Sums) for e in elements):
+            if name == "select" and not isinstance(elements[0], Sums):
+                return self.choose(*elements)
+            return self._distributed(name, elements)
+        if name == "constant":
+            (value,) = elements
+            if isinstance(value, bool):
+                return z3.BoolVal(value, self.context)
+            return z3.IntVal(value, self.context) if self.signature.integers else z3.RealVal(value, self.context)
+        if name in ("least", "greatest"):
+            return z3.Const(name, self.element_sort)
+        if name in MEANINGS:
+            return MEANINGS[name](self, *elements)
+        sorts = [e.sort() for e in elements]
+        result = z3.BoolSort(self.context) if name[0] in "pq" else self.element_sort
+        value = z3.Function(name, *sorts, result)(*elements)
+        self._applied.setdefault(name, []).append(value)
+        return value
+
+    def require(self, group: str, conditions: Vector) -> None:
+        """Note a condition under which an operator is defined."""
+        self.requirements.append((group, self.truth(conditions[0])))
+
+    def defined(self, condition: Any) -> None:
+        """Note a condition under which an element is defined."""
+        if self._depth:
+            raise Inexpressible("a partial function inside of a reduction")
+        self.definedness.append(condition)
+
+    def laws(self) -> list[Any]:
+        """Return instances of the laws of functions that are not polynomial, for all applications so far."""
+        found: list[Any] = []
+        for name, law in LAWS.items():
+            for value in self._applied.get(name, ()):
+                found += law(self, value, *value.children())
+        exponentials = self._applied.get("exp", ())
+        for a, b in combinations(exponentials, 2):
+            total = a.decl()(a.arg(0) + b.arg(0))
+            found += [total == a * b, z3.Implies(a.arg(0) == -b.arg(0), a * b == 1)]
+            found += [e == a * b for e in exponentials if z3.simplify(e.arg(0) - a.arg(0) - b.arg(0)).eq(self.apply("constant", 0))]
+        for a in exponentials:
+            found += [z3.Implies(a.arg(0) == -b.arg(0), a * b == 1) for b in exponentials]
+        return found
+
+
+def _divide(d: Symbolic, a: Any, b: Any) -> Any:
+    d.defined(b != 0)
+    return a / b
+
+
+def _remainder(d: Symbolic, a: Any, b: Any) -> Any:
+    """The remainder with the sign of the dividend."""
+    d.defined(b != 0)
+    rest = d.quotient(z3.If(a >= 0, a, -a), z3.If(b >= 0, b, -b))[1]
+    return z3.If(a >= 0, rest, -rest)
+
+
+def _square_root(d: Symbolic, a: Any) -> Any:
+    d.defined(a >= 0)
+    value = z3.Function("sqrt", d.element_sort, d.element_sort)(a)
+    d.facts.append(z3.Implies(a >= 0, z3.And(value >= 0, value * value == a)))
+    return value
+
+
+def _reciprocal_root(d: Symbolic, a: Any) -> Any:
+    return _divide(d, d.apply("constant", 1), _square_root(d, a))
+
+
+def _exponential(d: Symbolic, a: Any) -> Any:
+    value = z3.Function("exp", d.element_sort, d.element_sort)(a)
+    d._applied.setdefault("exp", []).append(value)
+    return value
+
+
+def _logarithm(d: Symbolic, a: Any) -> Any:
+    d.defined(a > 0)
+    value = z3.Function("log", d.element_sort, d.element_sort)(a)
+    d._applied.setdefault("log", []).append(value)
+    return value
+
+
+def _power(d: Symbolic, a: Any, b: Any) -> Any:
+    """A power: a product for a small whole exponent, else of a positive base."""
+    if z3.is_rational_value(b) and b.denominator_as_long() == 1 and abs(b.numerator_as_long()) <= 4:
+        value, number = d.apply("constant", 1), b.numerator_as_long()
+        for _ in range(abs(number)):
+            value = value * a
+        return value if number >= 0 else _divide(d, d.apply("constant", 1), value)
+    return _exponential(d, b * _logarithm(d, a))
+
+
+def _least(a: Any, b: Any) -> Any:
+    return z3.If(a <= b, a, b)
+
+
+def _greatest(a: Any, b: Any) -> Any:
+    return z3.If(a >= b, a, b)
+
+
+MEANINGS: dict[str, Callable[..., Any]] = {
+    "neg": lambda d, a: -a,
+    "add": lambda d, a, b: a + b,
+    "sub": lambda d, a, b: a - b,
+    "mul": lambda d, a, b: a * b,
+    "div": _divide,
+    "rem": _remainder,
+    "abs": lambda d, a: z3.If(a >= 0, a, -a),
+    "sign": lambda d, a: z3.If(a > 0, d.apply("constant", 1), z3.If(a < 0, d.apply("constant", -1), d.apply("constant", 0))),
+    "max": lambda d, a, b: _greatest(a, b),
+    "min": lambda d, a, b: _least(a, b),
+    "clamp": lambda d, lo, a, hi: _least(_greatest(a, lo), hi),
+    "select": lambda d, p, a, b: z3.If(p, a, b),
+    "eq": lambda d, a, b: a == b,
+    "ne": lambda d, a, b: a != b,
+    "lt": lambda d, a, b: a < b,
+    "le": lambda d, a, b: a <= b,
+    "gt": lambda d, a, b: a > b,
+    "ge": lambda d, a, b: a >= b,
+    "logical_and": lambda d, a, b: z3.And(a, b),
+    "logical_or": lambda d, a, b: z3.Or(a, b),
+    "logical_xor": lambda d, a, b: z3.Xor(a, b),
+    "logical_not": lambda d, a: z3.Not(a),
+    "exp": _exponential,
+    "log": _logarithm,
+    "sqrt": _square_root,
+    "rsqrt": _reciprocal_root,
+    "pow": _power,
+}
+
+def _zero_exponent(d: Symbolic, value: Any, a: Any) -> list[Any]:
+    logarithm = z3.Function("log", d.element_sort, d.element_sort)
+    return [value > 0, z3.Implies(a == 0, value == 1), logarithm(value) == a]
+
+
+def _inverse(d: Symbolic, value: Any, a: Any) -> list[Any]:
+    exponential = z3.Function("exp", d.element_sort, d.element_sort)
+    return [z3.Implies(a > 0, exponential(value) == a), z3.Implies(a == 1, value == 0)]
+
+
+LAWS: dict[str, Callable[..., list[Any]]] = {"exp": _zero_exponent, "log": _inverse}
