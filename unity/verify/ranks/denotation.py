@@ -429,7 +429,7 @@ def conv(r: Reader, a: Attributes, x: Tensor, w: Tensor) -> Tensor:
     sizes = _joined(r, x, w, (s,))
     stride, low, high, dilation, spread = fields
     n, m = x.sizes[s], w.sizes[s]
-    assert stride and low and high and dilation and spread
+    assert stride is not None and low is not None and high is not None and dilation is not None and spread is not None
     wide = tuple(r.domain.choose(k >= 1, (k - 1) * d + 1, 0) + lo + hi for k, d, lo, hi in zip(n, dilation, low, high, strict=True))
     window = tuple((k - 1) * d + 1 for k, d in zip(m, spread, strict=True))
     r.domain.require(s, tuple(

@@ -42,6 +42,7 @@ class RankRule:
         left: the term that is replaced.
         right: its replacement.
         conditions: comparisons of sizes and attributes; each holds of every dimension of its group, `some(...)` of at least one.
+            `one(G)` and `nonempty(G)` are about the number of dimensions, `positive(x)` about the elements of a tensor.
         pairings: bijections between sums, in the order in which the sums are compared.
         reason: the comment before the rule.
         obstacle: the reason why the rule has no terms; empty if it has.
@@ -72,6 +73,7 @@ class Signature:
         nonempty: groups of at least one dimension.
         tensors: for each tensor its groups, with the expression of their sizes.
         numbers: for each name of a size or an attribute its group.
+        positive: tensors whose elements are positive.
         integers: whether elements are integers rather than real numbers.
     """
 
@@ -80,6 +82,7 @@ class Signature:
     nonempty: frozenset[str]
     tensors: dict[str, tuple[tuple[str, ast.expr], ...]]
     numbers: dict[str, str]
+    positive: frozenset[str]
     integers: bool
 
 
@@ -172,10 +175,17 @@ def signature(rule: RankRule) -> Signature:
     groups = list(dict.fromkeys([g for shape in tensors.values() for g, _ in shape] + [g for g, _ in attributes]))
     operators = list(calls(rule.left, rule.right))
     single = {c.args[0].id for c in operators if _operator(c) in SINGLE and isinstance(c.args[0], ast.Name)}
-    single |= {c.args[0].id for cond in rule.conditions for c in calls(cond) if _operator(c) == "one" and isinstance(c.args[0], ast.Name)}
-    nonempty = {c.args[0].id for cond in rule.conditions for c in calls(cond) if _operator(c) == "nonempty" and isinstance(c.args[0], ast.Name)}
+    promised = {word: {n for c in rule.conditions for n in _about(c, word)} for word in ("one", "nonempty", "positive")}
+    single |= promised["one"]
     integers = any(_operator(c) in INTEGER for c in operators)
-    return Signature(tuple(groups), frozenset(single), frozenset(single | nonempty), tensors, numbers, integers)
+    return Signature(tuple(groups), frozenset(single), frozenset(single | promised["nonempty"]), tensors, numbers, frozenset(promised["positive"]), integers)
+
+
+def _about(condition: ast.expr, word: str) -> list[str]:
+    """Return the names that a condition such as `nonempty(G)` is about."""
+    if isinstance(condition, ast.Call) and _operator(condition) == word:
+        return [a.id for a in condition.args if isinstance(a, ast.Name)]
+    return []
 
 
 def _operator(call: ast.Call) -> str:

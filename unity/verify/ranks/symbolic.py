@@ -66,7 +66,8 @@ class Symbolic:
         self.element_sort = self.integer if signature.integers else z3.RealSort(self.context)
         self.atoms: dict[tuple[str, str], Atom] = {}
         self.parts: dict[tuple[str, str], Part] = {}
-        self.facts: list[Any] = []  # true of the symbols by their definition
+        self.facts: list[Any] = []  # of elements, by their definition
+        self.divisions: list[Any] = []  # of quotients and remainders, by their definition
         self.requirements: list[tuple[str, Any]] = []
         self.definedness: list[Any] = []  # divisors that must not be zero, and the like
         self._applied: dict[str, list[Any]] = {}
@@ -141,13 +142,13 @@ class Symbolic:
         for other, by in self._quotients:  # a shift by the divisor: nonlinear arithmetic does not see it
             if by.eq(divisor):
                 a, b = (f(other, divisor) for f in functions)
-                self.facts += [
+                self.divisions += [
                     z3.Implies(z3.And(divisor > 0, number == other + divisor), z3.And(q == a + 1, rest == b)),
                     z3.Implies(z3.And(divisor > 0, other == number + divisor), z3.And(a == q + 1, rest == b)),
                 ]
         self._quotients.append((number, divisor))
-        self.facts += self._divisions_in_turn()
-        self.facts.append(z3.Implies(divisor > 0, z3.And(number == divisor * q + rest, 0 <= rest, rest < divisor)))
+        self.divisions += self._divisions_in_turn()
+        self.divisions.append(z3.Implies(divisor > 0, z3.And(number == divisor * q + rest, 0 <= rest, rest < divisor)))
         return q, rest
 
     def _divisions_in_turn(self) -> list[Any]:
@@ -180,6 +181,8 @@ class Symbolic:
         value = z3.Function(tensor, *[self.integer] * len(arguments), sort)(*arguments) if arguments else z3.Const(tensor, sort)
         if tensor[0] not in "pq":
             self.facts += [self.apply("least") <= value, value <= self.apply("greatest")]
+        if tensor in self.signature.positive:
+            self.facts.append(value > 0)
         return value
 
     def unit(self, monoid: str) -> Any:
@@ -318,21 +321,25 @@ def _exponential(d: Symbolic, a: Any) -> Any:
     return value
 
 
-def _logarithm(d: Symbolic, a: Any) -> Any:
-    d.defined(a > 0)
+def _logarithm(d: Symbolic, a: Any, partial: bool = True) -> Any:
+    if partial:
+        d.defined(a > 0)
     value = z3.Function("log", d.element_sort, d.element_sort)(a)
     d._applied.setdefault("log", []).append(value)
     return value
 
 
 def _power(d: Symbolic, a: Any, b: Any) -> Any:
-    """A power: a product for a small whole exponent, else of a positive base."""
+    """A power: a product for a small whole exponent, else by its size, and of a positive base by its sign."""
     if z3.is_rational_value(b) and b.denominator_as_long() == 1 and abs(b.numerator_as_long()) <= 4:
         value, number = d.apply("constant", 1), b.numerator_as_long()
         for _ in range(abs(number)):
             value = value * a
         return value if number >= 0 else _divide(d, d.apply("constant", 1), value)
-    return _exponential(d, b * _logarithm(d, a))
+    size = _exponential(d, b * _logarithm(d, z3.If(a >= 0, a, -a), False))
+    value = z3.Function("pow", d.element_sort, d.element_sort, d.element_sort)(a, b)
+    d.facts += [z3.Implies(a > 0, value == size), z3.Implies(a != 0, z3.Or(value == size, value == -size))]
+    return value
 
 
 def _least(a: Any, b: Any) -> Any:

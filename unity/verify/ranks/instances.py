@@ -1,0 +1,279 @@
+"""Rules at concrete ranks and sizes: where they are run, and how false ones are refuted.
+
+The same operators (`denotation.py`) are evaluated on arrays of integers. To sample sizes and attributes, a vector is an array of many
+candidates for one dimension, and the rule's conditions and the operators' requirements select the legal ones. To run a side, a vector has
+an array of indices for each dimension of the group.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from unity.base.errors import RuleError
+from unity.verify.ranks.denotation import Index, Reader, Tensor, Vector
+from unity.verify.ranks.rule import RankRule, Signature, signature
+
+CANDIDATES = 6_000  # combinations of sizes and attributes of a dimension, before those that are not legal are left out
+LARGEST = 5
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A rule's variables at concrete ranks and sizes.
+
+    Attributes:
+        ranks: the number of dimensions of each group.
+        numbers: each size or attribute, with a value for every dimension of its group.
+        arrays: each tensor; its dimensions are those of its groups in turn.
+        permutation: the places of all dimensions of all groups, in the order that each variable order of the rule gives them.
+    """
+
+    ranks: dict[str, int]
+    numbers: dict[str, tuple[int, ...]]
+    arrays: dict[str, np.ndarray]
+    permutation: dict[str, dict[tuple[str, int], int]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        numbers = ", ".join(f"{k} = {list(v)}" for k, v in self.numbers.items())
+        return f"{numbers}; {', '.join(f'{k} = {v.tolist()}' for k, v in self.arrays.items())}"
+
+
+class Concrete:
+    """The domain of arrays."""
+
+    def __init__(self, signature: Signature, instance: Instance) -> None:
+        self.signature, self.instance = signature, instance
+        self.legal: dict[str, Any] = {}  # for each group whether its requirements are met
+        self.axes = 0
+
+    def rank(self, group: str) -> int:
+        """Return the number of dimensions of a group."""
+        return self.instance.ranks.get(group, 1)
+
+    def number(self, name: str, group: str) -> Vector:
+        """Return a size or an attribute."""
+        if not group and name not in self.instance.numbers:
+            raise RuleError(f"{name} is neither a size, an attribute nor a scalar")
+        return self.instance.numbers[name]
+
+    def every(self, group: str, conditions: Vector) -> Any:
+        """Return where conditions hold of all dimensions."""
+        return self.both(*conditions)
+
+    def both(self, *conditions: Any) -> Any:
+        """Return where all conditions hold."""
+        result: Any = True
+        for c in conditions:
+            result = np.logical_and(result, c)
+        return result
+
+    def choose(self, condition: Any, yes: Any, no: Any) -> Any:
+        """Return one of two values, place by place."""
+        return np.where(condition, yes, no)
+
+    def quotient(self, number: Any, divisor: Any) -> tuple[Any, Any]:
+        """Return quotient and remainder; of a division by zero, anything."""
+        divisor = np.where(np.equal(divisor, 0), 1, divisor)
+        return np.floor_divide(number, divisor), np.mod(number, divisor)
+
+    def element(self, number: Any) -> Any:
+        """Return an integer as an element."""
+        return np.asarray(number)
+
+    def access(self, tensor: str, index: Index) -> Any:
+        """Return elements of a variable; outside of it, anything."""
+        array = self.instance.arrays[tensor]
+        places = np.broadcast_arrays(*(k for vector in index.values() for k in vector)) if array.ndim else ()
+        if array.ndim and not array.size:
+            return np.zeros(places[0].shape, array.dtype)
+        return array[tuple(np.clip(p, 0, n - 1) for p, n in zip(places, array.shape, strict=True))]
+
+    def apply(self, name: str, *elements: Any) -> Any:
+        """Return an elementwise function of arrays."""
+        with np.errstate(all="ignore"):
+            return elementwise(name, self.signature.integers)(*elements)
+
+    def reduce(self, monoid: str, boxes: Sequence[tuple[str, Vector]], body: Callable[[tuple[Vector, ...]], Any]) -> Any:
+        """Combine elements along new leading axes of arrays."""
+        index, before = [], self.axes
+        for _, sizes in boxes:
+            vector = []
+            for n in sizes:
+                vector.append(np.arange(int(n)).reshape(-1, *(1,) * self.axes))
+                self.axes += 1
+            index.append(tuple(vector))
+        lengths = [int(n) for _, sizes in boxes for n in sizes][::-1]
+        value = np.asarray(body(tuple(index)))
+        self.axes = before
+        shape = (1,) * (before + len(lengths) - value.ndim) + value.shape
+        value = np.broadcast_to(value.reshape(shape), (*lengths, *shape[len(lengths) :]))
+        function, unit = MONOIDS[monoid]
+        if value.dtype == bool and monoid in ("add", "max"):
+            function = np.logical_or
+        return function.reduce(value, axis=tuple(range(len(lengths))), initial=unit) if lengths else value
+
+    def require(self, group: str, conditions: Vector) -> None:
+        """Note where an operator is defined."""
+        self.legal[group] = self.both(self.legal.get(group, True), *conditions)
+
+    def array(self, tensor: Tensor) -> np.ndarray:
+        """Return all elements of a tensor."""
+        sizes = [int(n) for g in tensor.sizes for n in tensor.sizes[g]]
+        self.axes, index, axis = len(sizes), {}, 0
+        for g, vector in tensor.sizes.items():
+            index[g] = tuple(np.arange(int(n)).reshape((-1,) + (1,) * (len(sizes) - axis - k - 1)) for k, n in enumerate(vector))
+            axis += len(vector)
+        return np.broadcast_to(np.asarray(tensor.at(index)), tuple(sizes))
+
+
+def _mixed(*elements: Any) -> Any:
+    """Return an arbitrary function of its operands, in which none is like another."""
+    total = 0.0
+    for k, e in enumerate(elements):
+        total = total * 1.7 + np.asarray(e) * (1 + k) + 0.25 * np.asarray(e) ** 2
+    return total + 1.3
+
+
+MONOIDS: dict[str, tuple[Any, Any]] = {
+    "add": (np.add, 0),
+    "mul": (np.multiply, 1),
+    "max": (np.maximum, -np.inf),
+    "min": (np.minimum, np.inf),
+    "logical_and": (np.logical_and, True),
+    "logical_or": (np.logical_or, False),
+    "f": (np.multiply, 1),  # as good as any other commutative monoid
+}
+
+NAMES = {"neg": "negative", "mul": "multiply", "sub": "subtract", "div": "divide", "max": "maximum", "min": "minimum", "pow": "power",
+         "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "rem": "fmod"}  # fmt: skip
+
+
+def elementwise(name: str, integers: bool) -> Callable[..., Any]:
+    """Return an elementwise function by its name in the rule language."""
+    special: dict[str, Callable[..., Any]] = {
+        "constant": lambda value: np.asarray(value if isinstance(value, bool) or integers else float(value)),
+        "least": lambda: np.asarray(np.iinfo(int).min if integers else -np.inf),
+        "greatest": lambda: np.asarray(np.iinfo(int).max if integers else np.inf),
+        "clamp": lambda lo, x, hi: np.minimum(np.maximum(x, lo), hi),
+        "select": np.where,
+        "rsqrt": lambda x: 1 / np.sqrt(x),
+        **dict.fromkeys("fgh", _mixed),
+    }
+    return special[name] if name in special else getattr(np, NAMES.get(name, name))
+
+
+def instances(rule: RankRule, seed: int, number: int, largest_rank: int = 2) -> Iterator[Instance]:
+    """Yield legal instances of a rule at random; fewer if it has hardly any."""
+    generator = np.random.default_rng(seed)
+    shape = signature(rule)
+    dims = {name for tensor in shape.tensors.values() for _, size in tensor for name in _names_of(size)}
+    for _ in range(number):
+        scalars = {n: _elements(generator, n, (), shape) for n, groups in shape.tensors.items() if not groups}
+        tables = _tables(rule, shape, scalars, dims, generator)
+        ranks, numbers = {}, {}
+        for group in shape.groups:
+            low = 1 if group in shape.nonempty else 0
+            ranks[group] = 1 if group in shape.single else int(generator.integers(low, max(low, largest_rank) + 1))
+            rows = tables[group]
+            if not rows["#"] and ranks[group]:
+                break
+            chosen = generator.integers(0, max(1, rows["#"]), ranks[group])
+            numbers |= {name: tuple(int(column[c]) for c in chosen) for name, column in rows.items() if name != "#"}
+        else:
+            reader = Reader(Concrete(shape, Instance(ranks, numbers, scalars)), shape)
+            if all(_holds(c, reader) for c in rule.conditions):
+                sizes = {n: [int(k) for g, size in groups for k in reader.integers(size, g)] for n, groups in shape.tensors.items()}
+                arrays = {n: scalars[n] if n in scalars else _elements(generator, n, tuple(s), shape) for n, s in sizes.items()}
+                if all(math.prod(s) < 20_000 for s in sizes.values()):
+                    yield Instance(ranks, numbers, arrays, _orders(ranks, generator))
+
+
+def _orders(ranks: dict[str, int], generator: np.random.Generator) -> dict[str, dict[tuple[str, int], int]]:
+    dimensions = [(g, k) for g, r in ranks.items() for k in range(r)]
+    return {order: dict(zip(dimensions, generator.permutation(len(dimensions)).tolist(), strict=True)) for order in ("o", "u")}
+
+
+def _names_of(node: Any) -> list[str]:
+    return [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
+
+
+def _elements(generator: np.random.Generator, name: str, sizes: tuple[int, ...], shape: Signature) -> np.ndarray:
+    """Return random elements: truth values, or small numbers, with zeros and equal ones among them."""
+    if name[0] in "pq":
+        return np.asarray(generator.random(sizes) < 0.5)
+    values = np.asarray(generator.integers(1 if name in shape.positive else -4, 7, sizes))
+    return values if shape.integers else values + np.asarray(generator.integers(0, 4, sizes)) * 0.25
+
+
+def _tables(rule: RankRule, shape: Signature, scalars: dict, dims: set[str], generator: np.random.Generator) -> dict[str, dict[str, Any]]:
+    """Return for each group legal values of its numbers, a column for each number, and their count as `#`."""
+    tables: dict[str, dict[str, Any]] = {}
+    numbers = {n: (generator.integers(0 if n in dims else -3, LARGEST + 1, CANDIDATES),) for n in shape.numbers}
+    everything = Instance(dict.fromkeys(shape.groups, 1), numbers, scalars)  # type: ignore[arg-type]
+    domain = Concrete(shape, everything)
+    reader = Reader(domain, shape)
+    reader.tensor(rule.left)
+    for node in rule.conditions:
+        if not _is_call(node):
+            domain.require(reader.condition_group(node), reader.condition(node, reader.condition_group(node)))
+    for group in shape.groups:
+        legal = np.broadcast_to(domain.legal.get(group, True), (CANDIDATES,))
+        tables[group] = {n: numbers[n][0][legal] for n, g in shape.numbers.items() if g == group}
+        tables[group]["#"] = int(legal.sum())
+    return tables
+
+
+def _is_call(node: Any) -> bool:
+    return isinstance(node, ast.Call)
+
+
+def _holds(node: Any, reader: Reader) -> bool:
+    """Return whether a condition holds at an instance."""
+    if _is_call(node):
+        if node.func.id != "some":
+            return True
+        node = node.args[0]
+        return bool(np.any(np.asarray(reader.condition(node, reader.condition_group(node)))))
+    return bool(np.all(np.asarray(reader.condition(node, reader.condition_group(node)))))
+
+
+def difference(rule: RankRule, instance: Instance) -> str:
+    """Return how the sides differ at a legal instance; an empty text if they do not, wherever the left one is a finite number."""
+    shape = signature(rule)
+    domain = Concrete(shape, instance)
+    reader = Reader(domain, shape)
+    left = reader.tensor(rule.left)
+    domain.legal.clear()
+    right = reader.tensor(rule.right)
+    if not all(np.all(x) for x in domain.legal.values()):
+        return "the right side is not defined"
+    if {g: list(map(int, n)) for g, n in left.sizes.items()} != {g: list(map(int, n)) for g, n in right.sizes.items()}:
+        return "the sides have different shapes"
+    right = Tensor({g: right.sizes[g] for g in left.sizes}, right.at, right.order)
+    a, b = domain.array(left), domain.array(right)
+    if compare(a, b):
+        return ""
+    return f"{a.tolist()} is not {b.tolist()}"
+
+
+def compare(a: np.ndarray, b: np.ndarray, tolerance: float = 1e-7) -> bool:
+    """Return whether two arrays are equal, wherever the first is a number."""
+    with np.errstate(all="ignore"):
+        return a.shape == b.shape and bool(np.all((a == b) | np.isnan(a) | np.isinf(a) | np.isclose(a, b, rtol=tolerance, atol=tolerance)))
+
+
+def refute(rule: RankRule, seed: int = 0, number: int = 60) -> tuple[str, int]:
+    """Return a counterexample, or an empty text, and at how many instances the rule was run."""
+    runs = 0
+    for instance in instances(rule, seed, number):
+        runs += 1
+        if why := difference(rule, instance):
+            return f"{instance}: {why}", runs
+    return "", runs
+
