@@ -29,6 +29,8 @@ from unity.substitutions.language.drawing import draw
 from unity.substitutions.language.library import Library, LibraryEntry, load
 from unity.substitutions.language.text import parse_rules, print_rule
 from unity.verify.proofs.library import RuleVerdict, verify
+from unity.verify.ranks.rule import parse_rank_rules
+from unity.verify.ranks.verdict import verdicts
 
 HELP = "generate, verify, show and import substitution rules"
 OPERATOR_FORM = "expected MODULE:FUNCTION, a function that gives (operator, *arguments)"
@@ -56,8 +58,8 @@ def add_arguments(rules: argparse.ArgumentParser) -> None:
     generate_parser.add_argument("--processes", type=count, default=os.cpu_count() or 1, metavar="N")
     generate_parser.add_argument("--fresh", action="store_true", help="discard the results of earlier runs")
 
-    text = "Prove the rules of a library (.json) or a text (.rules) again. The exit status is 1 if one is not proved."
-    examples = "", "mine.rules -o mine.json", "--operators", "--operators mymodel:operator"
+    text = "Prove the rules of a library (.json) or a text (.rules, .ranks) again. The exit status is 1 if one is not proved."
+    examples = "", "mine.rules -o mine.json", "rules/xla.ranks", "--operators", "--operators mymodel:operator"
     verify_parser = command("verify", run_verify, text, *examples)
     verify_parser.add_argument("path", nargs="?", type=Path, default=library_path(), metavar="FILE")
     verify_parser.add_argument("--operators", nargs="?", const="", metavar=METAVAR, help=(
@@ -133,6 +135,8 @@ def run_verify(options: argparse.Namespace) -> int:
     """Prove the rules of a library, or the parallelizations of operators."""
     if options.operators is not None:
         return _verify_operators(options.operators, options.json)
+    if options.path.suffix == ".ranks":
+        return _verify_ranks(options)
     is_text = options.path.suffix == ".rules"
     rules = parse_rules(_read(options.path)) if is_text else load(options.path).rules
     with stage("proving") as say:
@@ -154,6 +158,28 @@ def _library(proved: Sequence[RuleVerdict], path: Path) -> Library:
     """Return proved rules as a library, which the option `rules=` of `unity.optimize` takes."""
     entries = (LibraryEntry(r.rule, r.proof.axioms, r.proof.work, r.check.instances, {"family": path.stem}) for r in proved)
     return Library(tuple(entries), {"from": path.name})
+
+
+def _verify_ranks(options: argparse.Namespace) -> int:
+    """Judge rules over groups of dimensions. Return 1 if one that has terms is not proved."""
+    if options.out is not None:
+        raise RuleError("rules of every rank are not written as a library; expected -o with a text of .rules")
+    with stage("proving") as say:
+        results = verdicts(parse_rank_rules(_read(options.path)), options.execute, say)
+    counts = Counter(r.status for r in results)
+    failures = [r for r in results if r.status not in ("proved", "not expressible")]
+    if options.json:
+        rows = [
+            {"name": r.rule.name, "rule": str(r.rule), "status": r.status, "why": r.why, "seconds": round(r.proof.seconds, 3)}
+            for r in results
+        ]
+        print_json({"proved": counts["proved"], "of": len(results), "results": rows})
+    else:
+        for result in failures:
+            print(f"{result.rule}\n    {result.status}: {result.why}")
+        rest = f"{counts['not expressible']} not expressible"
+        print(f"{counts['proved']} of {len(results)} rules proved for every rank and size, {rest}")
+    return 1 if failures else 0
 
 
 def _verify_operators(which: str, as_data: bool) -> int:

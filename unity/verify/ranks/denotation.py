@@ -1,9 +1,9 @@
 """The meaning of operators: a tensor is a function from indices to elements, its sizes are functions of its operands' sizes.
 
-An index gives each group of dimensions a vector with one integer for each of its dimensions. An operator is written once, by arithmetic on
-the integers of one dimension, and evaluated by a `Domain`: on symbols by the prover (`symbolic.py`), where a vector is its generic dimension,
-and on arrays at a concrete rank (`instances.py`), where tests compare it with `jax.lax` (`execution.py`).
-"""
+An index gives each group of dimensions a vector with one integer for each of its dimensions. An operator is written once, by
+arithmetic on the integers of one dimension, and evaluated by a `Domain`: on symbols by the prover (`symbolic.py`), where a vector
+is its generic dimension, and on arrays at a concrete rank (`instances.py`), where tests compare it with `jax.lax`
+(`execution.py`)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import ast
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import CO_VARARGS
+from types import FunctionType
 from typing import Any, Protocol
 
 from unity.base.errors import RuleError
@@ -135,7 +137,10 @@ class Reader:
                    ast.GtE: operator.ge}  # fmt: skip
         if isinstance(node, ast.Compare):
             sides = [self.integers(x, group) for x in (node.left, *node.comparators)]
-            parts = [[compare[type(op)](a, b) for a, b in zip(x, y, strict=True)] for op, x, y in zip(node.ops, sides, sides[1:], strict=False)]
+            parts = [
+                [compare[type(op)](a, b) for a, b in zip(x, y, strict=True)]
+                for op, x, y in zip(node.ops, sides, sides[1:], strict=False)
+            ]
             return tuple(self.domain.both(*column) for column in zip(*parts, strict=True))
         if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
             left, right = (self.condition(x, group) for x in node.values)
@@ -161,15 +166,23 @@ class Reader:
             name = node.id if isinstance(node, ast.Name) else node.value.id  # type: ignore[attr-defined]
             shape = {g: self.integers(size, g) for g, size in self.signature.tensors[name]}
             return Tensor(shape, lambda index: self.domain.access(name, {g: index[g] for g in shape}))
-        assert isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        assert isinstance(node, ast.Call)
+        assert isinstance(node.func, ast.Name)
         name = node.func.id
         if name not in OPERATORS:
+            if any(map(is_group, node.args)):
+                raise Inexpressible(f"the elementwise function {name} has no attributes")
             return self._elementwise(name, [self.tensor(x) for x in node.args])
         words = [node.args[0].id] if name in WORDED and isinstance(node.args[0], ast.Name) else []
         rest = node.args[len(words) :]
         attributes = {g: self._fields(g, x) for x in rest if (g := is_group(x)) and isinstance(x, ast.Subscript)}
         bare = [is_group(x) for x in rest if is_group(x) and isinstance(x, ast.Name)]
         operands = [self.tensor(x) for x in rest if not is_group(x)]
+        code = OPERATORS[name].__code__
+        if len(operands) != code.co_argcount - 2 and not code.co_flags & CO_VARARGS:
+            raise Inexpressible(f"{name} has {code.co_argcount - 2} operands, not {len(operands)}")
+        if unknown := {*bare, *attributes} - set(self.signature.groups):
+            raise Inexpressible(f"{', '.join(sorted(unknown))} is no group of dimensions")
         return OPERATORS[name](self, Attributes(words, bare, attributes), *operands)
 
     def _fields(self, group: str, node: ast.Subscript) -> tuple[Vector | None, ...]:
@@ -205,12 +218,11 @@ class Attributes:
     fields: dict[str, tuple[Vector | None, ...]]
 
 
-Operator = Callable[..., Tensor]
-OPERATORS: dict[str, Operator] = {}
+OPERATORS: dict[str, FunctionType] = {}
 WORDED = {"transpose", "reduce"}  # operators whose first argument is a word: an order, a monoid
 
 
-def define(function: Operator) -> Operator:
+def define(function: FunctionType) -> FunctionType:
     """Add an operator to the language, by the name of its function."""
     OPERATORS[function.__name__.removesuffix("_")] = function
     return function
@@ -236,12 +248,19 @@ def slice_(r: Reader, a: Attributes, x: Tensor) -> Tensor:
     sizes, steps = dict(x.sizes), {}
     for g, fields in a.fields.items():
         start, end, stride = (_default(f, x.sizes[g], d) for f, d in zip((*fields, None)[:3], (0, None, 1), strict=True))
-        r.domain.require(g, tuple(r.domain.both(0 <= s, s <= e, e <= n, p >= 1) for s, e, p, n in zip(start, end, stride, x.sizes[g], strict=True)))
-        sizes[g] = tuple(e - s if _is_one(p) else r.domain.quotient(e - s + p - 1, p)[0] for s, e, p in zip(start, end, stride, strict=True))
+        r.domain.require(
+            g,
+            tuple(r.domain.both(s >= 0, s <= e, e <= n, p >= 1) for s, e, p, n in zip(start, end, stride, x.sizes[g], strict=True)),
+        )
+        sizes[g] = tuple(
+            e - s if _is_one(p) else r.domain.quotient(e - s + p - 1, p)[0] for s, e, p in zip(start, end, stride, strict=True)
+        )
         steps[g] = start, stride
 
     def at(i: Index) -> Any:
-        return _moved(x, i, {g: tuple(s + k * p for k, s, p in zip(i[g], start, stride, strict=True)) for g, (start, stride) in steps.items()})
+        return _moved(
+            x, i, {g: tuple(s + k * p for k, s, p in zip(i[g], start, stride, strict=True)) for g, (start, stride) in steps.items()}
+        )
 
     return Tensor(sizes, at, x.order)
 
@@ -265,8 +284,11 @@ def pad(r: Reader, a: Attributes, x: Tensor, value: Tensor) -> Tensor:
     def at(i: Index) -> Any:
         inside, index = True, {}
         for g, (low, interior) in shifts.items():
-            places = [(k - lo, 0) if isinstance(h, int) and h == 0 else r.domain.quotient(k - lo, h + 1) for k, lo, h in zip(i[g], low, interior, strict=True)]
-            kept = tuple(r.domain.both(0 <= q, q < n, rest == 0) for (q, rest), n in zip(places, x.sizes[g], strict=True))
+            places = [
+                (k - lo, 0) if isinstance(h, int) and h == 0 else r.domain.quotient(k - lo, h + 1)
+                for k, lo, h in zip(i[g], low, interior, strict=True)
+            ]
+            kept = tuple(r.domain.both(q >= 0, q < n, rest == 0) for (q, rest), n in zip(places, x.sizes[g], strict=True))
             inside, index[g] = r.domain.both(inside, r.domain.every(g, kept)), tuple(q for q, _ in places)
         return r.domain.choose(inside, _moved(x, i, index), value.at({}))
 
@@ -286,7 +308,7 @@ def dynamic_slice(r: Reader, a: Attributes, x: Tensor) -> Tensor:
     _check_groups(a, x)
     starts = {g: _clamped(r, f[0], f[1], x.sizes[g]) for g, f in a.fields.items()}  # type: ignore[arg-type]
     for g, f in a.fields.items():
-        r.domain.require(g, tuple(r.domain.both(0 <= m, m <= n) for m, n in zip(f[1], x.sizes[g], strict=True)))  # type: ignore[arg-type]
+        r.domain.require(g, tuple(r.domain.both(m >= 0, m <= n) for m, n in zip(f[1], x.sizes[g], strict=True)))  # type: ignore[arg-type]
     sizes = {**x.sizes, **{g: f[1] for g, f in a.fields.items()}}
 
     def at(i: Index) -> Any:
@@ -307,9 +329,10 @@ def dynamic_update_slice(r: Reader, a: Attributes, x: Tensor, update: Tensor) ->
 
     def at(i: Index) -> Any:
         moved = {g: tuple(k - s for k, s in zip(i[g], start, strict=True)) for g, start in starts.items()}
-        inside = r.domain.both(*(
-            r.domain.every(g, tuple(r.domain.both(0 <= k, k < m) for k, m in zip(moved[g], update.sizes[g], strict=True))) for g in starts
-        ))  # fmt: skip
+        inside: Any = True
+        for g in starts:
+            within = tuple(r.domain.both(k >= 0, k < m) for k, m in zip(moved[g], update.sizes[g], strict=True))
+            inside = r.domain.both(inside, r.domain.every(g, within))
         return r.domain.choose(inside, _moved(update, i, moved), x.at(i))
 
     return Tensor(x.sizes, at, x.order)
@@ -319,7 +342,11 @@ def dynamic_update_slice(r: Reader, a: Attributes, x: Tensor, update: Tensor) ->
 def reverse(r: Reader, a: Attributes, x: Tensor) -> Tensor:
     """`reverse(G, x)`."""
     _check_groups(a, x)
-    return Tensor(x.sizes, lambda i: _moved(x, i, {g: tuple(n - 1 - k for k, n in zip(i[g], x.sizes[g], strict=True)) for g in a.groups}), x.order)
+    return Tensor(
+        x.sizes,
+        lambda i: _moved(x, i, {g: tuple(n - 1 - k for k, n in zip(i[g], x.sizes[g], strict=True)) for g in a.groups}),
+        x.order,
+    )
 
 
 @define
@@ -427,16 +454,16 @@ def conv(r: Reader, a: Attributes, x: Tensor, w: Tensor) -> Tensor:
     """`conv(F, S[stride, low, high, dilation, window_dilation], x, w)`: `F` is summed, `S` is windowed."""
     ((s, fields),) = a.fields.items()
     sizes = _joined(r, x, w, (s,))
-    stride, low, high, dilation, spread = fields
     n, m = x.sizes[s], w.sizes[s]
-    assert stride is not None and low is not None and high is not None and dilation is not None and spread is not None
+    stride, low, high, dilation, spread = (_default(f, n, 1) for f in fields)
     wide = tuple(r.domain.choose(k >= 1, (k - 1) * d + 1, 0) + lo + hi for k, d, lo, hi in zip(n, dilation, low, high, strict=True))
     window = tuple((k - 1) * d + 1 for k, d in zip(m, spread, strict=True))
-    r.domain.require(s, tuple(
-        r.domain.both(p >= 1, d >= 1, e >= 1, k >= 1, v >= 0) for p, d, e, k, v in zip(stride, dilation, spread, m, wide, strict=True)
-    ))  # fmt: skip
+    for steps in (stride, dilation, spread, m):
+        r.domain.require(s, tuple(p >= 1 for p in steps))
+    r.domain.require(s, tuple(v >= 0 for v in wide))
     out = tuple(
-        r.domain.choose(v >= k, v - k + 1 if _is_one(p) else r.domain.quotient(v - k, p)[0] + 1, 0) for v, k, p in zip(wide, window, stride, strict=True)
+        r.domain.choose(v >= k, v - k + 1 if _is_one(p) else r.domain.quotient(v - k, p)[0] + 1, 0)
+        for v, k, p in zip(wide, window, stride, strict=True)
     )
     summed = [*a.groups, s]
 
@@ -447,7 +474,9 @@ def conv(r: Reader, a: Attributes, x: Tensor, w: Tensor) -> Tensor:
                 (k * p + q * e - lo, 0) if _is_one(d) else r.domain.quotient(k * p + q * e - lo, d)
                 for k, q, p, e, lo, d in zip(i[s], inner[s], stride, spread, low, dilation, strict=True)
             ]
-            inside = r.domain.every(s, tuple(r.domain.both(0 <= q, q < k, rest == 0) for (q, rest), k in zip(places, n, strict=True)))
+            inside = r.domain.every(
+                s, tuple(r.domain.both(q >= 0, q < k, rest == 0) for (q, rest), k in zip(places, n, strict=True))
+            )
             left = {**i, **inner, s: tuple(q for q, _ in places)}
             value = r.domain.choose(inside, x.at({g: left[g] for g in x.sizes}), r.domain.apply("constant", 0))
             right = {**i, **inner}

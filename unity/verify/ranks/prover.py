@@ -1,20 +1,20 @@
 """Proofs of rules for every rank and size.
 
-Both sides are evaluated at one generic index. A condition such as "inside of the padding" quantifies over all dimensions of a group; it
-becomes an opaque atom, and a group's part of an index an opaque number. Z3 looks for values of atoms and numbers by which the sides differ.
-Whatever it proposes is tested against what the symbols stand for, by *lemmas about one dimension*:
+Both sides are evaluated at one generic index. A condition such as "inside of the padding" quantifies over all dimensions of a
+group; it becomes an opaque atom, and a group's part of an index an opaque number. Z3 looks for values of atoms and numbers by
+which the sides differ. Whatever it proposes is tested against what the symbols stand for, by *lemmas about one dimension*:
 
 - if the true conditions of a group, at a dimension, imply another, it is true;
 - if they imply that two integers are equal, the parts of the two indices are;
 - if they are contradictory, and the group has a dimension, they are not all true.
 
-A lemma holds of every dimension, hence of groups of any number of dimensions. If Z3 finds no values in the end, the sides are equal for
-every rank and every size. Conversely, conditions that no lemma excludes are met by some rank: take a dimension for each false condition and
-each pair of different parts. That is the bound on ranks of TensorRight (POPL 2025); here it need not be computed, as no lemma is about more
-than one dimension. The converse is not relied on.
+A lemma holds of every dimension, hence of groups of any number of dimensions. If Z3 finds no values in the end, the sides are
+equal for every rank and every size. Conversely, conditions that no lemma excludes are met by some rank: take a dimension for each
+false condition and each pair of different parts. That is the bound on ranks of TensorRight (POPL 2025); here it need not be
+computed, as no lemma is about more than one dimension. The converse is not relied on.
 
-Sums are equal if a bijection leads from the non-zero terms of one to equal terms of the other. The bijection is part of the rule's text.
-"""
+Sums are equal if a bijection leads from the non-zero terms of one to equal terms of the other. The bijection is part of the
+rule's text."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from unity.verify.ranks.symbolic import Summand, Sums, Symbolic
 
 ROUNDS = 25  # of proposals and lemmas, for one obligation
 MILLISECONDS = 3_000  # for one question to Z3
+UNDECIDED = 8  # questions that Z3 may leave undecided, for one rule
 STEPS = 200_000  # Z3's limit on work for one question
 
 
@@ -53,11 +54,15 @@ class RankProof:
     lemmas: int = 0
 
 
+class Unpaired(Exception):
+    """An index of a sum that the rule's bijection does not give."""
+
+
 class Obligations:
     """Proves formulas over atoms, under hypotheses that hold of every dimension of a group."""
 
     def __init__(self, domain: Symbolic) -> None:
-        self.domain, self.lemmas = domain, 0
+        self.domain, self.lemmas, self.undecided = domain, 0, 0
         self.hypotheses: list[tuple[str, Any]] = []
         self._learned: list[Any] = []
 
@@ -90,7 +95,7 @@ class Obligations:
             if result != z3.sat:
                 return result == z3.unsat
             lemmas = self._lemmas(solver.model())
-            if not lemmas:
+            if not lemmas or self.undecided > UNDECIDED:
                 return False
             self.lemmas += len(lemmas)
             self._learned += lemmas
@@ -108,7 +113,11 @@ class Obligations:
             parts = [p for p in self.domain.parts.values() if p.group == group]
             true = [a for a in atoms if z3.is_true(model.eval(a.symbol, model_completion=True))]
             false = [a for a in atoms if a not in true]
-            differ = [(p, q) for p, q in combinations(parts, 2) if not model.eval(p.symbol == q.symbol, model_completion=True).eq(self.domain.truth(True))]
+            differ = [
+                (p, q)
+                for p, q in combinations(parts, 2)
+                if not model.eval(p.symbol == q.symbol, model_completion=True).eq(self.domain.truth(True))
+            ]
             claims = [(a.formula, a.symbol) for a in false] + [(p.number == q.number, p.symbol == q.symbol) for p, q in differ]
             if group in signature.nonempty:
                 claims.append((self.domain.truth(False), self.domain.truth(False)))
@@ -119,7 +128,9 @@ class Obligations:
             for formula, conclusion in claims:
                 solver.push()
                 solver.add(z3.Not(formula))
-                if solver.check(*(a.symbol for a in true)) == z3.unsat:
+                result = solver.check(*(a.symbol for a in true)) if self.undecided <= UNDECIDED else z3.unknown
+                self.undecided += result == z3.unknown
+                if result == z3.unsat:
                     found.append(z3.Or([z3.Not(b) for b in solver.unsat_core()] + [conclusion]))
                 solver.pop()
         return found
@@ -134,6 +145,8 @@ def prove(rule: RankRule) -> RankProof:
         status, why = _attempt(rule, domain, obligations)
     except Inexpressible as error:
         return RankProof("ill-typed", str(error), time.process_time() - start)
+    except z3.Z3Exception as error:
+        return RankProof("ill-typed", f"elements of different types: {error}", time.process_time() - start)
     return RankProof(status, why, time.process_time() - start, obligations.lemmas)
 
 
@@ -179,7 +192,7 @@ def _equal_elements(
     domain = obligations.domain
     index = {g: domain.integer_symbol(f"index {g}") for g in left.sizes}
     for group, sizes in left.sizes.items():
-        obligations.assume(group, z3.And(0 <= index[group][0], index[group][0] < sizes[0]))
+        obligations.assume(group, z3.And(index[group][0] >= 0, index[group][0] < sizes[0]))
     a = left.at(index)
     premises = premises + domain.definedness
     domain.definedness = []
@@ -203,7 +216,11 @@ def _equal_elements(
         chosen = [next(hints) for _ in parts]
         if swapped:
             chosen = [Pairing(h.backward, h.forward) for h in chosen]
-        if not _same_sum(whole, parts, chosen, monoid, premises, reader, obligations):
+        try:
+            same = _same_sum(whole, parts, chosen, monoid, premises, reader, obligations)
+        except Unpaired as error:
+            return "open", str(error)
+        if not same:
             return "open", "the terms of the sums may differ"
     return "proved", ""
 
@@ -218,7 +235,9 @@ def _named(summand: Summand) -> list[tuple[str, str]]:
     return names
 
 
-def _image(target: Summand, source: dict[str, Vector], assignments: dict[str, ast.expr], reader: Reader, domain: Symbolic) -> tuple[Vector, ...]:
+def _image(
+    target: Summand, source: dict[str, Vector], assignments: dict[str, ast.expr], reader: Reader, domain: Symbolic
+) -> tuple[Vector, ...]:
     """Return the index of a summand that corresponds to another's."""
     image = []
     for name, group in _named(target):
@@ -227,12 +246,12 @@ def _image(target: Summand, source: dict[str, Vector], assignments: dict[str, as
         elif name in source:
             image.append(source[name])
         else:
-            raise Inexpressible(f"the index {name} of a sum has no counterpart; give it with via")
+            raise Unpaired(f"the index {name} of a sum has no counterpart; give it with via")
     return tuple(image)
 
 
 def _inside(summand: Summand, index: tuple[Vector, ...], domain: Symbolic) -> Any:
-    inside = [domain.every(g, (z3.And(0 <= k, k < n),)) for (g, (n,)), (k,) in zip(summand.boxes, index, strict=True)]
+    inside = [domain.every(g, (z3.And(k >= 0, k < n),)) for (g, (n,)), (k,) in zip(summand.boxes, index, strict=True)]
     return z3.And([domain.truth(c) for c in inside] + [domain.truth(True)])
 
 
@@ -242,7 +261,13 @@ def _equal_indices(summand: Summand, left: tuple[Vector, ...], right: tuple[Vect
 
 
 def _same_sum(
-    whole: Summand, parts: Sequence[Summand], hints: list[Pairing], monoid: str, premises: list[Any], reader: Reader, obligations: Obligations
+    whole: Summand,
+    parts: Sequence[Summand],
+    hints: list[Pairing],
+    monoid: str,
+    premises: list[Any],
+    reader: Reader,
+    obligations: Obligations,
 ) -> bool:
     """Return whether the terms of one sum that are not the unit correspond, one to one, to equal ones of several sums."""
     domain = obligations.domain
@@ -266,7 +291,14 @@ def _same_sum(
     cases = []
     for k, part in enumerate(parts):
         image = forward(k, j)
-        cases.append(z3.And(_inside(part, image, domain), part.body(image) == value, _equal_indices(whole, backward(k, image), j, domain), *others(k, j)))
+        cases.append(
+            z3.And(
+                _inside(part, image, domain),
+                part.body(image) == value,
+                _equal_indices(whole, backward(k, image), j, domain),
+                *others(k, j),
+            )
+        )
     if not obligations.valid([*premises, _inside(whole, j, domain), value != unit], z3.Or([*cases, domain.truth(False)])):
         return False
     for k, part in enumerate(parts):

@@ -1,8 +1,8 @@
 """The text of rules over groups of dimensions.
 
-A capital letter is a group of dimensions, of any number unless an operator needs one dimension. `x[G, H:m]` is a tensor of two groups: the
-sizes of the first are named `G` like the group, those of the second `m`. An attribute `G[s:e:p]` gives each dimension of `G` its own `s`, `e`
-and `p`. Tensors whose names begin with `p` or `q` are truth values.
+A capital letter is a group of dimensions, of any number unless an operator needs one dimension. `x[G, H:m]` is a tensor of two
+groups: the sizes of the first are named `G` like the group, those of the second `m`. An attribute `G[s:e:p]` gives each dimension
+of `G` its own `s`, `e` and `p`. Tensors whose names begin with `p` or `q` are truth values.
 
     slice-of-slice   slice(G[t:f], slice(G[s:e], x)) = slice(G[s + t:s + f], x)
     remove-reverse   reverse(G, x) = x   where G == 1
@@ -171,14 +171,24 @@ def signature(rule: RankRule) -> Signature:
     for group, node in attributes:
         for name in _names(node):
             if name not in tensors and numbers.setdefault(name, group) != group:
-                raise RuleError(f"{rule.name}: {name} belongs to the groups {numbers[name]} and {group}; name one of them differently")
+                raise RuleError(
+                    f"{rule.name}: {name} belongs to the groups {numbers[name]} and {group}; name one of them differently"
+                )
     groups = list(dict.fromkeys([g for shape in tensors.values() for g, _ in shape] + [g for g, _ in attributes]))
     operators = list(calls(rule.left, rule.right))
     single = {c.args[0].id for c in operators if _operator(c) in SINGLE and isinstance(c.args[0], ast.Name)}
     promised = {word: {n for c in rule.conditions for n in _about(c, word)} for word in ("one", "nonempty", "positive")}
     single |= promised["one"]
     integers = any(_operator(c) in INTEGER for c in operators)
-    return Signature(tuple(groups), frozenset(single), frozenset(single | promised["nonempty"]), tensors, numbers, frozenset(promised["positive"]), integers)
+    return Signature(
+        tuple(groups),
+        frozenset(single),
+        frozenset(single | promised["nonempty"]),
+        tensors,
+        numbers,
+        frozenset(promised["positive"]),
+        integers,
+    )
 
 
 def _about(condition: ast.expr, word: str) -> list[str]:
@@ -192,6 +202,15 @@ def _operator(call: ast.Call) -> str:
     return call.func.id if isinstance(call.func, ast.Name) else ""
 
 
+def _dimensions(item: ast.expr) -> tuple[str, ast.expr]:
+    """Return a group of dimensions and its sizes: of `G:n`, or of `G`, whose sizes are named like it."""
+    if isinstance(item, ast.Slice) and isinstance(item.lower, ast.Name) and item.upper is not None:
+        return item.lower.id, item.upper
+    if isinstance(item, ast.Name):
+        return item.id, ast.Name(item.id)
+    raise RuleError(f"expected a group such as G, or G:n, not {ast.unparse(item)}")
+
+
 def _collect(node: ast.expr, tensors: dict, attributes: list, bare: list[str]) -> None:
     """Collect the declared tensors, the attributes by group, and the tensors without a declaration."""
     if isinstance(node, ast.Call):
@@ -202,10 +221,9 @@ def _collect(node: ast.expr, tensors: dict, attributes: list, bare: list[str]) -
                 _collect(argument, tensors, attributes, bare)
     elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
         items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        shape = tuple((i.lower.id, i.upper) if isinstance(i, ast.Slice) else (i.id, ast.Name(i.id)) for i in items)  # type: ignore[union-attr]
-        if tensors.setdefault(node.value.id, shape) is not shape and ast.dump(ast.Tuple([s for _, s in shape])) != ast.dump(
-            ast.Tuple([s for _, s in tensors[node.value.id]])
-        ):
+        shape = tuple(_dimensions(i) for i in items)
+        other = tensors.setdefault(node.value.id, shape)
+        if [(g, ast.dump(size)) for g, size in shape] != [(g, ast.dump(size)) for g, size in other]:
             raise RuleError(f"{node.value.id} has two shapes")
     elif isinstance(node, ast.Name) and node.id not in ("least", "greatest"):
         bare.append(node.id)

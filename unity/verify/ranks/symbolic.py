@@ -1,11 +1,12 @@
 """Terms on symbols, for Z3.
 
-A vector over a group of dimensions is the integer of one generic dimension. A condition on all dimensions of a group is an opaque truth
-value, an atom; so is the part of an index that lies in a group, an opaque integer. What they stand for is kept beside them, and
-`prover.py` proves lemmas about it at the generic dimension. Groups of exactly one dimension are that dimension, and need no atoms.
+A vector over a group of dimensions is the integer of one generic dimension. A condition on all dimensions of a group is an opaque
+truth value, an atom; so is the part of an index that lies in a group, an opaque integer. What they stand for is kept beside them,
+and `prover.py` proves lemmas about it at the generic dimension. Groups of exactly one dimension are that dimension, and need no
+atoms.
 
-Sums are not evaluated. A value is an element, or a formal combination of summands over boxes of indices, into which products are distributed.
-"""
+Sums are not evaluated. A value is an element, or a formal combination of summands over boxes of indices, into which products are
+distributed."""
 
 from __future__ import annotations
 
@@ -90,6 +91,14 @@ class Symbolic:
         """Return a size or an attribute of the generic dimension."""
         return self.integer_symbol(name)
 
+    def applied(self, name: str, sort: Any, *arguments: Any) -> Any:
+        """Return the value of an unknown function."""
+        return z3.Function(name, *(a.sort() for a in arguments), sort)(*arguments)
+
+    def simplified(self, value: Any) -> Any:
+        """Return a simpler expression of a value."""
+        return z3.simplify(value)
+
     def truth(self, condition: Any) -> Any:
         """Return a condition as a formula."""
         return z3.BoolVal(condition, self.context) if isinstance(condition, bool) else condition
@@ -136,30 +145,32 @@ class Symbolic:
         if isinstance(divisor, int):
             return number / divisor, number % divisor
         number = z3.IntVal(number, self.context) if isinstance(number, int) else z3.simplify(number)
-        divisor = z3.simplify(divisor)
-        functions = [z3.Function(name, self.integer, self.integer, self.integer) for name in ("quotient", "remainder")]
-        q, rest = (f(number, divisor) for f in functions)
+        divisor = self.simplified(divisor)
+        names = "quotient", "remainder"
+        q, rest = (self.applied(name, self.integer, number, divisor) for name in names)
         for other, by in self._quotients:  # a shift by the divisor: nonlinear arithmetic does not see it
             if by.eq(divisor):
-                a, b = (f(other, divisor) for f in functions)
+                a, b = (self.applied(name, self.integer, other, divisor) for name in names)
                 self.divisions += [
                     z3.Implies(z3.And(divisor > 0, number == other + divisor), z3.And(q == a + 1, rest == b)),
                     z3.Implies(z3.And(divisor > 0, other == number + divisor), z3.And(a == q + 1, rest == b)),
                 ]
         self._quotients.append((number, divisor))
         self.divisions += self._divisions_in_turn()
-        self.divisions.append(z3.Implies(divisor > 0, z3.And(number == divisor * q + rest, 0 <= rest, rest < divisor)))
+        self.divisions.append(z3.Implies(divisor > 0, z3.And(number == divisor * q + rest, rest >= 0, rest < divisor)))
         return q, rest
 
     def _divisions_in_turn(self) -> list[Any]:
         """Return that a division by `d` and then by `m` is one by `d * m`, where the last quotient takes part."""
-        quotient, remainder = (z3.Function(name, self.integer, self.integer, self.integer) for name in ("quotient", "remainder"))
-        found = []
+        found, zero = [], z3.IntVal(0, self.context)
         for (inner, d), (outer, m), (whole, dm) in permutations(self._quotients, 3):
-            if any(self._quotients[-1][0].eq(x) for x in (inner, outer, whole)) and z3.simplify(d * m - dm, som=True).eq(z3.IntVal(0, self.context)):
-                together = z3.And(d > 0, m > 0, whole == d * outer + remainder(inner, d))
-                rest = d * remainder(outer, m) + remainder(inner, d)
-                found.append(z3.Implies(together, z3.And(quotient(whole, dm) == quotient(outer, m), remainder(whole, dm) == rest)))
+            latest = any(self._quotients[-1][0].eq(x) for x in (inner, outer, whole))
+            if latest and z3.simplify(d * m - dm, som=True).eq(zero):
+                rest = self.applied("remainder", self.integer, inner, d)
+                total = d * self.applied("remainder", self.integer, outer, m) + rest
+                same = [self.applied("quotient", self.integer, *x) for x in ((whole, dm), (outer, m))]
+                equal = z3.And(same[0] == same[1], self.applied("remainder", self.integer, whole, dm) == total)
+                found.append(z3.Implies(z3.And(d > 0, m > 0, whole == d * outer + rest), equal))
         return found
 
     def element(self, number: Any) -> Any:
@@ -178,11 +189,11 @@ class Symbolic:
                 number = self.parts[key].symbol
             arguments.append(number)
         sort = z3.BoolSort(self.context) if tensor[0] in "pq" else self.element_sort
-        value = z3.Function(tensor, *[self.integer] * len(arguments), sort)(*arguments) if arguments else z3.Const(tensor, sort)
+        value = self.applied(tensor, sort, *arguments) if arguments else z3.Const(tensor, sort)
         if tensor[0] not in "pq":
             self.facts += [self.apply("least") <= value, value <= self.apply("greatest")]
         if tensor in self.signature.positive:
-            self.facts.append(value > 0)
+            self.facts.append(self.apply("constant", 0) < value)
         return value
 
     def unit(self, monoid: str) -> Any:
@@ -260,9 +271,8 @@ class Symbolic:
             return z3.Const(name, self.element_sort)
         if name in MEANINGS:
             return MEANINGS[name](self, *elements)
-        sorts = [e.sort() for e in elements]
         result = z3.BoolSort(self.context) if name[0] in "pq" else self.element_sort
-        value = z3.Function(name, *sorts, result)(*elements)
+        value = self.applied(name, result, *elements)
         self._applied.setdefault(name, []).append(value)
         return value
 
@@ -306,7 +316,7 @@ def _remainder(d: Symbolic, a: Any, b: Any) -> Any:
 
 def _square_root(d: Symbolic, a: Any) -> Any:
     d.defined(a >= 0)
-    value = z3.Function("sqrt", d.element_sort, d.element_sort)(a)
+    value = d.applied("sqrt", d.element_sort, a)
     d.facts.append(z3.Implies(a >= 0, z3.And(value >= 0, value * value == a)))
     return value
 
@@ -316,7 +326,7 @@ def _reciprocal_root(d: Symbolic, a: Any) -> Any:
 
 
 def _exponential(d: Symbolic, a: Any) -> Any:
-    value = z3.Function("exp", d.element_sort, d.element_sort)(a)
+    value = d.applied("exp", d.element_sort, a)
     d._applied.setdefault("exp", []).append(value)
     return value
 
@@ -324,7 +334,7 @@ def _exponential(d: Symbolic, a: Any) -> Any:
 def _logarithm(d: Symbolic, a: Any, partial: bool = True) -> Any:
     if partial:
         d.defined(a > 0)
-    value = z3.Function("log", d.element_sort, d.element_sort)(a)
+    value = d.applied("log", d.element_sort, a)
     d._applied.setdefault("log", []).append(value)
     return value
 
@@ -337,7 +347,7 @@ def _power(d: Symbolic, a: Any, b: Any) -> Any:
             value = value * a
         return value if number >= 0 else _divide(d, d.apply("constant", 1), value)
     size = _exponential(d, b * _logarithm(d, z3.If(a >= 0, a, -a), False))
-    value = z3.Function("pow", d.element_sort, d.element_sort, d.element_sort)(a, b)
+    value = d.applied("pow", d.element_sort, a, b)
     d.facts += [z3.Implies(a > 0, value == size), z3.Implies(a != 0, z3.Or(value == size, value == -size))]
     return value
 
@@ -380,14 +390,13 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "pow": _power,
 }
 
+
 def _zero_exponent(d: Symbolic, value: Any, a: Any) -> list[Any]:
-    logarithm = z3.Function("log", d.element_sort, d.element_sort)
-    return [value > 0, z3.Implies(a == 0, value == 1), logarithm(value) == a]
+    return [value > 0, z3.Implies(a == 0, value == 1), d.applied("log", d.element_sort, value) == a]
 
 
 def _inverse(d: Symbolic, value: Any, a: Any) -> list[Any]:
-    exponential = z3.Function("exp", d.element_sort, d.element_sort)
-    return [z3.Implies(a > 0, exponential(value) == a), z3.Implies(a == 1, value == 0)]
+    return [z3.Implies(a > 0, d.applied("exp", d.element_sort, value) == a), z3.Implies(a == 1, value == 0)]
 
 
 LAWS: dict[str, Callable[..., list[Any]]] = {"exp": _zero_exponent, "log": _inverse}

@@ -1,0 +1,64 @@
+"""Verdicts on rules over groups of dimensions: proved for every rank and size, refuted at an instance, open, or not expressible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from unity.base.errors import RuleError
+from unity.verify.ranks.execution import difference_by_jax
+from unity.verify.ranks.instances import instances, refute
+from unity.verify.ranks.prover import RankProof, prove
+from unity.verify.ranks.rule import RankRule
+
+
+@dataclass(frozen=True)
+class RankVerdict:
+    """The verdict on a rule: "proved", "refuted", "open", "ill-typed" or "not expressible", and the reason."""
+
+    rule: RankRule
+    status: str
+    why: str
+    proof: RankProof
+
+
+def verdict(rule: RankRule, execute: bool = False) -> RankVerdict:
+    """Judge a rule.
+
+    A proof counts only if the rule has an instance: contradictory conditions prove anything.
+
+    Args:
+        rule: the rule.
+        execute: whether a rule that is proved is run by JAX, too.
+    """
+    if rule.obstacle:
+        return RankVerdict(rule, "not expressible", rule.obstacle, RankProof("open"))
+    proof = prove(rule)
+    if proof.status == "ill-typed":
+        return RankVerdict(rule, proof.status, proof.why, proof)
+    try:
+        counterexample, runs = refute(rule)
+    except RuleError as error:
+        return RankVerdict(rule, "ill-typed", str(error), proof)
+    if counterexample:
+        return RankVerdict(rule, "refuted", counterexample, proof)
+    if not runs:
+        return RankVerdict(rule, "open", "no instance was found: its conditions may contradict each other", proof)
+    if proof.status != "proved":
+        return RankVerdict(rule, "open", f"{proof.why}; the sides are equal at {runs} instances", proof)
+    if execute:
+        for instance in instances(rule, 1, 3):
+            if why := difference_by_jax(rule, instance):
+                return RankVerdict(rule, "refuted", f"{instance}: {why}", proof)
+    return RankVerdict(rule, "proved", f"for every rank and size; {proof.lemmas} lemmas about one dimension", proof)
+
+
+def verdicts(
+    rules: Iterable[RankRule], execute: bool = False, report: Callable[[str], None] = lambda text: None
+) -> list[RankVerdict]:
+    """Judge rules in turn."""
+    results = []
+    for number, rule in enumerate(rules):
+        report(f"{number} rules: {rule.name}")
+        results.append(verdict(rule, execute))
+    return results
