@@ -146,7 +146,7 @@ def test_operators_that_a_rule_made_are_named_after_the_rule() -> None:
     sides = (captured, rewritten, "now"), (rewritten, captured, "no longer")
     for before, after, word in sides:
         cause = before.inspect.diff(after).verdict().time_causes[0]
-        assert cause.text.startswith(f"{word} rewritten by matmul-matmul.is.matmul-matmul; dot_general")
+        assert cause.text.startswith(f"{word} rewritten by regroup-products; dot_general")
 
 
 def test_weights_that_are_gathered_now_are_named_where_they_are_used() -> None:

@@ -96,7 +96,7 @@ def test_the_slider_goes_from_the_captured_program_to_the_plan(browser: Any, pag
     assert opened.text(".step h3") == "As captured"
     assert not opened.count(".node.sends")
     opened.page.keyboard.press("ArrowRight")
-    assert opened.text(".step h3") == "matmul-matmul.is.matmul-matmul"
+    assert opened.text(".step h3") == "regroup-products"
     assert opened.count(".node.new")
     assert "layered_model.py" in opened.text(".step .rule >> nth=0")
     opened.page.keyboard.press("End")

@@ -27,8 +27,7 @@ from unity.verify.derivations.canonical_form import canonical_forms
 from unity.verify.proofs import bounded
 from unity.verify.proofs.first_order import Prover
 
-BOTH = "split-embedding-concat-concat-within-behind-within"
-STACK = f"{BOTH}-{BOTH}.is.embedding-embedding"
+STACK = "merge-tables"
 EIGHT = Machine.grid(1, 8, "v100")
 RNG = np.random.default_rng(0)
 

@@ -40,11 +40,11 @@ def rule(text: str) -> Rule:
 @pytest.mark.parametrize(
     "name",
     [
-        "matmul-matmul.is.matmul-matmul",
-        "split-matmul.is.matmul-split.2 (backward)",
-        "relu-relu.is.relu",
-        "add-mul-mul.is.mul-add",
-        "conv2d-enlarge.is.conv2d (backward)",
+        "regroup-products",
+        "second-columns-before-matmul (backward)",
+        "drop-second-relu",
+        "factor-out-of-sum",
+        "shrink-padded-kernel (backward)",
     ],
 )
 def test_rules_keep_their_promise_on_hostile_data(name: str) -> None:
@@ -71,7 +71,7 @@ def test_a_rule_that_overflows_where_the_function_cannot_is_noticed() -> None:
 
 
 def test_a_product_that_overflows_beside_numbers_of_other_sizes_is_counted() -> None:
-    counts, regrouped = Counter[str](), USABLE["matmul-matmul.is.matmul-matmul"]
+    counts, regrouped = Counter[str](), USABLE["regroup-products"]
     with jax.enable_x64(True):
         assert list(differences(regrouped, large(regrouped.rule), ["float32", "float16"], ["large"], counts)) == []
     assert counts[UNPROMISED]
@@ -80,7 +80,7 @@ def test_a_product_that_overflows_beside_numbers_of_other_sizes_is_counted() -> 
 
 def test_what_nobody_reads_is_noticed_where_a_program_does_not_compute_it() -> None:
     """A rule that computes a whole of which it uses one part applies only beside the other part (`Pattern.dropped`)."""
-    dropped = USABLE["split-matmul.is.matmul-split.2 (backward)"]
+    dropped = USABLE["second-columns-before-matmul (backward)"]
     instance = large(dropped.rule)[-1]
     alone = Pattern(instance.rule, True)
     with jax.enable_x64(True):

@@ -227,7 +227,7 @@ def test_three_products_of_one_operand_become_one():
     """Query, key and value: two steps, after which one product is left of three."""
     with jax.enable_x64(True):
         body = captured(attention)
-        merge = [p for p in patterns(LIBRARY.rules) if p.rule.name.startswith("split-matmul")]
+        merge = [p for p in patterns(LIBRARY.rules) if p.rule.name in ("merge-shared-input", "merge-shared-weight")]
         before = products(body)
         for _ in range(2):
             body = min((new for _, new in steps(body, merge) if new), key=products)

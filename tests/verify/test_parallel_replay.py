@@ -120,7 +120,7 @@ def with_split(row, **changes):
     [
         (lambda row: with_split(row, hash="0" * 16), "has hash"),
         (lambda row: with_split(row, rule="no-such-rule"), "has no rule"),
-        (lambda row: with_split(row, rule="matmul-replicate-replicate.is.replicate-matmul.2"), "hash"),
+        (lambda row: with_split(row, rule="matmul-of-replicas"), "hash"),
         (lambda row: with_split(row, results=(PARTIAL,)), "does not allow"),
         (lambda row: with_split(row, operands=(UNUSED, PARTIAL)), "not in the states that its rule requires"),
         (lambda row: replace(row, splits=row.splits[1:]), "rules on record"),

@@ -33,10 +33,10 @@ LIBRARY = load("rules/library.json")
 PATTERNS = patterns(LIBRARY.rules)
 # read otherwise (sums of scalars, indices that are joined before they are wrapped), or on the other side only (a padded kernel)
 NOT_FOUND = {
-    "add-scale-scale.is.scale-add.2 (backward)",
-    "concat-embedding-embedding.is.embedding-concat.4 (backward)",
-    "scale-scale.is.scale-mul (backward)",
-    "split-embedding-concat-split-embedding-concat.is.embedding-embedding.2",
+    "add-scalars-first (backward)",
+    "merge-look-ups-before-concat (backward)",
+    "merge-scales-in-a-row (backward)",
+    "merge-shared-table",
 }
 
 
@@ -134,7 +134,7 @@ def one(name, fn=two_products, backward=True):
     return next((s, a) for p, s, a in found(program(fn)) if p.rule.name == name and p.backward == backward)
 
 
-MERGE = "split-matmul-concat-split-matmul-concat.is.matmul-matmul"
+MERGE = "merge-shared-input"
 LAST = unchanged((16, 16))
 UNKNOWN = ValueReference("f" * 32, LAST)
 
@@ -152,7 +152,7 @@ def with_view(step, name, view):
 CHANGES = {
     "hash": (lambda s: replace(s, hash="0" * 16), "the library's rule has hash"),
     "unknown": (lambda s: replace(s, rule="no-such"), "the library has no such rule"),
-    "another rule": (lambda s: replace(s, rule="matmul-matmul.is.matmul-matmul"), "the library's rule has hash"),
+    "another rule": (lambda s: replace(s, rule="regroup-products"), "the library's rule has hash"),
     "direction": (lambda s: replace(s, backward=False), "output 0 of the side to be replaced, split"),
     "no variable": (lambda s: replace(s, tensors={}), "binds the variables nothing"),
     "swapped": (lambda s: replace(s, tensors={**s.tensors, "y": s.tensors["z"], "z": s.tensors["y"]}), "output 0 of the side"),
@@ -195,14 +195,14 @@ DIMENSIONS = {
 @pytest.mark.parametrize("value", DIMENSIONS, ids=repr)
 def test_a_changed_dimension_is_refused(value):
     """Even an equal dimension that is counted from the front, by which conditions could be evaded."""
-    step, after = one("concat-split-split.is.itself", parted, backward=False)
+    step, after = one("rejoin-halves", parted, backward=False)
     assert step.attributes == {"d": -2}
     refused(replace(step, attributes={"d": value}), DIMENSIONS[value], after, fn=parted)
 
 
 def test_conditions_are_checked():
     """A bias that is concatenated with itself along the last dimension is another bias."""
-    name = "concat-bias-bias.is.bias-concat.2"
+    name = "merge-shared-bias-before-concat"
     step, after = one(name, both_biased, backward=False)
     assert step.attributes == {"d": -2}
     refused(replace(step, attributes={"d": -1}), "two dimensions are equal", after, fn=both_biased)
@@ -262,7 +262,7 @@ def test_a_step_cannot_replace_a_value_that_is_computed_twice():
     """It can after common values are merged."""
     body = program_of(jax.make_jaxpr(lambda a, b, c: ((a @ b) @ c, jnp.exp(a @ b)))(*[struct((4, 4))] * 3))[0]
     forms = canonical_forms(body)
-    (pattern,) = (p for p in PATTERNS if p.rule.name == "matmul-scale.is.scale-matmul" and p.backward)
+    (pattern,) = (p for p in PATTERNS if p.rule.name == "scale-left-operand-after-product" and p.backward)
     assert len(body.equations) == 4
     assert len(shared(forms).body.equations) == 3
     assert shared(forms).equation_counts != forms.equation_counts

@@ -14,12 +14,12 @@ from unity.substitutions.language.library import Library
 
 def without(library: Library, constraints: Iterable[Constraint]) -> Library:
     """Return a library without the rules that constraints exclude. Raises ConstraintError for a name that matches no rule."""
-    names = [entry.rule.name for entry in library.entries]
     for pattern in (n for c in constraints if isinstance(c, WithoutRules) for n in c.names):
-        if library.entries and not any(fnmatchcase(name, pattern) for name in names):
+        excluded = {entry.hash for entry in library.entries if any(fnmatchcase(name, pattern) for name in entry.names)}
+        if library.entries and not excluded:
+            names = [entry.rule.name for entry in library.entries]
             near = difflib.get_close_matches(pattern, names, 3)
             hint = f"; the nearest are {', '.join(near)}" if near else ""
             raise ConstraintError(f'no rule of the library is named "{pattern}"{hint} (docs: constraints#rules)')
-        library = replace(library, entries=tuple(e for e in library.entries if not fnmatchcase(e.rule.name, pattern)))
-        names = [entry.rule.name for entry in library.entries]
+        library = replace(library, entries=tuple(e for e in library.entries if e.hash not in excluded))
     return library

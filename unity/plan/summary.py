@@ -30,6 +30,7 @@ from unity.search.cost.prediction import Prediction, predict
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import MemoryPrediction, predict_memory
 from unity.search.space.live_buffers import whole
+from unity.substitutions.language.axioms import default_library
 from unity.transforms.transformation import RewrittenLines
 
 SCHEMA = 1
@@ -173,6 +174,7 @@ def read_summary(record: SummaryRecord, machine: Machine) -> Summary:
     """Return the summary of a record, for the machine of its document. Raises Misfit if its graph is damaged."""
     with at(".graph"):
         fields = {**asdict(record), "graph": unfolded(record.graph), "levels": machine.named_levels}
+    fields["rules"] = tuple(map(_presently_named, record.rules))
     return Summary(**{name: value for name, value in fields.items() if name != "schema"})
 
 
@@ -253,6 +255,12 @@ def _live(memory: MemoryPrediction) -> tuple[LiveBytes, ...]:
 def _along(use: RuleUse, axes: str) -> RuleUse:
     """Return a use with other names of its axes. Files of earlier releases have them in its statement, too."""
     return replace(use, over=(axes,), says=use.says.replace(f"along {' '.join(use.over)}", f"along {axes}"))
+
+
+def _presently_named(use: RuleUse) -> RuleUse:
+    """Return a use of a rule with its present name. Files of earlier releases have the names that the generator made."""
+    name, space, direction = use.rule.partition(" ")
+    return replace(use, rule=f"{default_library().present_name(name)}{space}{direction}") if ".is." in name else use
 
 
 def rule_use(use: RewrittenLines) -> RuleUse:

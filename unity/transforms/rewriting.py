@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from unity.base.documents import Natural, Record
 from unity.base.errors import DerivationError, OptionError, PlanError
 from unity.base.interruption import UntilInterrupted
@@ -72,7 +74,7 @@ class RewritingRecord(TransformationRecord, tag="rewriting"):
         keys = _distinct_keys(whole)
         if any(part.segment >= len(keys) for part in self.segments):
             raise PlanError("it rewrites a segment that the program does not have")
-        ways = {keys[part.segment]: part.rules for part in self.segments}
+        ways = {keys[part.segment]: tuple(_named(rule, rules) for rule in part.rules) for part in self.segments}
         changed = {key: end_of(part, path_of(part, ways[key], rules)) for key, part in programs_of(whole, ways).items()}
         after = source.program.of(whole.with_segments(changed))
         if after.graph.key != self.graph:
@@ -202,6 +204,11 @@ def _way(pattern: Pattern, number: int) -> NumberedRule:
     return NumberedRule(DirectedRule(pattern.rule.name, pattern.backward), number)
 
 
+def _named(rule: NumberedRule, library: Library) -> NumberedRule:
+    """Return a rule of a document by its present name."""
+    return structs.replace(rule, applied=structs.replace(rule.applied, rule=library.present_name(rule.applied.rule)))
+
+
 def _derivation(whole: Program, paths: Mapping[str, RewritePath], ends: Mapping[str, Body]) -> Derivation:
     """Return the steps that changed a program's segments, and those of the programs inside of it.
 
@@ -253,10 +260,10 @@ def path_of(body: Body, ways: Sequence[NumberedRule], library: Library) -> Rewri
     body = distinct(body)
     for way in ways:
         name, backward = way.applied.rule, way.applied.backward
-        rule = next((e.rule for e in library.entries if e.rule.name == name), None)
-        if rule is None:
+        entry = library.find(name)
+        if entry is None:
             raise PlanError(f"its rewriting uses the rule {name}, which the library does not have")
-        occurrence = next(itertools.islice(occurrences(Reading(body), Pattern(rule, backward)), way.number, None), None)
+        occurrence = next(itertools.islice(occurrences(Reading(body), Pattern(entry.rule, backward)), way.number, None), None)
         new = rewritten(body, occurrence) if occurrence is not None else None
         if occurrence is None or new is None:
             raise PlanError(f"its rewriting uses the rule {name} where it does not apply")

@@ -414,12 +414,12 @@ def test_numbers_of_very_different_sizes_may_overflow_where_products_are_regroup
 
 def test_rules_that_regroup_compute_something_new() -> None:
     by_name = {str(p): contained(p.rule, p.backward) for p in USABLE}
-    assert not by_name["matmul-matmul.is.matmul-matmul"]
-    assert not by_name["matmul-matmul.is.matmul-matmul (backward)"]
-    assert by_name["add-matmul-matmul.is.matmul-concat-concat"]
-    assert not by_name.get("add-matmul-matmul.is.matmul-concat-concat (backward)", False)
-    assert by_name["split-matmul-concat-split-matmul-concat.is.matmul-matmul (backward)"]
-    assert not by_name.get("split-matmul-concat-split-matmul-concat.is.matmul-matmul", False)
+    assert not by_name["regroup-products"]
+    assert not by_name["regroup-products (backward)"]
+    assert by_name["merge-added-products"]
+    assert not by_name.get("merge-added-products (backward)", False)
+    assert by_name["merge-shared-input (backward)"]
+    assert not by_name.get("merge-shared-input", False)
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,8 @@ def run_generate(options: argparse.Namespace) -> int:
         library, outcomes = generate(
             families, axioms(), folder, options.processes, lambda text, part: shown.update(bar, description=text, completed=part)
         )
+    library = library.named_as(load(library_path()))
+    nameless = [e.rule.name for e in library.entries if not e.reason]
     options.out.parent.mkdir(parents=True, exist_ok=True)
     library.save(options.out)
     columns = ("family", "graphs", "equal pairs", "new rules", "not proved", "seconds")
@@ -122,10 +124,15 @@ def run_generate(options: argparse.Namespace) -> int:
     if options.json:
         failures = {k: library.made[k] for k in ("open", "failed")}
         family_rows = [dict(zip(columns, row, strict=True)) for row in rows]
-        print_json({"rules": len(library), "file": str(options.out), "families": family_rows, **failures})
+        print_json(
+            {"rules": len(library), "file": str(options.out), "families": family_rows, "without_names": nameless, **failures}
+        )
     else:
         print_table("What was found", columns, rows)
         print(f"{len(library)} rules, every one proved and executed, in {options.out}")
+        if nameless:
+            print(f"{len(nameless)} rules have no name of a person's yet: write name, reason, pays and former (the name now):")
+            print("\n".join(f"    {name}" for name in nameless))
         for text in [*(f"not proved: {t}" for t in library.made["open"]), *(f"failed: {t}" for t in library.made["failed"])]:
             print(text)
     return 1 if library.made["failed"] else 0
@@ -143,7 +150,8 @@ def run_verify(options: argparse.Namespace) -> int:
         proofs = verify(rules, axioms(), options.execute, say)
     proved, unproved = [r for r in proofs if r.status == "proved"], [r for r in proofs if r.status != "proved"]
     if options.out is not None:
-        _library(proved, options.path).save(options.out)
+        library = _library(proved, options.path)
+        (library if is_text else library.named_as(load(options.path))).save(options.out)
     if options.json:
         rows = [{"name": r.rule.name, "rule": print_rule(r.rule), "status": r.status, "why": r.why} for r in proofs]
         print_json({"proved": len(proved), "of": len(proofs), "results": rows})
@@ -207,7 +215,7 @@ def _read(path: Path) -> str:
 def run_show(options: argparse.Namespace) -> int:
     """Print the rules that a pattern matches."""
     library = load(options.library)
-    entries = [e for e in library.entries if fnmatch.fnmatchcase(e.rule.name, options.name)]
+    entries = [e for e in library.entries if any(fnmatch.fnmatchcase(name, options.name) for name in e.names)]
     if not entries:
         near = ", ".join(difflib.get_close_matches(options.name, [e.rule.name for e in library.entries]))
         raise RuleError(f"the library has no rule {options.name}" + (f"; near it are {near}" if near else ""))
@@ -216,6 +224,8 @@ def run_show(options: argparse.Namespace) -> int:
         return 0
     for entry in entries:
         print(print_rule(entry.rule))
+        if entry.reason:
+            print(f"{entry.reason} It pays: {entry.pays}.")
         print(f"proved from {', '.join(entry.axioms) or 'the types alone'}; executed at {entry.instances} instances")
         if "operators" in entry.found:
             print(f"found in {entry.found.get('family')} with {entry.found['operators']} operators")
@@ -240,6 +250,7 @@ def statistics(library: Library) -> dict[str, int | None]:
     used = Counter(a for e in library.entries for a in e.axioms).most_common()
     return {
         **kinds,
+        "with a name and a reason": sum(bool(e.reason) for e in library.entries),
         "with several outputs": sum(len(e.rule.left) > 1 for e in library.entries),
         **{f"found in {family}": number for family, number in families},
         **{f"proved from {name}": number for name, number in used},

@@ -33,7 +33,8 @@ def generate(
 ) -> tuple[Library, list[Outcome]]:
     """Generate the library of some families, and return it with the outcome of each.
 
-    `Library.made` names the pairs that are equal but not proved, and the families that failed.
+    `Library.made` names the pairs that are equal but not proved, and the families that failed. Rules have the names that the
+    generator makes of their operators; `Library.named_as` gives those that people gave.
 
     Args:
         families: the first two are enumerated first, since the others build on their rules.

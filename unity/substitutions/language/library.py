@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ class LibraryRow(Record):
     work: int
     instances: int
     found: dict[str, Any]
+    reason: str = ""
+    pays: str = ""
+    former: str = ""
 
 
 class LibraryDocument(Record):
@@ -51,6 +55,9 @@ class LibraryEntry:
         instances: the number of instances that were executed symbolically.
         found: the origin of the rule, such as its family.
         status: "proved", or why not.
+        reason: a sentence for people that says why the two sides are equal, or what the rule is good for.
+        pays: the models or machines on which it pays, in a few words.
+        former: the name that the generator makes of its operators, by which earlier files refer to it; empty if that is its name.
     """
 
     rule: Rule
@@ -59,6 +66,19 @@ class LibraryEntry:
     instances: int = 0
     found: Mapping[str, Any] = field(default_factory=dict)
     status: str = "proved"
+    reason: str = ""
+    pays: str = ""
+    former: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names by which users and files refer to the rule, its own first."""
+        return (self.rule.name, self.former) if self.former else (self.rule.name,)
+
+    @property
+    def generated_name(self) -> str:
+        """The name that the generator makes of the rule's operators, by which libraries are sorted."""
+        return self.names[-1]
 
     @property
     def hash(self) -> str:
@@ -67,8 +87,9 @@ class LibraryEntry:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data."""
-        numbers, found = (self.axioms, self.work, self.instances), dict(self.found)
-        return plain(LibraryRow(self.rule.name, print_body(self.rule), self.hash, self.status, *numbers, found))
+        numbers, words = (self.axioms, self.work, self.instances), (self.reason, self.pays, self.former)
+        row = LibraryRow(self.rule.name, print_body(self.rule), self.hash, self.status, *numbers, dict(self.found), *words)
+        return {name: value for name, value in plain(row).items() if value != ""}
 
 
 @dataclass(frozen=True)
@@ -86,14 +107,32 @@ class Library:
         return tuple(e.rule for e in self.entries)
 
     def __getitem__(self, name: str) -> LibraryEntry:
-        for entry in self.entries:
-            if entry.rule.name == name:
-                return entry
-        raise RuleError(f"the library has no rule {name}")
+        found = self.find(name)
+        if found is None:
+            raise RuleError(f"the library has no rule {name}")
+        return found
+
+    def find(self, name: str) -> LibraryEntry | None:
+        """Return the rule of this name or, if there is none, of this former name; None if the library has neither."""
+        return self._by_name.get(name)
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, LibraryEntry]:
+        return {e.former: e for e in self.entries if e.former} | {e.rule.name: e for e in self.entries}
+
+    def present_name(self, name: str) -> str:
+        """Return the name of the rule that has or had a name; a name that the library does not know stays as it is."""
+        found = self.find(name)
+        return name if found is None else found.rule.name
+
+    def named_as(self, known: Library) -> Library:
+        """Return these rules with the names, reasons and former names that the same rules have in another library."""
+        words = {e.hash: e for e in known.entries if e.former}
+        return replace(self, entries=tuple(_renamed(e, words[e.hash]) if e.hash in words else e for e in self.entries))
 
     def save(self, path: str | Path) -> None:
-        """Write the library to a file atomically, sorted by name."""
-        entries = sorted(self.entries, key=lambda e: e.rule.name)
+        """Write the library to a file atomically, sorted by generated names, so that a better name moves no rule."""
+        entries = sorted(self.entries, key=lambda e: e.generated_name)
         lines = ",\n".join("  " + json.dumps(e.to_json(), ensure_ascii=False) for e in entries)
         figures = json.dumps(dict(self.made), ensure_ascii=False)
         write(Path(path), f'{{\n "schema": {SCHEMA},\n "made": {figures},\n "rules": [\n{lines}\n ]\n}}\n')
@@ -121,7 +160,12 @@ def _entry(path: str | Path, row: LibraryRow) -> LibraryEntry:
         rule = parse_rule(f"{name} {row.rule}")
     except RuleError as problem:
         raise RuleError(f"{path}: rule {name}: {problem}") from None
-    return LibraryEntry(rule, row.axioms, row.work, row.instances, row.found, row.status)
+    return LibraryEntry(rule, row.axioms, row.work, row.instances, row.found, row.status, row.reason, row.pays, row.former)
+
+
+def _renamed(entry: LibraryEntry, known: LibraryEntry) -> LibraryEntry:
+    rule = replace(entry.rule, name=known.rule.name)
+    return replace(entry, rule=rule, reason=known.reason, pays=known.pays, former=known.former)
 
 
 def merged(libraries: Iterable[Library]) -> Library:
@@ -132,4 +176,4 @@ def merged(libraries: Iterable[Library]) -> Library:
             if entry.rule.name in entries:
                 raise RuleError(f"two libraries have a rule {entry.rule.name}")
             entries[entry.rule.name] = entry
-    return Library(tuple(entries[name] for name in sorted(entries)))
+    return Library(tuple(sorted(entries.values(), key=lambda e: e.generated_name)))

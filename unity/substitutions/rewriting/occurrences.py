@@ -38,7 +38,7 @@ from unity.substitutions.rewriting.reading import READABLE, Application, Reading
 from unity.verify.proofs.instances import at_attributes, satisfies
 from unity.verify.proofs.intermediates import contained
 
-COMMUTATIVE = frozenset({"add", "mul"})  # the library's rules add.is.add and mul.is.mul
+COMMUTATIVE = frozenset({"add", "mul"})  # the library's rules swap-terms and swap-factors
 REARRANGING = frozenset({"transpose", "merge", "unmerge"})
 LINEAR = REARRANGING | {"add", "sub", "bias", "concat", "split", "sum", "embedding"}  # derivatives do not depend on operands
 DEPTH = 3  # operators between a result and the producer whose view of its own result it may be matched in

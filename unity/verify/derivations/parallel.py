@@ -176,7 +176,7 @@ class _Replay:
         assert node.body is not None
         if split.rule:
             self.rules.check_rule(node, node.body, split, axis)
-            self.report.by_rule[split.rule] += 1
+            self.report.by_rule[self.rules.library.present_name(split.rule)] += 1
             return
         missing = self.rules.unproved_claims(node, node.body, split)
         if missing:
