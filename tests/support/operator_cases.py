@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec
 
 from unity.pcg.jaxprs.shard_maps.rotation import rotate
 from unity.pcg.operators.promised_reads import promised
+from unity.pcg.operators.routed_product import routed_dot
 from unity.pcg.parallel.marks import constrain
 
 Case = tuple[Callable, tuple]
@@ -855,6 +856,16 @@ case("ragged_dot", lambda x, y, sizes: lax.ragged_dot(x, y, sizes), n(12, 6), n(
 case("ragged_dot, of fewer rows", lambda x, y, sizes: lax.ragged_dot(x, y, sizes), n(6, 2), n(2, 2, 6), np.array([1, 3], np.int32))
 case("ragged_dot, with gradients", in_groups(1, 3, 2), n(6, 4), n(3, 4, 6), n(6, 6))
 case("ragged_dot, of many groups", in_groups(3, 0, 4, 1, 2, 0), n(12, 4), n(6, 4, 2), n(12, 2))
+
+
+def routed(*labels):
+    """A product of rows with labels, and both its gradients: of the rows, and of each label's matrix."""
+    product = lambda x, y: routed_dot(x, y, jnp.array(labels, jnp.int32), y.shape[0])  # noqa: E731
+    return lambda x, y, z: (product(x, y), jax.vjp(product, *map(lax.stop_gradient, (x, y)))[1](lax.stop_gradient(z)))
+
+
+case("routed_dot", lambda x, y, labels: routed_dot(x, y, labels, 6), n(6, 2), n(6, 2, 4), ints(7, 6))
+case("routed_dot, with gradients", routed(1, 2, 0, 3, 2, 2), n(6, 4), n(3, 4, 6), n(6, 6))
 case("searchsorted", jnp.searchsorted, np.sort(n(5)), n(4, 6))
 case("interpolation", lambda x, y: jnp.interp(x, jnp.arange(3.0), y), n(6, 2), n(3))
 case("equal in a total order", eq_to_p.bind, ints(2, 6, 4), ints(2, 6, 4))

@@ -52,6 +52,24 @@ def _ragged(e: AppliedPrimitive) -> Code:
     return call("lax.ragged_dot_general", *e.codes, call("lax.RaggedDotDimensionNumbers", dense, *groups), **options)
 
 
+def _routed(e: AppliedPrimitive) -> Code:
+    """Write a product of rows with labels as one of rows that are sorted by their labels, and move the results back."""
+    options: dict[str, object] = {}
+    if e["precision"] is not None:
+        options["precision"] = precision_code(e["precision"])
+    if e["preferred_element_type"] is not None:
+        options["preferred_element_type"] = dtype_code(e["preferred_element_type"])
+    sizes = f"(labels[:, None] == jnp.arange({e['count']})).sum(0)"
+    if e["contracted"]:
+        numbers = call("lax.RaggedDotDimensionNumbers", (((0,), (0,)), ((), ())), (0,), ())
+        product = call("lax.ragged_dot_general", Code("x[order]"), Code("y[order]"), Code(sizes), numbers, **options)
+        result = str(product)
+    else:
+        result = f"{call('lax.ragged_dot', Code('x[order]'), Code('y'), Code(sizes), **options)}[jnp.argsort(order)]"
+    arguments = sequence([*e.codes, call("jnp.argsort", e.codes[2])])
+    return Code(f"(lambda x, y, labels, order: {result})(*{arguments})")
+
+
 def _geqrf(e: AppliedPrimitive) -> Code:
     raw = call("jnp.linalg.qr", *e.codes, mode="raw")  # column-major, as LAPACK returns it
     return Code(f"(lambda reflectors, scalars: (reflectors.mT, scalars))(*{raw})")
@@ -65,6 +83,7 @@ FUNCTION_PRINTERS: Mapping[str, Printer] = {
     "fft": _fft,
     "eigh": _eigh,
     "ragged_dot_general": _ragged,
+    "routed_dot": _routed,
     "geqrf": _geqrf,
     "regularized_incomplete_beta": lambda e: call("lax.betainc", *e.codes),
     "frexp": lambda e: call("jnp.frexp", *e.codes),

@@ -19,6 +19,7 @@ from unity.pcg.capture.constant_copies import with_own_constants
 from unity.pcg.capture.heavy_operators import PLATFORM, constants, pure
 from unity.pcg.capture.observations import Observation, observed_program
 from unity.pcg.capture.operator_names import calls, label
+from unity.pcg.capture.routing import without_sorting
 from unity.pcg.capture.transposed_products import absorbed
 from unity.pcg.capture.unread_operands import without_unread
 from unity.pcg.ir.dead_code import deduplicated, extract, used
@@ -331,6 +332,7 @@ class _Capture:
         self.looped = False
 
     def graph(self, body: Body, names: Sequence[str]) -> PCG:
+        body = without_sorting(body)
         body = without_unread(absorbed(deduplicated(body, pure)))  # the zeros for an unread operand are not those that others read
         body = with_own_constants(body)
         inputs = tuple(

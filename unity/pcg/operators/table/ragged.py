@@ -1,4 +1,7 @@
-"""Ragged products: each group of consecutive rows has its own matrix, as tokens that are sorted by expert do in a mixture."""
+"""Ragged products: each group of consecutive rows has its own matrix, as tokens that are sorted by expert do in a mixture.
+
+Routed products are those of rows in any order, each with the matrix of its label.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from unity.pcg.operators.layout import Layout, PlacedTensor
+from unity.pcg.operators.routed_product import ROUTED
 from unity.pcg.operators.table.contraction import PRODUCT, bilinear
 from unity.pcg.types.factors import Factor, Slot, Spec, operator
 
@@ -117,4 +121,42 @@ def ragged_dot(params: Any, operands: Any, results: Any) -> Spec:
         *(Factor(f"c{k}", x.shape[i], (Slot(i), Slot(j), None), (None,), "sum") for k, (i, j) in contractions),
     )
     flops *= 1 if ragged.contracted else sizes.shape[0]
+    return Spec(tuple(f for f in factors if f.size > 1), bilinear(operands, results[0]), flops)
+
+
+def routed_pieces(operands: list[jax.Array], layout: Layout) -> list:
+    """Multiply the rows whose labels this device has. All others have the label that belongs to none, and yield zeros."""
+    x, y, labels = operands
+    labelled = layout.results[0] if layout.params["contracted"] else layout.operands[1]
+    if not labelled.along(0):
+        return layout.bind(x, y, labels)
+    here, labels = labelled.find(labels.astype(jnp.int32), 0)  # of fewer bits, it may not represent the number of labels
+    count = labelled.local_shape[0]
+    here &= operands[2] < layout.params["count"]
+    return layout.bind(x, y, jnp.where(here, labels, count), count=count)
+
+
+@operator(ROUTED, local=routed_pieces, facts=PRODUCT)
+def routed_product(params: Any, operands: Any, results: Any) -> Spec:
+    """Rows [r, k], a matrix for each label [g, k, n] and the labels [r] → rows [r, n], or rows twice and their labels → [g, k, n].
+
+    Each row is independent of all others. A device with some of the labels multiplies their rows and leaves zeros for the others.
+    FLOPs are those of a ragged product.
+    """
+    (rows, k), n = operands[0].shape, results[0].shape[-1]
+    if params["contracted"]:
+        factors = (
+            Factor("r", rows, (Slot(0), Slot(0), Slot(0)), (None,), "sum"),
+            Factor("g", params["count"], (None, None, None), (Slot(0),)),
+            Factor("k", k, (Slot(1), None, None), (Slot(1),)),
+            Factor("n", n, (None, Slot(1), None), (Slot(2),)),
+        )
+    else:
+        factors = (
+            Factor("r", rows, (Slot(0), None, Slot(0)), (Slot(0),)),
+            Factor("g", params["count"], (None, Slot(0), None), (None,), "sum"),
+            Factor("k", k, (Slot(1), Slot(1), None), (None,), "sum"),
+            Factor("n", n, (None, Slot(2), None), (Slot(1),)),
+        )
+    flops = 2.0 * rows * k * n * params["count"]
     return Spec(tuple(f for f in factors if f.size > 1), bilinear(operands, results[0]), flops)

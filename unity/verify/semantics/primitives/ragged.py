@@ -1,4 +1,4 @@
-"""Products of rows in groups, each group with its own matrix, computed as one dense product for each group."""
+"""Products of rows in groups, or with labels, each with its own matrix, computed as one dense product for each."""
 
 from __future__ import annotations
 
@@ -41,5 +41,27 @@ def ragged_dot(run: InterpreterRun, call: PrimitiveCall, values: Sequence[Stacke
         products += dot_general(run, dense, [StackedValue(left, domain is PLAIN), StackedValue(right, domain is PLAIN)])
     arrays = [product.array for product in products]
     contracted = ragged[0] in over_x
+    total = np.stack(np.broadcast_arrays(*arrays), run.lead) if contracted else reduce(domain.add, arrays)
+    return [run.typed(total, domain is PLAIN, call.results[0].dtype)]
+
+
+@meaning("routed_dot")
+def routed_dot(run: InterpreterRun, call: PrimitiveCall, values: Sequence[StackedValue]) -> list[StackedValue]:
+    """x [r, k], a matrix for each label, and the label of each row; or two arrays of rows, whose products each label adds up.
+
+    Each row is multiplied by the sum of all matrices, each of which counts once for its own label and never for another.
+    """
+    if not values[2].known:
+        raise call.refuse("its labels depend on floating values")
+    domain, (x, y) = run.together(values[:2])
+    contracted, labels = call.params["contracted"], values[2].array
+    dense = replace(call, params={"dimension_numbers": (((0,), (0,)) if contracted else ((1,), (0,)), ((), ()))})
+    products = []
+    for g in range(call.params["count"]):
+        mask = (labels == g).astype(np.int64)[..., None]
+        left = domain.mul(x, mask if domain is PLAIN else domain.constant(mask))
+        right = y if contracted else np.take(y, g, run.lead)
+        products += dot_general(run, dense, [StackedValue(left, domain is PLAIN), StackedValue(right, domain is PLAIN)])
+    arrays = [product.array for product in products]
     total = np.stack(np.broadcast_arrays(*arrays), run.lead) if contracted else reduce(domain.add, arrays)
     return [run.typed(total, domain is PLAIN, call.results[0].dtype)]

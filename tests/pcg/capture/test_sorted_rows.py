@@ -1,0 +1,179 @@
+"""Mixtures of experts that sort their tokens are products of rows in their own order, whatever way they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from unity.pcg.capture.routing import without_sorting
+from unity.pcg.ir.program import Body, close
+from unity.pcg.local.interpreter import run_body
+
+TOKENS, WIDTH, HIDDEN, EXPERTS, TWO = 12, 4, 6, 5, 2
+GROUPED, ROUTED = "ragged_dot_general", "routed_dot"
+ARRAYS = tuple(
+    np.random.default_rng(3).normal(size=shape).astype(np.float32)
+    for shape in ((TOKENS, WIDTH), (WIDTH, EXPERTS), (EXPERTS, WIDTH, HIDDEN), (EXPERTS, HIDDEN, WIDTH))
+)
+Arrays = tuple[Any, Any, Any, Any]
+
+
+def chosen(x: Any, router: Any, k: int = TWO) -> tuple[Any, Any]:
+    weights, experts = lax.top_k(x @ router, k)
+    return jax.nn.softmax(weights), experts
+
+
+def moved_back(x: Any, router: Any, up: Any, down: Any) -> Any:
+    """Sort by `argsort`, count by `bincount`, and move back by the order of the order."""
+    weights, experts = chosen(x, router)
+    order = jnp.argsort(experts.reshape(-1))
+    sizes = jnp.bincount(experts.reshape(-1), length=EXPERTS)
+    h = jax.nn.silu(lax.ragged_dot(x[order // TWO], up, sizes))
+    y = lax.ragged_dot(h, down, sizes)[jnp.argsort(order)]
+    return jnp.einsum("tkd,tk->td", y.reshape(-1, TWO, WIDTH), weights)
+
+
+def added_up(x: Any, router: Any, up: Any, down: Any) -> Any:
+    """Weigh sorted rows, and add each to its token."""
+    weights, experts = chosen(x, router)
+    order = jnp.argsort(experts.reshape(-1))
+    sizes = jnp.bincount(experts.reshape(-1), length=EXPERTS)
+    h = jax.nn.gelu(lax.ragged_dot(x[order // TWO], up, sizes))
+    h = lax.ragged_dot(h, down, sizes) * weights.reshape(-1)[order][:, None]
+    return jnp.zeros_like(x).at[order // TWO].add(h)
+
+
+def repeated(x: Any, router: Any, up: Any, down: Any) -> Any:
+    """Repeat tokens before they are sorted, count one-hot experts, and write each row to its place."""
+    weights, experts = chosen(x, router)
+    keys, order = lax.sort((experts.reshape(-1), jnp.arange(TWO * TOKENS)), num_keys=1)
+    sizes = jax.nn.one_hot(experts, EXPERTS, dtype=jnp.int32).sum((0, 1))
+    rows = jnp.take(jnp.repeat(x, TWO, axis=0), order, axis=0)
+    h = jax.nn.relu(lax.ragged_dot(rows, up, sizes) + up[:, 0][keys])
+    y = lax.ragged_dot(h, down, sizes)
+    y = jnp.zeros_like(y).at[order].set(y, unique_indices=True)
+    return (y.reshape(TOKENS, TWO, WIDTH) * weights[..., None]).sum(1)
+
+
+def of_one(x: Any, router: Any, up: Any, down: Any) -> Any:
+    """One expert for each token, counted after sorting, with the places written into an array; a normalized and halved row."""
+    experts = jnp.argmax(x @ router, -1)
+    order = jnp.argsort(experts)
+    sizes = (experts[order][:, None] == jnp.arange(EXPERTS)[None, :]).sum(0)
+    places = jnp.zeros_like(order).at[order].set(jnp.arange(TOKENS))
+    h = lax.ragged_dot(x[order], up, sizes)
+    a, b = jnp.split(jax.nn.softmax(h), 2, axis=-1)
+    return lax.ragged_dot(jnp.concatenate([a, b * a], -1), down, sizes)[places]
+
+
+def differentiated(x: Any, router: Any, up: Any, down: Any) -> Any:
+    """The gradient by the experts, which adds up the products of the rows of each."""
+    up, down = jax.grad(lambda up, down: (moved_back(x, router, up, down) ** 2).sum(), (0, 1))(up, down)
+    return up + jnp.swapaxes(down, 1, 2)
+
+
+FORMS: tuple[Callable[..., Any], ...] = (moved_back, added_up, repeated, of_one)
+
+
+def program(fn: Callable[..., Any]) -> Body:
+    return close(jax.make_jaxpr(fn)(*ARRAYS))
+
+
+def run(body: Body, *args: Any) -> Any:
+    (result,) = run_body(body, args, ((),) * len(args), ((),), ())
+    return result
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: f.__name__)
+def test_no_row_is_sorted_outside_of_a_product(form: Callable[..., Any]) -> None:
+    body = without_sorting(program(form))
+    assert not {GROUPED, "sort", "scatter", "scatter-add"} & set(body.primitives)
+    assert body.primitives.count(ROUTED) == 2
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: f.__name__)
+def test_values_and_gradients_are_those_of_the_program(form: Callable[..., Any]) -> None:
+    """Some experts have no token, and tokens of equal scores the same experts as before."""
+    body = without_sorting(program(form))
+    x, router, *weights = ARRAYS
+
+    def gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.jit(jax.value_and_grad(lambda *a: jnp.sum(jnp.sin(fn(*a))), (0, 1, 2, 3)))
+
+    wanted, actual = gradients(form), gradients(lambda *a: run(body, *a))
+    for scores in (router, np.zeros_like(router), np.eye(WIDTH, EXPERTS, dtype=np.float32) * 1e3):
+        args = x, scores, *weights
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), actual(*args), wanted(*args))
+
+
+def counted_otherwise(x: Any, router: Any, up: Any, down: Any) -> Any:
+    """Groups that are not those of the rows' experts."""
+    experts = jnp.argmax(x @ router, -1)
+    order = jnp.argsort(experts)
+    sizes = jnp.bincount((experts + 1) % EXPERTS, length=EXPERTS)
+    return lax.ragged_dot(lax.ragged_dot(x[order], up, sizes), down, sizes)[jnp.argsort(order)]
+
+
+def out_of_range(x: Any, router: Any, up: Any, down: Any) -> Any:
+    """Experts that may be any numbers: rows with negative ones are in the first groups, but not counted for them."""
+    experts = (x @ router).sum(-1).astype(int)
+    order = jnp.argsort(experts)
+    sizes = jnp.bincount(experts, length=EXPERTS)
+    return lax.ragged_dot(lax.ragged_dot(x[order], up, sizes), down, sizes)[jnp.argsort(order)]
+
+
+def left_sorted(x: Any, router: Any, up: Any, down: Any) -> Any:
+    """Rows that are returned as they are sorted."""
+    experts = jnp.argmax(x @ router, -1)
+    order = jnp.argsort(experts)
+    sizes = jnp.bincount(experts, length=EXPERTS)
+    return lax.ragged_dot(lax.ragged_dot(x[order], up, sizes), down, sizes)
+
+
+def summed_along(x: Any, router: Any, up: Any, down: Any) -> Any:
+    """Rows that are added to the rows before them in sorted order."""
+    experts = jnp.argmax(x @ router, -1)
+    order = jnp.argsort(experts)
+    sizes = jnp.bincount(experts, length=EXPERTS)
+    h = jnp.cumsum(lax.ragged_dot(x[order], up, sizes), 0)
+    return lax.ragged_dot(h, down, sizes)[jnp.argsort(order)]
+
+
+def shifted(x: Any, router: Any, up: Any, down: Any) -> Any:
+    """Rows that are moved to the place of the row before."""
+    experts = jnp.argmax(x @ router, -1)
+    order = jnp.argsort(experts)
+    sizes = jnp.bincount(experts, length=EXPERTS)
+    return lax.ragged_dot(lax.ragged_dot(x[order], up, sizes), down, sizes)[(jnp.argsort(order) + 1) % TOKENS]
+
+
+def numbered(x: Any, router: Any, up: Any, down: Any) -> Any:
+    """Rows that are multiplied by their place in sorted order."""
+    experts = jnp.argmax(x @ router, -1)
+    order = jnp.argsort(experts)
+    sizes = jnp.bincount(experts, length=EXPERTS)
+    h = lax.ragged_dot(x[order], up, sizes) * jnp.arange(TOKENS)[:, None]
+    return lax.ragged_dot(h, down, sizes)[jnp.argsort(order)]
+
+
+OTHERS = (counted_otherwise, out_of_range, left_sorted, summed_along, shifted, numbered)
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=lambda f: f.__name__)
+def test_a_program_that_needs_the_order_of_sorted_rows_stays_as_it_is(other: Callable[..., Any]) -> None:
+    body = program(other)
+    result = without_sorting(body)
+    assert result.primitives.count(GROUPED) == 2
+    np.testing.assert_allclose(run(result, *ARRAYS), other(*ARRAYS), rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_inside_of_the_program_are_products_of_rows_with_labels_too() -> None:
+    body = without_sorting(program(differentiated))
+    assert GROUPED not in body.primitives
+    np.testing.assert_allclose(run(body, *ARRAYS), differentiated(*ARRAYS), rtol=1e-4, atol=1e-5)

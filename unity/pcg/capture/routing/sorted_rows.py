@@ -1,0 +1,360 @@
+"""Removal of sorting: rows that are sorted by label, multiplied in groups and moved back, are products of rows with labels.
+
+A mixture of experts sorts its tokens by expert, multiplies each group of consecutive rows with the matrix of its expert
+(`lax.ragged_dot`), and puts the results into the order of the tokens. Between, every operation treats rows alike: the result in
+sorted order is that of the rows in their own order, sorted. So a walk through the program follows which values are *sorted rows* of
+others, and adds for each the equation on rows in their own order. Where sorted rows are put back, or added up, that equation's
+result takes their place, and nothing reads what was sorted any more.
+
+This holds whatever the router chooses, drops no row, and leaves gradients as they are. A program in which something else reads
+sorted rows stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from unity.pcg.capture.routing.integer_tables import IntegerTables, Table
+from unity.pcg.ir.dead_code import used
+from unity.pcg.ir.program import Atom, Body, Equation, close
+from unity.pcg.operators.kernel_primitive import KERNEL
+from unity.pcg.operators.routed_product import FREE, routed_dot
+from unity.pcg.propagation.solver import nested_body
+from unity.pcg.propagation.specifications import spec_of
+from unity.pcg.types.factors import Factor, Slot
+
+GROUPED = "ragged_dot_general"
+DERIVED = "custom_jvp_call"
+REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod"})
+
+
+@dataclass(frozen=True)
+class SortedRows:
+    """A value whose rows are those of another value, sorted by their labels.
+
+    Attributes:
+        labels: the variable with the label of each row.
+        value: the value in the rows' own order.
+    """
+
+    labels: int
+    value: Atom
+
+
+def without_sorting(body: Body) -> Body:
+    """Return a body whose products of sorted rows are products of rows in their own order, where nothing else reads sorted rows."""
+    names = {e.name for e in body.equations}
+    if GROUPED not in names or "sort" not in names:
+        return body
+    kept = frozenset[int]()  # the labels whose rows stay sorted
+    while True:
+        walk = _Walk(body, kept)
+        result = used(walk.run())
+        remaining = {v for e in result.equations if e.name == GROUPED for v in e.results}
+        needed = frozenset(labels for v, labels in walk.products.items() if v in remaining)
+        if not needed:
+            return result if walk.products else body
+        kept |= needed
+
+
+class _Walk:
+    """One walk through a body.
+
+    Attributes:
+        rows: the variables that are sorted rows of others.
+        places: the variables with the place of each row in sorted order, each with the labels.
+        instead: the variables in whose place others are read.
+        products: the results of ragged products that are sorted rows of routed products, each with the labels.
+    """
+
+    def __init__(self, body: Body, kept: frozenset[int]) -> None:
+        self.body, self.kept = body, kept
+        self.equations: list[Equation] = []
+        self.tensors = dict(body.tensors)
+        self.known = IntegerTables()
+        self.rows: dict[int, SortedRows] = {}
+        self.places: dict[int, int] = {}
+        self.instead: dict[int, Atom] = {}
+        self.products: dict[int, int] = {}
+        self.alike: set[int] = set()  # variables whose rows are all equal
+
+    def run(self) -> Body:
+        """Return the body with the equations on rows in their own order."""
+        for e in self.body.equations:
+            if any(a in self.instead for a in e.operands if isinstance(a, int)):
+                e = e.reading(tuple(map(self.current, e.operands)))
+            self.add(e)
+            if e.name == "sort":
+                self.sort(e)
+            elif any(a in self.rows for a in e.operands if isinstance(a, int)):
+                self.follow(e)
+            elif e.name in ("scatter-add", "scatter"):
+                self.put(e)
+        return replace(self.now, outputs=tuple(map(self.current, self.body.outputs)))
+
+    def current(self, atom: Atom) -> Atom:
+        """Return the atom that is read in the place of another."""
+        return self.instead.get(atom, atom) if isinstance(atom, int) else atom
+
+    @property
+    def now(self) -> Body:
+        return Body(self.body.inputs, self.body.outputs, tuple(self.equations), self.tensors)
+
+    def add(self, e: Equation) -> None:
+        self.equations.append(e)
+        types = Body((), (), (), self.tensors)
+        self.known.note(types, e)
+        self.alike.update(_alike(e))
+
+    def emit(self, e: Equation, operands: Sequence[Atom]) -> tuple[int, ...]:
+        """Add an equation like another, of other operands, and return its results."""
+        start = max(self.tensors) + 1
+        results = tuple(range(start, start + len(e.results)))
+        self.tensors.update(zip(results, (self.tensors[v] for v in e.results), strict=True))
+        self.add(replace(e.reading(tuple(operands)), results=results))
+        return results
+
+    def compute(self, run: Callable[..., Any], operands: Sequence[Atom], like: Equation) -> Atom:
+        """Add the equations of a function, at the place of another equation, and return its result."""
+        structs = [self.now.tensor(a).struct for a in operands]
+        program = close(jax.make_jaxpr(run)(*structs))
+        start = max(self.tensors) + 1
+        names: dict[int, Atom] = dict(zip(program.inputs, operands, strict=True))
+        for e in program.equations:
+            results = tuple(range(start, start := start + len(e.results)))
+            self.tensors.update((r, program.tensors[v]) for v, r in zip(e.results, results, strict=True))
+            read = tuple(names[a] if isinstance(a, int) else a for a in e.operands)
+            self.add(replace(e, operands=read, results=results, source=like.source, group=like.group, scope=like.scope))
+            names.update(zip(e.results, results, strict=True))
+        (out,) = program.outputs
+        return names[out] if isinstance(out, int) else out
+
+    def table(self, atom: Atom) -> Table | None:
+        return self.known.of(atom)
+
+    def counts_from(self, atom: Atom, size: int, one_of: int = 1) -> bool:
+        """Return whether a constant is the numbers `i // one_of` for all rows i."""
+        table = self.table(atom)
+        return (
+            table is not None
+            and table.root is None
+            and table.values.size == size
+            and bool(np.array_equal(table.flat, np.arange(size) // one_of))
+        )
+
+    def sort(self, e: Equation) -> None:
+        """Follow a sort of labels, or one of the order that another sort returned, whose result is where each row went."""
+        keys, *others = e.operands
+        n = self.tensors[e.results[0]].shape
+        if len(n) != 1 or e.params["num_keys"] != 1 or not isinstance(keys, int) or keys in self.kept:
+            return
+        sorted_order = self.rows.get(keys)
+        if sorted_order is not None:
+            if self.counts_from(sorted_order.value, n[0]):
+                for v, a in zip(e.results[1:], others, strict=True):
+                    if self.counts_from(a, n[0]):
+                        self.place(v, sorted_order.labels)
+            return
+        labels = self.table(keys)
+        if labels is None or labels.root is None or labels.rows != 1 or any(a in self.rows for a in others if isinstance(a, int)):
+            return
+        self.rows.update((v, SortedRows(keys, a)) for v, a in zip(e.results, e.operands, strict=True))
+
+    def place(self, variable: int, labels: int) -> None:
+        """Note a variable as the place of each row in sorted order."""
+        shape = self.tensors[variable].shape
+        self.places[variable] = labels
+        self.known.tables[variable] = Table(np.arange(shape[0]).astype(self.tensors[variable].dtype), variable, 1)
+
+    def places_in(self, index: Atom) -> int | None:
+        """Return the labels by which rows are sorted whose places an index is; None for any other index."""
+        table = self.table(index)
+        labels = None if table is None or table.root is None else self.places.get(table.root)
+        return labels if table is not None and np.array_equal(table.flat, np.arange(table.flat.size)) else None
+
+    def put(self, e: Equation) -> None:
+        """Note zeros to which rows are added at their places as sorted rows."""
+        into, index, updates = e.operands
+        zeros, labels = self.table(into), self.places_in(index)
+        same = self.tensors[e.results[0]] == self.now.tensor(updates)
+        if labels is not None and same and _puts_rows(self.now, e) and zeros is not None and not np.any(zeros.values):
+            self.rows[e.results[0]] = SortedRows(labels, updates)
+
+    def follow(self, e: Equation) -> None:
+        """Follow sorted rows through an equation."""
+        sorted_operands = [self.rows[a] for a in e.operands if isinstance(a, int) and a in self.rows]
+        if len({s.labels for s in sorted_operands}) > 1:
+            return
+        labels = sorted_operands[0].labels
+        which = [isinstance(a, int) and a in self.rows for a in e.operands]
+        operands = [self.rows[a].value if isinstance(a, int) and a in self.rows else a for a in e.operands]
+        if e.name == "gather":
+            self.gather(e, which, operands, labels)
+        elif e.name in ("scatter-add", "scatter"):
+            self.scatter(e, which, operands, labels)
+        elif e.name == GROUPED:
+            self.product(e, which, operands, labels)
+        elif e.name in REDUCTIONS and 0 in e.params["axes"]:  # in any order
+            self.instead.update(zip(e.results, self.emit(e, operands), strict=True))
+        elif _treats_rows_alike(self.now, e, self.rows, self.alike):
+            results = self.emit(e, operands)
+            self.rows.update((v, SortedRows(labels, r)) for v, r in zip(e.results, results, strict=True))
+
+    def gather(self, e: Equation, which: Sequence[bool], operands: Sequence[Atom], labels: int) -> None:
+        """Follow a look-up of sorted rows at their places, which is the rows in their own order, or one at sorted indices."""
+        table, index = operands
+        shape, numbers = self.now.tensor(table).shape, e.params["dimension_numbers"]
+        whole_rows = _takes_rows(numbers, e.params["slice_sizes"], shape) and self.now.tensor(index).shape[1:] == (1,)
+        n = self.now.tensor(index).shape[0]
+        if which == [True, False]:
+            if whole_rows and n == shape[0] and self.places_in(index) == labels:
+                self.instead[e.results[0]] = table
+        elif which == [False, True] and self.now.tensor(index).ndim == 2 and 0 not in numbers.offset_dims:
+            if numbers.operand_batching_dims:
+                return
+            times = n // shape[0] if shape[0] and n % shape[0] == 0 else 0
+            if whole_rows and times and self.counts_from(index, n, times):
+                value = table if times == 1 else self.compute(lambda x: jnp.repeat(x, times, axis=0), [table], e)
+            else:
+                unsorted = replace(e, params={**e.params, "indices_are_sorted": False}, origin=None)
+                (value,) = self.emit(unsorted, operands)
+            self.rows[e.results[0]] = SortedRows(labels, value)
+
+    def scatter(self, e: Equation, which: Sequence[bool], operands: Sequence[Atom], labels: int) -> None:
+        """Follow a scatter of sorted rows at sorted indices: each row goes where it would in any order."""
+        into, index, updates = operands
+        shape, n = self.now.tensor(into).shape, self.now.tensor(index).shape[0]
+        if which[0] or not which[1] or not _puts_rows(self.now, e):
+            return
+        if not (which[2] or updates in self.alike or e.name == "scatter"):
+            return
+        times = n // shape[0] if shape[0] and n % shape[0] == 0 else 0
+        in_order = bool(times) and self.counts_from(index, n, times)
+        if e.name == "scatter":
+            if which[2] and times == 1 and in_order:
+                self.instead[e.results[0]] = updates
+            elif not which[2] and times == 1 and in_order and self.counts_from(updates, n):
+                self.place(e.results[0], labels)  # the numbers of sorted places, each put where its row is
+        elif in_order and which[2]:
+            added = self.compute(lambda x, u: x + _sums(u, times), [into, updates], e)
+            self.instead[e.results[0]] = added
+        else:
+            unsorted = replace(e, params={**e.params, "indices_are_sorted": False}, origin=None)
+            self.instead.update(zip(e.results, self.emit(unsorted, operands), strict=True))
+
+    def product(self, e: Equation, which: Sequence[bool], operands: Sequence[Atom], labels: int) -> None:
+        """Follow a product of sorted rows in groups, if the groups are those of their labels."""
+        numbers, sizes = e.params["ragged_dot_dimension_numbers"], operands[2]
+        counts = self.known.counts.get(sizes) if isinstance(sizes, int) else None
+        table = self.table(labels)
+        if counts is None or table is None or counts.root != table.root or e.params.get("group_offset") is not None:
+            return
+        count = counts.weights.shape[1]
+        if not np.array_equal(counts.weights, table.flat[:, None] == np.arange(count)):
+            return
+        dense = tuple(tuple(map(tuple, pair)) for pair in numbers.dot_dimension_numbers)
+        ragged, groups = tuple(numbers.lhs_ragged_dimensions), tuple(numbers.rhs_group_dimensions)
+        options = {"precision": e.params["precision"], "preferred_element_type": e.params["preferred_element_type"]}
+        x, y, _ = operands
+        beyond = bool(np.any(table.flat >= count))
+
+        def own(labels: Any) -> Any:
+            labels = labels.astype(jnp.int32)
+            return jnp.minimum(labels, count) if beyond else labels
+
+        if which[0] and not which[1] and ragged == groups == (0,) and self.now.tensor(x).ndim == 2 and dense[1] == ((), ()):
+            if dense[0] not in (((1,), (1,)), ((1,), (2,))):
+                return
+
+            def run(x: Any, y: Any, labels: Any) -> Any:
+                y = y if dense[0] == FREE.dot_dimension_numbers[0] else lax.transpose(y, (0, 2, 1))
+                return routed_dot(x, y, own(labels), count, **options)
+
+            value = self.compute(run, [x, y, labels], e)
+            self.rows[e.results[0]] = SortedRows(labels, value)
+        elif which[0] and which[1] and ragged == (0,) and dense == (((0,), (0,)), ((), ())):
+            if self.now.tensor(x).ndim != 2 or self.now.tensor(y).ndim != 2:
+                return
+            value = self.compute(lambda x, y, i: routed_dot(x, y, own(i), count, True, **options), [x, y, labels], e)
+            self.instead[e.results[0]] = value
+        else:
+            return
+        self.products[e.results[0]] = labels
+
+
+def _sums(rows: Any, times: int) -> Any:
+    """Return the sums of so many consecutive rows each."""
+    return rows if times == 1 else rows.reshape(-1, times, *rows.shape[1:]).sum(1)
+
+
+def _takes_rows(numbers: Any, sizes: Sequence[int], shape: Sequence[int]) -> bool:
+    """Return whether a gather takes whole rows of a table, by the index of the row."""
+    return (
+        tuple(numbers.collapsed_slice_dims) == tuple(numbers.start_index_map) == (0,)
+        and tuple(numbers.offset_dims) == tuple(range(1, len(shape)))
+        and not numbers.operand_batching_dims
+        and tuple(sizes[1:]) == tuple(shape[1:])
+    )
+
+
+def _puts_rows(body: Body, e: Equation) -> bool:
+    """Return whether a scatter puts whole rows into an array, by the index of the row."""
+    into, index, updates = (body.tensor(a) for a in e.operands)
+    numbers = e.params["dimension_numbers"]
+    return (
+        tuple(numbers.inserted_window_dims) == tuple(numbers.scatter_dims_to_operand_dims) == (0,)
+        and tuple(numbers.update_window_dims) == tuple(range(1, updates.ndim))
+        and not numbers.operand_batching_dims
+        and updates.shape[1:] == into.shape[1:]
+        and index.shape[1:] == (1,)
+    )
+
+
+def _alike(e: Equation) -> Sequence[int]:
+    """Return the results of an equation whose rows are all equal, as its operands are spread along them."""
+    return e.results if e.name == "broadcast_in_dim" and 0 not in e.params["broadcast_dimensions"] else ()
+
+
+def _treats_rows_alike(body: Body, e: Equation, rows: Container[Atom], alike: Container[Atom]) -> bool:
+    """Return whether each row of the results is one function of the same row of operands, wherever it is.
+
+    Args:
+        body: the types of variables.
+        e: the equation, with an operand among `rows`.
+        rows: the variables with rows in some order.
+        alike: the other variables whose rows are all equal.
+    """
+    which = [a in rows for a in e.operands]
+    if e.name == DERIVED:
+        return all(which) and _is_rowwise(nested_body(e))
+    spec = None if e.name == KERNEL else spec_of(body, e)  # a kernel may count its rows
+    if spec is None:
+        return False
+    n = next(body.tensor(a).shape[0] for a in e.operands if a in rows)
+
+    def is_along_rows(factor: Factor) -> bool:
+        if factor.size != n or factor.reduction or factor.halo is not None or any(p != Slot(0) for p in factor.results):
+            return False
+        places = zip(factor.operands, e.operands, which, strict=True)
+        return all(p == Slot(0) if is_sorted else p is None or (p == Slot(0) and a in alike) for p, a, is_sorted in places)
+
+    return any(map(is_along_rows, spec.factors))
+
+
+def _is_rowwise(body: Body) -> bool:
+    """Return whether each row of a program's results is one function of the same row of its inputs."""
+    rows, alike = set[Atom](body.inputs), set[Atom]()
+    for e in body.equations:
+        alike.update(_alike(e))
+        if any(a in rows for a in e.operands):
+            if not _treats_rows_alike(body, e, rows, alike):
+                return False
+            rows.update(e.results)
+    return all(a in rows for a in body.outputs)

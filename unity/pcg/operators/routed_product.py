@@ -1,0 +1,120 @@
+"""A primitive for products of rows that each have a label, with the matrix of the label: `result[r] = x[r] @ y[label[r]]`.
+
+A mixture of experts sorts its tokens by expert, multiplies them in groups (`lax.ragged_dot`), and moves them back. In sorted order
+a token's place depends on all other tokens, so no device could do this for its own tokens alone. As one primitive, every row is
+independent of all others. It sorts rows where it runs: on a device, those of the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir
+
+ROUTED = "routed_dot"
+FREE = lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), [0], [0])
+CONTRACTED = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+
+
+def sorted_product(
+    x: jax.Array, y: jax.Array, labels: jax.Array, *, count: int, contracted: bool, precision: Any, preferred_element_type: Any
+) -> jax.Array:
+    """Sort rows by their labels, and multiply them in groups.
+
+    Args:
+        x: rows `[r, k]`.
+        y: a matrix for each label, `[count, k, n]`, or rows `[r, n]` if rows are contracted.
+        labels: the label of each row, from 0; rows with label `count` belong to none, and count as zeros.
+        count: the number of labels.
+        contracted: whether to add up the products of the rows of each label, to `[count, k, n]`, rather than return `[r, n]`.
+        precision: as for `jax.lax.dot`.
+        preferred_element_type: as for `jax.lax.dot`.
+    """
+    order = jnp.argsort(labels)
+    sizes = (labels[:, None] == jnp.arange(count, dtype=labels.dtype)[None, :]).sum(0, dtype=jnp.int32)
+    options = {"precision": precision, "preferred_element_type": preferred_element_type}
+    if contracted:
+        return lax.ragged_dot_general(_moved(x, order), _moved(y, order), sizes, CONTRACTED, **options)
+    return _moved(lax.ragged_dot_general(_moved(x, order), y, sizes, FREE, **options), jnp.argsort(order))
+
+
+def _moved(rows: jax.Array, order: jax.Array) -> jax.Array:
+    return jnp.take(rows, order, axis=0, mode="clip", unique_indices=True)
+
+
+def routed_dot(
+    x: jax.Array,
+    y: jax.Array,
+    labels: jax.Array,
+    count: int,
+    contracted: bool = False,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> jax.Array:
+    """Multiply each row with the matrix of its label, or add up the products of the rows of each label. See `sorted_product`."""
+    params = {"precision": precision, "preferred_element_type": preferred_element_type}
+    return _primitive.bind(x, y, labels, count=count, contracted=contracted, **params)
+
+
+_primitive = core.Primitive(ROUTED)
+_primitive.def_impl(sorted_product)
+mlir.register_lowering(_primitive, mlir.lower_fun(sorted_product, multiple_results=False))
+
+
+@_primitive.def_abstract_eval
+def _type(x: Any, y: Any, labels: Any, *, count: int, contracted: bool, precision: Any, preferred_element_type: Any) -> Any:
+    del labels, precision
+    shape = (count, x.shape[1], y.shape[1]) if contracted else (x.shape[0], y.shape[2])
+    return x.update(shape=shape, dtype=jnp.dtype(preferred_element_type or jnp.promote_types(x.dtype, y.dtype)), weak_type=False)
+
+
+def _derivative(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+    x, y, labels = primals
+    out = _primitive.bind(x, y, labels, **params)
+    terms = [
+        _primitive.bind(*(tangents[i] if i == k else primals[i] for i in (0, 1)), labels, **params)
+        for k in (0, 1)
+        if not isinstance(tangents[k], ad.Zero)
+    ]
+    return out, sum(terms[1:], terms[0])
+
+
+def _transposed(cotangent: Any, x: Any, y: Any, labels: Any, *, contracted: bool, **params: Any) -> list[Any]:
+    """Transpose the product in x or y: each transpose is a product of rows with labels, too."""
+    k = 0 if ad.is_undefined_primal(x) else 1
+    aval = (x, y)[k].aval
+    if isinstance(cotangent, ad.Zero):
+        return [ad.Zero(aval) if i == k else None for i in range(3)]
+    turned = (0, 2, 1)
+    if contracted:
+        first, second = (y, lax.transpose(cotangent, turned)) if k == 0 else (x, cotangent)
+    else:
+        first, second = (cotangent, lax.transpose(y, turned)) if k == 0 else (x, cotangent)
+    out = _primitive.bind(first, second, labels, contracted=k == 1 and not contracted, **params).astype(aval.dtype)
+    return [out if i == k else None for i in range(3)]
+
+
+def _batched(operands: Any, dims: Any, *, count: int, contracted: bool, **params: Any) -> tuple[jax.Array, int]:
+    """Map the product: rows of all elements are rows of one product, with labels apart unless all elements have one matrix each."""
+    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+    shared = not contracted and dims[1] is None
+    x, y, labels = (
+        x if k == 1 and shared else jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+        for k, (x, d) in enumerate(zip(operands, dims, strict=True))
+    )
+    number = count if shared else size * count
+    if not shared:
+        starts = count * jnp.arange(size, dtype=jnp.int32)[:, None]
+        labels = jnp.where(labels < count, labels.astype(jnp.int32) + starts, number)
+    merged = [a if k == 1 and shared else a.reshape(-1, *a.shape[2:]) for k, a in enumerate((x, y, labels))]
+    out = _primitive.bind(*merged, count=number, contracted=contracted, **params)
+    return out.reshape(size, -1, *out.shape[1:]), 0
+
+
+ad.primitive_jvps[_primitive] = _derivative
+ad.primitive_transposes[_primitive] = _transposed
+batching.primitive_batchers[_primitive] = _batched
