@@ -33,7 +33,7 @@ from unity.machine.machine import Machine
 from unity.pcg.capture.operator_names import LOOKUPS
 from unity.pcg.ir.graph import LOOPS, PARALLELIZATION, Node, Value
 from unity.pcg.ir.program import Tensor
-from unity.pcg.operators.routed_product import ROUTED
+from unity.pcg.operators.routed_product import ROUTED, block_rows, multiplied_rows
 from unity.pcg.operators.table.ragged import Ragged
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.factors import facts_of, is_convolution
@@ -119,8 +119,10 @@ class Backend:
         """
         if self.keeps_indices(node):
             return _indices(node, local)
-        if node.kind in (RAGGED, ROUTED):
+        if node.kind == RAGGED:
             return self._grouped(node, axes, local)
+        if node.kind == ROUTED:
+            return self._routed(node, axes, local)
         if self.eager and node.kind in LOOKUPS:
             zeros = sum(local(v) for v in node.operands if v.tensor.floating and not argument(v))
             return Extra(zeros, -zeros, zeros)
@@ -135,18 +137,30 @@ class Backend:
 
     def _grouped(self, node: Node, axes: tuple[Axis, ...], local: Callable[[Value], float]) -> Extra:
         assert node.body is not None
-        product = next(e for e in node.body.equations if e.name == node.kind)  # its users may be fused into the same operator
-        y = node.operands[1]
-        if node.kind == ROUTED:
-            groups, dim = product.params["count"], None if product.params["contracted"] else 0
-        else:
-            ragged = Ragged.of(product.params, node.operands[0].tensor.ndim)
-            groups = node.body.tensor(product.operands[2]).shape[0]
-            dim = None if ragged is None or ragged.contracted else ragged.groups
-        if dim is not None:
-            groups = local_shape(y.tensor.shape, y.type, axes)[dim]
+        product = next(e for e in node.body.equations if e.name == RAGGED)  # its users may be fused into the same operator
+        y, ragged = node.operands[1], Ragged.of(product.params, node.operands[0].tensor.ndim)
+        groups = node.body.tensor(product.operands[2]).shape[0]
+        if ragged is not None and not ragged.contracted:
+            groups = local_shape(y.tensor.shape, y.type, axes)[ragged.groups]
         rows, results = groups * local(node.operands[0]), groups * local(node.results[0])
         return Extra(rows, 2 * results) if self.eager else Extra(working=rows + 2 * results)
+
+    def _routed(self, node: Node, axes: tuple[Axis, ...], local: Callable[[Value], float]) -> Extra:
+        """Return what a product of rows with labels holds: its rows in blocks, and a matrix for each block."""
+        assert node.body is not None
+        (x, y, *_), (result, *_) = node.operands, node.results
+        params = next(e for e in node.body.equations if e.name == ROUTED).params
+        rows = local_shape(x.tensor.shape, x.type, axes)[0]
+        matrices = result if params["contracted"] else y
+        count = local_shape(matrices.tensor.shape, matrices.type, axes)[0]
+        block = block_rows(rows, count)
+        if not block:
+            groups, results = count * local(x), count * local(result)
+            return Extra(groups, 2 * results) if self.eager else Extra(working=groups + 2 * results)
+        padded = multiplied_rows(rows, count, block)
+        others = y if params["contracted"] else result
+        wide = max(1.0, 4 / matrices.tensor.itemsize)  # products of blocks are added up in float32
+        return Extra(working=padded / rows * (local(x) + local(others)) + wide * padded / block / count * local(matrices))
 
 
 def _indices(node: Node, local: Callable[[Value], float]) -> Extra:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from unity.pcg.operators.layout import Layout, PlacedTensor
-from unity.pcg.operators.routed_product import ROUTED
+from unity.pcg.operators.routed_product import ROUTED, block_rows, multiplied_rows
 from unity.pcg.operators.table.contraction import PRODUCT, bilinear
 from unity.pcg.types.factors import Factor, Slot, Spec, operator
 
@@ -141,22 +141,23 @@ def routed_product(params: Any, operands: Any, results: Any) -> Spec:
     """Rows [r, k], a matrix for each label [g, k, n] and the labels [r] → rows [r, n], or rows twice and their labels → [g, k, n].
 
     Each row is independent of all others. A device with some of the labels multiplies their rows and leaves zeros for the others.
-    FLOPs are those of a ragged product.
+    In blocks it multiplies as many rows whatever labels it has, since all rows may have these.
     """
     (rows, k), n = operands[0].shape, results[0].shape[-1]
+    block = block_rows(rows, params["count"])
     if params["contracted"]:
         factors = (
             Factor("r", rows, (Slot(0), Slot(0), Slot(0)), (None,), "sum"),
-            Factor("g", params["count"], (None, None, None), (Slot(0),)),
+            Factor("g", params["count"], (None, None, None), (Slot(0),), shared=not block),
             Factor("k", k, (Slot(1), None, None), (Slot(1),)),
             Factor("n", n, (None, Slot(1), None), (Slot(2),)),
         )
     else:
         factors = (
             Factor("r", rows, (Slot(0), None, Slot(0)), (Slot(0),)),
-            Factor("g", params["count"], (None, Slot(0), None), (None,), "sum"),
+            Factor("g", params["count"], (None, Slot(0), None), (None,), "sum", shared=not block),
             Factor("k", k, (Slot(1), Slot(1), None), (None,), "sum"),
             Factor("n", n, (None, Slot(2), None), (Slot(1),)),
         )
-    flops = 2.0 * rows * k * n * params["count"]
+    flops = 2.0 * k * n * multiplied_rows(rows, params["count"], block)
     return Spec(tuple(f for f in factors if f.size > 1), bilinear(operands, results[0]), flops)
