@@ -14,6 +14,7 @@ from unity.export.body_writer import Block, program_operands
 from unity.export.derivative_rules import DerivativeRule
 from unity.export.nested import nested_writer
 from unity.export.primitives.primitive_call import array_code
+from unity.export.primitives.public_names import ROUTED_PRODUCT
 from unity.export.primitives.random_bits import PRIMITIVES_MODULE
 from unity.export.primitives.table import CHECKPOINT_NAME, LAYOUT_CLASS, LAYOUT_FUNCTION
 from unity.export.source_code import Code, Scope, call, definition, letters, lines, returned, sequence, unpacked
@@ -202,9 +203,13 @@ def imports(module: ModuleWriter) -> tuple[list[str], list[str]]:
     others += [f"from jax.ad_checkpoint import {CHECKPOINT_NAME}"] if f"{CHECKPOINT_NAME}(" in text else []
     others += [f"from jax.experimental.layout import {LAYOUT_CLASS}, {LAYOUT_FUNCTION}"] if f"{LAYOUT_FUNCTION}(" in text else []
     casts = f"{CAST}.bind(" in text
+    routed = f"{ROUTED_PRODUCT}.bind(" in text
+    standard += ["from typing import Any, NamedTuple"] if routed else []
+    others += ["from jax.extend import core"] if routed else []
     core = [*(["Primitive"] if casts else []), *([PRIMITIVES_MODULE] if binds_primitive else [])]
     others += [f"from jax.extend.core import {', '.join(core)}"] if core else []
-    others += ["from jax.interpreters import ad, mlir"] if casts else []
+    interpreters = ["ad", *(["batching"] if routed else []), "mlir"] if casts or routed else []
+    others += [f"from jax.interpreters import {', '.join(interpreters)}"] if interpreters else []
     return _in_order(standard), _in_order(others)
 
 

@@ -21,6 +21,7 @@ from unity.export.equivalence import meanings
 from unity.export.graph_writer import GraphWriter
 from unity.export.module import ModuleWriter, imports
 from unity.export.primitives.collectives import UNREPLICATE_DEFINITION
+from unity.export.primitives.public_names import ROUTED_PRODUCT, routed_definition
 from unity.export.source_code import Code, call, lines, literal, mapping, returned, sequence
 from unity.export.tracing import LocalProgram, piece, traced, within_mesh
 from unity.pcg.ir.graph import PCG, Value
@@ -90,6 +91,8 @@ def _write_program(module: ModuleWriter, graph: PCG, paths: list[str]) -> tuple[
     module.functions.append(["def program(w):", doc, *block.lines, *returned([sequence(results)], 4)])
     if any(f"{CAST}.bind(" in line for f in module.functions for line in f):
         module.functions.insert(0, [*UNREPLICATE_DEFINITION.strip().splitlines()])
+    if any(f"{ROUTED_PRODUCT}.bind(" in line for f in module.functions for line in f):
+        module.functions.insert(0, routed_definition())
     namespace = run_functions(module)
     pieces = [piece(Value(n), graph.axes) for n in graph.inputs]
     try:

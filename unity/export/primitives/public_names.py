@@ -19,8 +19,10 @@ from unity.export.primitives.random_bits import PRIMITIVES_MODULE
 from unity.export.primitives.table import PRIMITIVES, precision_code
 from unity.export.source_code import Code, call, sequence
 from unity.pcg.ir.program import Equation, params_key
+from unity.pcg.operators import routed_product
 
 FUNCTION_MODULES = ("lax", "lax.linalg")
+ROUTED_PRODUCT = "routed_product"  # the primitive's name in its module, and in files
 PUBLIC_MODULES = {"lax": lax, "lax.linalg": lax.linalg, PRIMITIVES_MODULE: primitives}  # that an exported file imports
 
 
@@ -53,21 +55,17 @@ def _ragged(e: AppliedPrimitive) -> Code:
 
 
 def _routed(e: AppliedPrimitive) -> Code:
-    """Write a product of rows with labels as one of rows that are sorted by their labels, and move the results back."""
-    options: dict[str, object] = {}
-    if e["precision"] is not None:
-        options["precision"] = precision_code(e["precision"])
-    if e["preferred_element_type"] is not None:
-        options["preferred_element_type"] = dtype_code(e["preferred_element_type"])
-    sizes = f"(labels[:, None] == jnp.arange({e['count']})).sum(0)"
-    if e["contracted"]:
-        numbers = call("lax.RaggedDotDimensionNumbers", (((0,), (0,)), ((), ())), (0,), ())
-        product = call("lax.ragged_dot_general", Code("x[order]"), Code("y[order]"), Code(sizes), numbers, **options)
-        result = str(product)
-    else:
-        result = f"{call('lax.ragged_dot', Code('x[order]'), Code('y'), Code(sizes), **options)}[jnp.argsort(order)]"
-    arguments = sequence([*e.codes, call("jnp.argsort", e.codes[2])])
-    return Code(f"(lambda x, y, labels, order: {result})(*{arguments})")
+    options: dict[str, object] = {name: e[name] for name in ("count", "contracted")}
+    options["precision"] = None if e["precision"] is None else precision_code(e["precision"])
+    element_type = e["preferred_element_type"]
+    options["preferred_element_type"] = None if element_type is None else dtype_code(element_type)
+    return call(f"{ROUTED_PRODUCT}.bind", *e.codes, **options)
+
+
+def routed_definition() -> list[str]:
+    """Return the lines that define the products of rows with labels in a file that uses them."""
+    text = inspect.getsource(routed_product)
+    return text[text.index("\nROUTED = ") :].strip().splitlines()
 
 
 def _geqrf(e: AppliedPrimitive) -> Code:

@@ -58,7 +58,7 @@ RESULT_NAMES = {
     "all_gather": "gathered", "all_gather_invariant": "gathered", "reduce_scatter": "scattered", "all_to_all": "exchanged",
     "random_bits": "bits", "scatter-add": "added", "neg": "negative", "reduce_window_max": "pooled", "reduce_window_sum": "pooled",
     **dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"), "mask"),
-    "ppermute": "received",
+    "ppermute": "received", "routed_dot": "product",
 }  # fmt: skip
 
 

@@ -129,7 +129,7 @@ def capture(
     closed, results, shape = _trace(fn, jax.tree.unflatten(in_tree, structs), marking)
     with without_mesh():
         observed = observed_program(closed)
-        body, names = used(observed.body), (*paths, *(f"<constant {k}>" for k in range(len(observed.consts))))
+        body, names = used(without_sorting(observed.body)), (*paths, *(f"<constant {k}>" for k in range(len(observed.consts))))
         graph = graph_of(body, names, clustering=clustering)
     warn(observed.notices)
     out_tree, stated = jax.tree.structure(shape), tuple(aval.sharding for aval in results)
@@ -193,7 +193,7 @@ def result_types(
         return ResultTypes(captured.weak[1], tuple(s.spec if s.mesh == mesh else p for s, p in zip(own, others, strict=True)))
     if not same:
         with without_mesh():
-            same = used(observed_program(closed).body).key == captured.body.key
+            same = used(without_sorting(observed_program(closed).body)).key == captured.body.key
     return ResultTypes(_weak(closed)[1], tuple(aval.sharding.spec for aval in avals), same)
 
 
@@ -332,7 +332,6 @@ class _Capture:
         self.looped = False
 
     def graph(self, body: Body, names: Sequence[str]) -> PCG:
-        body = without_sorting(body)
         body = without_unread(absorbed(deduplicated(body, pure)))  # the zeros for an unread operand are not those that others read
         body = with_own_constants(body)
         inputs = tuple(

@@ -3,6 +3,8 @@
 A mixture of experts sorts its tokens by expert, multiplies them in groups (`lax.ragged_dot`), and moves them back. In sorted order
 a token's place depends on all other tokens, so no device could do this for its own tokens alone. As one primitive, every row is
 independent of all others. It sorts rows where it runs: on a device, those of the device.
+
+Exported files contain this module's source, so it uses JAX alone.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ def local_product(
     sizes = (labels[:, None] == jnp.arange(count, dtype=jnp.int32)[None, :]).sum(0, dtype=jnp.int32)
     block = block_rows(x.shape[0], count)
     if block:
-        blocks = _Blocks.of(labels, order, sizes, block)
+        blocks = _in_blocks(labels, order, sizes, block)
         rows = blocks.cut(x)
         if not contracted:
             matrices = jnp.take(y, blocks.labels, axis=0, mode="clip")
@@ -88,19 +90,6 @@ class _Blocks(NamedTuple):
     rows: jax.Array
     places: jax.Array
 
-    @classmethod
-    def of(cls, labels: jax.Array, order: jax.Array, sizes: jax.Array, block: int) -> _Blocks:
-        """Return the blocks of rows with these labels, by the order that sorts them and the number of rows of each label."""
-        n, count = labels.shape[0], sizes.shape[0]
-        places = multiplied_rows(n, count, block)
-        ends = jnp.cumsum(-(-sizes // block))
-        of_block = (jnp.arange(places // block)[:, None] >= ends[None, :]).sum(1, dtype=jnp.int32)
-        shift = jnp.pad(block * (ends - -(-sizes // block)) - (jnp.cumsum(sizes) - sizes), (0, 1))
-        at = jnp.arange(n, dtype=jnp.int32) + shift[labels[order]]
-        at = jnp.where(labels[order] < count, at, places)
-        rows = jnp.full((places,), n, jnp.int32).at[at].set(order.astype(jnp.int32), mode="drop")
-        return cls(of_block, rows, jnp.zeros((n,), jnp.int32).at[order].set(at, unique_indices=True))
-
     def cut(self, x: jax.Array) -> jax.Array:
         """Return rows `[r, k]` in blocks `[blocks, block, k]`."""
         taken = jnp.take(x, self.rows, axis=0, mode="fill", fill_value=0)
@@ -109,6 +98,19 @@ class _Blocks(NamedTuple):
     def joined(self, x: jax.Array) -> jax.Array:
         """Return rows from blocks, zeros for those without a label."""
         return jnp.take(x.reshape(-1, x.shape[2]), self.places, axis=0, mode="fill", fill_value=0)
+
+
+def _in_blocks(labels: jax.Array, order: jax.Array, sizes: jax.Array, block: int) -> _Blocks:
+    """Return the blocks of rows with these labels, by the order that sorts them and the number of rows of each label."""
+    n, count = labels.shape[0], sizes.shape[0]
+    places = multiplied_rows(n, count, block)
+    ends = jnp.cumsum(-(-sizes // block))
+    of_block = (jnp.arange(places // block)[:, None] >= ends[None, :]).sum(1, dtype=jnp.int32)
+    shift = jnp.pad(block * (ends - -(-sizes // block)) - (jnp.cumsum(sizes) - sizes), (0, 1))
+    at = jnp.arange(n, dtype=jnp.int32) + shift[labels[order]]
+    at = jnp.where(labels[order] < count, at, places)
+    rows = jnp.full((places,), n, jnp.int32).at[at].set(order.astype(jnp.int32), mode="drop")
+    return _Blocks(of_block, rows, jnp.zeros((n,), jnp.int32).at[order].set(at, unique_indices=True))
 
 
 def routed_dot(
@@ -122,15 +124,15 @@ def routed_dot(
 ) -> jax.Array:
     """Multiply each row with the matrix of its label, or add up the products of the rows of each label. See `local_product`."""
     params = {"precision": precision, "preferred_element_type": preferred_element_type}
-    return _primitive.bind(x, y, labels, count=count, contracted=contracted, **params)
+    return routed_product.bind(x, y, labels, count=count, contracted=contracted, **params)
 
 
-_primitive = core.Primitive(ROUTED)
-_primitive.def_impl(local_product)
-mlir.register_lowering(_primitive, mlir.lower_fun(local_product, multiple_results=False))
+routed_product = core.Primitive(ROUTED)
+routed_product.def_impl(local_product)
+mlir.register_lowering(routed_product, mlir.lower_fun(local_product, multiple_results=False))
 
 
-@_primitive.def_abstract_eval
+@routed_product.def_abstract_eval
 def _type(x: Any, y: Any, labels: Any, *, count: int, contracted: bool, precision: Any, preferred_element_type: Any) -> Any:
     del labels, precision
     shape = (count, x.shape[1], y.shape[1]) if contracted else (x.shape[0], y.shape[2])
@@ -139,9 +141,9 @@ def _type(x: Any, y: Any, labels: Any, *, count: int, contracted: bool, precisio
 
 def _derivative(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
     x, y, labels = primals
-    out = _primitive.bind(x, y, labels, **params)
+    out = routed_product.bind(x, y, labels, **params)
     terms = [
-        _primitive.bind(*(tangents[i] if i == k else primals[i] for i in (0, 1)), labels, **params)
+        routed_product.bind(*(tangents[i] if i == k else primals[i] for i in (0, 1)), labels, **params)
         for k in (0, 1)
         if not isinstance(tangents[k], ad.Zero)
     ]
@@ -159,7 +161,7 @@ def _transposed(cotangent: Any, x: Any, y: Any, labels: Any, *, contracted: bool
         first, second = (y, lax.transpose(cotangent, turned)) if k == 0 else (x, cotangent)
     else:
         first, second = (cotangent, lax.transpose(y, turned)) if k == 0 else (x, cotangent)
-    out = _primitive.bind(first, second, labels, contracted=k == 1 and not contracted, **params).astype(aval.dtype)
+    out = routed_product.bind(first, second, labels, contracted=k == 1 and not contracted, **params).astype(aval.dtype)
     return [out if i == k else None for i in range(3)]
 
 
@@ -176,10 +178,10 @@ def _batched(operands: Any, dims: Any, *, count: int, contracted: bool, **params
         starts = count * jnp.arange(size, dtype=jnp.int32)[:, None]
         labels = jnp.where(labels < count, labels.astype(jnp.int32) + starts, number)
     merged = [a if k == 1 and shared else a.reshape(-1, *a.shape[2:]) for k, a in enumerate((x, y, labels))]
-    out = _primitive.bind(*merged, count=number, contracted=contracted, **params)
+    out = routed_product.bind(*merged, count=number, contracted=contracted, **params)
     return out.reshape(size, -1, *out.shape[1:]), 0
 
 
-ad.primitive_jvps[_primitive] = _derivative
-ad.primitive_transposes[_primitive] = _transposed
-batching.primitive_batchers[_primitive] = _batched
+ad.primitive_jvps[routed_product] = _derivative
+ad.primitive_transposes[routed_product] = _transposed
+batching.primitive_batchers[routed_product] = _batched

@@ -24,6 +24,7 @@ from jax import lax
 from unity.pcg.capture.routing.integer_tables import IntegerTables, Table
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Atom, Body, Equation, close
+from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, SCANNED
 from unity.pcg.operators.kernel_primitive import KERNEL
 from unity.pcg.operators.routed_product import FREE, routed_dot
 from unity.pcg.propagation.solver import nested_body
@@ -49,7 +50,13 @@ class SortedRows:
 
 
 def without_sorting(body: Body) -> Body:
-    """Return a body whose products of sorted rows are products of rows in their own order, where nothing else reads sorted rows."""
+    """Return a body whose products of sorted rows are products of rows in their own order, where nothing else reads sorted rows.
+
+    Bodies of scans and remats in it, too. Returns the same object if it has none.
+    """
+    inside = tuple(map(_without_nested_sorting, body.equations))
+    if any(a is not b for a, b in zip(inside, body.equations, strict=True)):
+        body = replace(body, equations=inside)
     names = {e.name for e in body.equations}
     if GROUPED not in names or "sort" not in names:
         return body
@@ -62,6 +69,20 @@ def without_sorting(body: Body) -> Body:
         if not needed:
             return result if walk.products else body
         kept |= needed
+
+
+def _without_nested_sorting(e: Equation) -> Equation:
+    if e.name not in SCANNED + REMATERIALIZED or not _has_groups(e):
+        return e
+    program = nested_body(e)
+    result = without_sorting(program)
+    return e if result is program else replace(e, params={**e.params, "jaxpr": result}, origin=None)
+
+
+def _has_groups(e: Equation) -> bool:
+    """Return whether the program nested in an equation, or one nested in that, has ragged products."""
+    inside = nested_body(e).equations
+    return any(inner.name == GROUPED or (inner.name in SCANNED + REMATERIALIZED and _has_groups(inner)) for inner in inside)
 
 
 class _Walk:
