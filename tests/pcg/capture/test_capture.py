@@ -249,6 +249,39 @@ def test_large_constants_of_nested_functions_become_inputs():
     assert len(captured.graph.inputs) == 2
 
 
+INDICES = {
+    "a literal": lambda: 1,
+    "too large": lambda: 7,
+    "of an array": lambda: jnp.array([0, 1, 0])[1],
+    "of a range": lambda: jnp.arange(3)[1],
+    "largest": lambda: jnp.argmax(jnp.array([0.0, 2.0])),
+    "compared": lambda: jnp.float32(2) < 3,
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_a_conditional_with_a_constant_index_is_its_branch(name):
+    def chosen(w, v, x):
+        return jnp.sum(lax.switch(jnp.int32(INDICES[name]()), [lambda x: x @ w, lambda x: jnp.tanh(x @ v)], x))
+
+    def nested(w, v, x):
+        return lax.scan(lambda c, x: (c + jax.jit(chosen)(w, v, x), None), 0.0, x[None])[0]
+
+    args = jax.random.normal(jax.random.key(0), (3, 8, 8))
+    for function in (chosen, nested):
+        captured = capture(function, *args)
+        assert not any("cond" in node.body.primitives for node, _ in captured.graph.walk() if node.body is not None)
+        np.testing.assert_allclose(run(captured, tuple(args)), jnp.sum(jnp.tanh(args[2] @ args[1])), rtol=1e-5)
+
+
+def test_an_index_that_is_computed_keeps_its_branches():
+    def chosen(w, x, k):
+        return jnp.sum(lax.switch(k, [lambda x: x @ w, lambda x: x], x) + lax.platform_dependent(x, cpu=jnp.sin, cuda=jnp.cos))
+
+    x = jnp.ones((8, 8))
+    assert capture(chosen, x, x, jnp.int32(1)).body.primitives.count("cond") == 2
+
+
 def test_a_mean_is_taken_once():
     graph = capture(lambda x: (jnp.mean(x, 0), (x - jnp.mean(x, 0)).sum()), X).graph
     reductions = [e for n in graph.nodes if n.body for e in n.body.equations if e.name == "reduce_sum"]

@@ -221,8 +221,7 @@ def _looped(p: _Pending, length: int, reverse: bool) -> _Pending:
 
 def _taken(p: _Pending, index: Atom, branch: int, count: int) -> list[_Pending]:
     """Return an effect in a branch as one of the program around it, which reads the index of the branch, too."""
-    if isinstance(index, Literal):  # it is known which branch is taken
-        return [p] if np.clip(int(index.value), 0, count - 1) == branch else []
+    assert isinstance(index, int), "a conditional with a constant index is its branch"
 
     def run(values: Sequence[Any]) -> None:
         in_branch = jnp.clip(values[0], 0, count - 1) == branch

@@ -22,7 +22,7 @@ from jax.extend import core
 from unity.base.documents import Record
 from unity.base.errors import CaptureError
 from unity.pcg.jaxprs.foreign_primitives import HELD, adopted, name_of
-from unity.pcg.jaxprs.jaxprs import RULED, Program, each, floating, is_reference
+from unity.pcg.jaxprs.jaxprs import BRANCHED, RULED, Program, each, floating, is_reference
 from unity.pcg.jaxprs.loops import predicates, with_one_predicate
 from unity.pcg.jaxprs.parameter_text import array_text, identities, text_of
 from unity.pcg.jaxprs.source_lines import Place, place_of
@@ -282,6 +282,8 @@ class _Builder:
         self.hoisted: dict[int, tuple[int, Any]] = {}  # id of a large constant → its variable, itself
         self.calls = 0
         self.active: set[int] = set()  # variables to which gradients may flow
+        self.producers: dict[int, Equation] = {}
+        self.values: dict[int, Any] = {}  # of variables that depend on small constants alone; None for any other
 
     def new(self, aval: Any, where: str = "") -> int:
         number = len(self.tensors)
@@ -332,6 +334,12 @@ class _Builder:
             if eqn.primitive.name == "device_put" or changes_weak_type_alone(eqn):  # the plan says where values lie
                 env.update(zip(eqn.outvars, operands, strict=True))
                 continue
+            taken = self.taken(eqn, operands)
+            if taken is not None:
+                closed = [self.constant(c) for c in taken.consts]
+                results = self.inline(taken.jaxpr, (*closed, *operands[1:]), group, place)
+                env.update(zip(eqn.outvars, results, strict=True))
+                continue
             if predicates(eqn):
                 loop = jax.make_jaxpr(with_one_predicate(eqn))(*(v.aval for v in eqn.invars))
                 closed = [self.constant(c) for c in loop.consts]
@@ -346,6 +354,7 @@ class _Builder:
             what = eqn.primitive, eqn.params, operands, numbers
             still = still if eqn.primitive.name in RULED else ()
             self.equations.append(Equation(*what, place.line, group, eqn, place.scope, still))
+            self.producers.update(dict.fromkeys(numbers, self.equations[-1]))
         return tuple(read(a) for a in jaxpr.outvars)
 
     def program(self, eqn: core.JaxprEqn, operands: Sequence[Atom]) -> core.ClosedJaxpr | None:
@@ -358,6 +367,33 @@ class _Builder:
         inner = next((eqn.params[k] for k in ("jaxpr", "call_jaxpr", "call", "fwd_jaxpr") if k in eqn.params), None)
         # Since JAX 0.12 both are one class, and every jaxpr has its constants.
         return inner if inner is None or isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
+
+    def taken(self, eqn: core.JaxprEqn, operands: Sequence[Atom]) -> core.ClosedJaxpr | None:
+        """Return the branch of a conditional whose index is a constant; None for any other equation.
+
+        XLA folds the index, and so removes the other branches with everything that they communicate.
+        """
+        index = self.value(operands[0]) if eqn.primitive.name in BRANCHED else None
+        if index is None:
+            return None
+        branches = eqn.params["branches"]
+        return branches[min(max(int(index), 0), len(branches) - 1)]
+
+    def value(self, atom: Atom) -> Any:
+        """Return the value of an atom that depends on small constants alone, None for any other."""
+        if isinstance(atom, Literal):
+            return np.asarray(atom.value, atom.tensor.dtype)
+        if atom not in self.values:
+            self.values[atom] = None
+            e = self.producers.get(atom)
+            if e is not None and e.name in TABLE and all(self.tensors[v].nbytes <= HOISTED for v in e.results):
+                operands = [self.value(a) for a in e.operands]
+                if all(x is not None for x in operands):
+                    with jax.ensure_compile_time_eval():
+                        results = e.primitive.bind(*operands, **e.params)
+                    several = results if e.primitive.multiple_results else [results]
+                    self.values.update(zip(e.results, several, strict=True))
+        return self.values[atom]
 
     def tensor(self, atom: Atom) -> Tensor:
         return atom.tensor if isinstance(atom, Literal) else self.tensors[atom]
