@@ -34,7 +34,9 @@ from unity.pcg.jaxprs.shard_maps.regions import raised
 from unity.pcg.jaxprs.sharded_rules import with_own_rules
 from unity.pcg.jaxprs.shardings import Marking, sharding_of, without_shardings
 from unity.pcg.jaxprs.source_lines import owner
+from unity.pcg.jaxprs.straight_scans import with_straight_scans
 from unity.pcg.jaxprs.trace_contexts import without_mesh
+from unity.pcg.jaxprs.unread_results import without_unread_results
 from unity.pcg.jaxprs.weak_types import is_weak, struct_of
 from unity.pcg.operators.pallas_kernels import with_kernels
 from unity.pcg.operators.table import TABLE
@@ -226,8 +228,8 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], marking: Marking | None 
         raise
     if any(isinstance(c, Tracer) for c in closed.consts):
         raise CaptureError(f"{_name(fn)} {_LEAK}")
-    program = with_kernels(raised(without_shardings(closed, marking, with_own_rules)))
-    return program, closed.out_avals, shape
+    program = with_straight_scans(with_kernels(raised(without_shardings(closed, marking, with_own_rules))))
+    return without_unread_results(program), closed.out_avals, shape
 
 
 _LEAK = (
