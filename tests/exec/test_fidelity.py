@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from small_models import MODELS, Small, arrays, f, random_point, scatters
 
 import unity
@@ -85,3 +86,37 @@ def test_a_result_may_be_any_array_whose_cotangent_is_data() -> None:
     plan = next(p for p in plans if [n.kind for n in p.program.pcg.nodes] == ["input", "sin", "partition"])
     (line,) = plan.check().lines  # the gradient of the whole result, gathered from its halves
     assert (line.kind, line.predicted, line.compiled) == ("all-gather", 64, 64)
+
+
+def _stacked(w: Any, x: Any) -> Any:
+    return jnp.mean(lax.scan(lambda c, a: (jnp.tanh(c @ a), None), x, w, unroll=3)[0] ** 2)
+
+
+def _remaining(w: Any, x: Any) -> Any:
+    return jnp.mean(lax.scan(lambda c, a: (jnp.tanh(c @ a), c @ w[0]), x, w, reverse=True, unroll=2)[1] ** 2)
+
+
+def _unread(w: Any, x: Any) -> Any:
+    return jnp.mean(lax.scan(jax.checkpoint(lambda c, a: (jnp.tanh(c @ a), (c.sum(), c @ a))), x, w, length=3, unroll=3)[1][0] ** 2)
+
+
+def _in_remat_and_outside(w: Any, x: Any) -> Any:
+    return jnp.mean((jax.checkpoint(lambda x: jnp.tanh(x @ w[0]))(x) @ w[0]) ** 2)
+
+
+def _in_two_loops(w: Any, x: Any) -> Any:
+    y, _ = lax.scan(lambda c, _: (jnp.tanh(c @ w[0]), None), x, None, length=3)
+    return jnp.mean(lax.fori_loop(0, 2, lambda _, c: jnp.sin(c @ w[0]), y) ** 2)
+
+
+@pytest.mark.parametrize("loss", [_stacked, _remaining, _unread, _in_remat_and_outside, _in_two_loops])
+def test_loops_are_predicted_as_they_are_compiled(loss: Any) -> None:
+    """Steps outside of a loop, results that nothing reads, and gathers that a remat or a loop shares with what is outside of it."""
+    args = f(3, 64, 64), f(512, 64)
+    frontier = unity.optimize(loss, *args, machine=unity.Machine.grid(2, 4, "v100"), progress=False).frontier
+    for point in {len(frontier) // 2, len(frontier) - 2, len(frontier) - 1}:
+        found = frontier[point].check()
+        assert found.agrees(0.001), f"point {point}\n{found}"
+    got = jax.jit(jax.value_and_grad(frontier[-1]))(*frontier[-1].shard(*arrays(args)))
+    wanted = jax.jit(jax.value_and_grad(loss))(*arrays(args))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4 * np.abs(y).max()), got, wanted)

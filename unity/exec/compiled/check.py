@@ -121,10 +121,12 @@ def _predicted(graph: PCG, differentiated: Any, direction: str | None) -> Iterat
     shared: Counter[Hashable] = Counter()
     for c in traffic(graph, differentiated):
         if direction in (None, c.direction):
-            common = c.count - c.alone
-            yield c, c.elements * (c.alone + max(0, common - shared[c.name]))
-            if c.name is not None:
-                shared[c.name] = max(shared[c.name], common)
+            runs = c.alone
+            for name, common in ((c.name, c.count - c.repeats), (c.repeated, c.repeats - c.alone)):
+                runs += max(0, common - shared[name])
+                if name is not None:
+                    shared[name] = max(shared[name], common)
+            yield c, c.elements * runs
 
 
 def _compared_places(step: PlannedStep, communicated: Iterable[tuple[CompiledCollective, Fraction]]) -> tuple[ComparedPlace, ...]:

@@ -3,12 +3,12 @@
 The compiler runs equal collectives of equal values once. Two gathers of one value are equal, also if one of them gathers it
 behind a `stop_gradient`, or if the value is computed twice for that reason, from weights that one of two losses does not train.
 Gathers of two equal cotangents are equal, too: an addition forwards its cotangent to both operands, and a residual stream and the
-branch beside it are often gathered alike.
+branch beside it are often gathered alike. A weight that a remat or a loop reads, and an operator outside of it, is one value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 
 from unity.pcg.ir.gradient_flow import differentiated, wanted_by
@@ -17,6 +17,8 @@ from unity.pcg.ir.program import Body
 from unity.pcg.propagation.placement import placing
 from unity.pcg.propagation.propagation import Solution
 from unity.pcg.types.parallel_type import REPLICATED, UNUSED, State
+
+Around = Callable[[int], tuple[tuple[Hashable, ...], int] | None]
 
 
 class ValueNumbering:
@@ -28,10 +30,18 @@ class ValueNumbering:
         n_axes: the number of mesh axes.
         uses: the users of each value, as (node, operand); None is an output of the graph.
         first: for each operator, the first operator in the graph that computes the same.
+        known: the first operator with each program and operands, in this graph and those around it.
+        outside: for each operator whose operands are all values around the graph, the first operator that computes the same, and
+            the steps of the loops that it can be hoisted out of.
+        around: returns the value around a nested graph that an input of it is, with the steps of the loop between them; None if
+            it is another one in every step.
     """
 
-    def __init__(self, graph: PCG) -> None:
+    def __init__(self, graph: PCG, around: Around = lambda position: None, known: dict[Hashable, Node] | None = None) -> None:
         self.n_axes = len(graph.axes)
+        self.around = around
+        self.known = {} if known is None else known
+        self.positions = {id(node): k for k, node in enumerate(graph.inputs)}
         self.uses: dict[Value, list[tuple[Node, int] | None]] = {}
         for node in graph.nodes:
             for position, v in enumerate(node.operands):
@@ -39,20 +49,50 @@ class ValueNumbering:
         for v in graph.outputs:
             self.uses.setdefault(v, []).append(None)
         self.first: dict[Node, Node] = {}
+        self.outside: dict[Node, tuple[int, int]] = {}
         by_key: dict[Hashable, Node] = {}
         for node in graph.nodes:
             if node.body is not None:
                 key = (node.body.key, node.types, *(self.value(v) for v in node.operands))
                 self.first[node] = by_key.setdefault(key, node)
+                self._compare_outside(node, node.body)
 
-    def value(self, v: Value) -> Hashable:
+    def _compare_outside(self, node: Node, body: Body) -> None:
+        """Find the first operator of all graphs that computes the same from the same operands."""
+        outside = [self._outside(v) for v in node.operands]
+        numbers = [self.value(v) if o is None else o[0] for v, o in zip(node.operands, outside, strict=True)]
+        if node.operands:
+            first = self.known.setdefault((body.key, node.types, *numbers), node)
+            steps = [o[1] for o in outside if o is not None]
+            if len(steps) == len(outside):
+                self.outside[node] = id(first), min(steps)
+
+    def value(self, v: Value) -> tuple[Hashable, ...]:
         """Return the number of a value: the operator that computes it, and the changes of type since then that moved data."""
+        origin, changes = self._origin(v)
+        return (id(self.first.get(origin.node, origin.node)), origin.index, *changes)
+
+    def _origin(self, v: Value) -> tuple[Value, list[Hashable]]:
+        """Return the result of an operator that a value is, and the changes of type since then that moved data."""
         changes = []
         while v.node.kind in UNCHANGED or _forwards_operand(v.node):
             if v.node.kind in UNCHANGED and v.node.kind not in ("replicate", "unreplicate", "view", CONSTRAIN):
                 changes.append(_change_key(v.node))
             v = v.node.operands[0]
-        return (id(self.first.get(v.node, v.node)), v.index, *changes)
+        return v, changes
+
+    def value_outside(self, v: Value) -> tuple[tuple[Hashable, ...], int]:
+        """Return the number of a value in the outermost graph in which it has one, and the steps of all loops between."""
+        return self._outside(v) or (self.value(v), 1)
+
+    def _outside(self, v: Value) -> tuple[tuple[Hashable, ...], int] | None:
+        origin, changes = self._origin(v)
+        if origin.node in self.outside:
+            first, steps = self.outside[origin.node]
+            return (first, origin.index, *changes), steps
+        position = self.positions.get(id(origin.node))
+        outside = None if position is None else self.around(position)
+        return outside and ((*outside[0], *changes), outside[1])
 
     def cotangent(self, v: Value) -> Hashable:
         """Return the number of a value's cotangent.

@@ -15,10 +15,10 @@ from unity.pcg.analysis.rematerialization import Recomputation, recomputation
 from unity.pcg.analysis.views import of_argument
 from unity.pcg.ir.gradient_flow import Gradients, carrying_in, gradients
 from unity.pcg.ir.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value, accumulated_loss
-from unity.pcg.ir.payloads import PipelineTail
+from unity.pcg.ir.payloads import PipelineTail, Scan
 from unity.pcg.ir.program import Atom, Tensor
 from unity.pcg.parallel.branches import groups_of, weight_of
-from unity.pcg.parallel.equal_values import ValueNumbering
+from unity.pcg.parallel.equal_values import Around, ValueNumbering
 from unity.pcg.parallel.resharding import ReshardingStep, absolute, steps, turned
 from unity.pcg.parallel.stages import ends_of, loss_gradient_axes, runs_of, sends, stage_axes
 from unity.pcg.propagation.agreements import backward_agreements, nested_agreements
@@ -42,11 +42,12 @@ class Collective:
     itemsize: bytes of an element.
     count: the number of runs in one step.
     repeats: the runs among these that repeat a forward collective in the backward pass.
-    alone: the runs among these for a single user, which never coincide with an equal collective.
+    alone: the repeats among these for a single user, which never coincide with an equal collective.
     direction: FORWARD or BACKWARD.
     node: the operator that causes it: a parallelization operator, or a composite that communicates inside.
     merged: it is the last collective of an argument's gradient, and the compiler combines such collectives into one.
     name: equal for collectives that do the same with equal values, of which the compiler runs one (None: it equals no other).
+    repeated: the same for its repeats.
     turned: it moves pieces of another dimension than the first (`resharding.turned`).
     part: the fraction of its seconds that counts, less than 1 among branches that run at the same time.
     hoisted: the factor by which it runs less often than the graph around it, repeats aside (`unity.pcg.analysis.hoisting`).
@@ -63,6 +64,7 @@ class Collective:
     node: Node
     merged: bool = False
     name: Hashable = None
+    repeated: Hashable = None
     turned: bool = False
     part: float = 1.0
     hoisted: int = 1
@@ -87,7 +89,7 @@ def traffic(graph: PCG, differentiated: Collection[int] = ()) -> tuple[Collectiv
         differentiated: the inputs that the gradient is for, by position; without any, there is only a forward pass.
     """
     flow = gradients(graph, differentiated)
-    return tuple(_of_graph(graph, _Whole(flow, hoisted(graph), recomputation(graph, flow)), 1, outermost=True))
+    return tuple(_of_graph(graph, _Whole(flow, hoisted(graph), recomputation(graph, flow)), 1))
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,16 @@ class _Whole:
     recomputation: Recomputation
 
 
-def _of_graph(graph: PCG, whole: _Whole, times: int, outermost: bool = False) -> Iterator[Collective]:
+def _of_graph(
+    graph: PCG, whole: _Whole, times: int, parent: Node | None = None, outer: ValueNumbering | None = None
+) -> Iterator[Collective]:
+    """Yield the collectives of a graph that runs a number of times, nested in a node of a graph with this numbering."""
     flow = whole.flow
-    context = _Context(graph, flow, times, ValueNumbering(graph), outermost, whole)
+    if parent is None or outer is None:
+        numbering = ValueNumbering(graph)
+    else:
+        numbering = ValueNumbering(graph, _values_around(parent, outer), outer.known)
+    context = _Context(graph, flow, times, numbering, parent is None, whole)
     for node in graph.nodes:
         if node.kind in PARALLELIZATION and node.kind != "view":
             yield from _of_step(node, context)
@@ -111,16 +120,30 @@ def _of_graph(graph: PCG, whole: _Whole, times: int, outermost: bool = False) ->
                 yield from _of_pipeline(node, context)
             if over := repeated_loss(node, flow):
                 yield _of_cotangent(node, over, context)
-            yield from _of_graph(node.inside, whole, times * runs_of(node, flow))
+            yield from _of_graph(node.inside, whole, times * runs_of(node, flow), node, numbering)
         elif node.kind in (BRANCHES, STAGES):
             for k, group in enumerate(groups_of(node)):  # a separate program each: equal collectives of two groups both run
-                for c in _of_graph(group.graph, whole, times):
-                    yield replace(c, part=weight_of(node), name=c.name and (id(node), k, c.name))
+                for c in _of_graph(group.graph, whole, times, node, numbering):
+                    name, repeated = (name and (id(node), k, name) for name in (c.name, c.repeated))
+                    yield replace(c, part=weight_of(node), name=name, repeated=repeated)
         elif node.inside is not None:
-            yield from _of_graph(node.inside, whole, times)
+            yield from _of_graph(node.inside, whole, times, node, numbering)
         elif node.body is not None:
             yield from _of_halos(node, context)
             yield from _of_reductions(node, context)
+
+
+def _values_around(node: Node, numbering: ValueNumbering) -> Around:
+    """Return a function that numbers the operands of a remat, and a scan's constants, by the graph around it."""
+    loop = node.payload if isinstance(node.payload, Scan) else None
+
+    def around(position: int) -> tuple[tuple[Hashable, ...], int] | None:
+        if node.kind != "remat" and (loop is None or position >= loop.consts):
+            return None
+        number, steps = numbering.value_outside(node.operands[position])
+        return number, steps * (1 if loop is None else loop.length)
+
+    return around
 
 
 @dataclass(frozen=True)
@@ -151,7 +174,19 @@ class _Context:
         """
         extra = self.whole.recomputation
         first, repeats = self.times // self.hoisted_by(node), self.times * (extra.repeats(node) if repeats is None else repeats)
-        return first + repeats, repeats, self.times * extra.alone(node) + (first if id(node) in extra.fenced else 0)
+        return first + repeats, repeats, self.times * extra.alone(node)
+
+    def forward_name(self, node: Node, *movement: Hashable) -> Hashable:
+        """Return the name of the forward collective of a node's operand, None if it runs for a single user."""
+        if id(node) in self.whole.recomputation.fenced:
+            return None
+        number, steps = self.numbering.value_outside(node.operands[0])
+        hoisted_to_it = steps == self.hoisted_by(node)
+        return (FORWARD, *movement, number if hoisted_to_it else self.numbering.value(node.operands[0]))
+
+    def repeat_name(self, node: Node, *movement: Hashable) -> Hashable:
+        """Return the name of the repeats of such a collective."""
+        return (BACKWARD, FORWARD, *movement, self.numbering.value(node.operands[0]))
 
     @property
     def once(self) -> tuple[int, int, int]:
@@ -165,15 +200,17 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
     step, tensor = step_of(node, graph.axes), node.tensors[0]
     (there, elements), (back, returned), over = _movements(step, tensor, graph.axes)
     if there:
-        name = (FORWARD, there, _movement(step, step.axes), numbering.value(node.operands[0]))
+        key = there, _movement(step, step.axes)
+        name, repeated = context.forward_name(node, *key), context.repeat_name(node, *key)
         itemsize, turns = forward_dtype(tensor.dtype, step.before, graph.axes).itemsize // tensor.words, turned(step, step.axes)
         runs, less = context.runs(node), context.hoisted_by(node)
-        yield Collective(there, step.axes, elements, itemsize, *runs, FORWARD, node, name=name, turned=turns, hoisted=less)
+        size = elements, itemsize
+        yield Collective(there, step.axes, *size, *runs, FORWARD, node, False, name, repeated, turned=turns, hoisted=less)
     if back and over and context.flow(Value(node)):
         name = (BACKWARD, back, _movement(step, over), numbering.cotangent(Value(node)))
         merged = step.kind == "replicate" and context.outermost and of_argument(node)
         size, turns = (returned, backward_dtype(tensor.dtype, step.after, graph.axes).itemsize), turned(step, over)
-        yield Collective(back, over, *size, *context.once, BACKWARD, node, merged, name, turns)
+        yield Collective(back, over, *size, *context.once, BACKWARD, node, merged, name, turned=turns)
 
 
 def _movements(
@@ -261,7 +298,8 @@ def _of_halos(node: Node, context: _Context) -> Iterator[Collective]:
         there, back = (wire(dtype, type_, graph.axes).itemsize for wire in wires)
         repeats = max(context.whole.recomputation.computed(node, v) for v in body.equations[x.edge.equation].results)
         runs, less = context.runs(node, repeats), context.hoisted_by(node)
-        yield Collective("collective-permute", x.axes, x.elements, there, *runs, FORWARD, node, name=name, hoisted=less)
+        size, names = (x.elements, there), (name, name and (BACKWARD, *name))
+        yield Collective("collective-permute", x.axes, *size, *runs, FORWARD, node, False, *names, hoisted=less)
         if variable in active:
             yield Collective("collective-permute", x.axes, x.elements, back, *context.once, BACKWARD, node)
 
