@@ -42,6 +42,9 @@ class FurtherOptions(TypedDict, total=False):
         pack: whether weights may be packed: those of such branches into arrays on the branches' devices only, and those that the
             program joins into arrays that are joined once. `plan.shard` then returns weights of other shapes, in the same tree,
             and `plan.shard.unpack` restores the function's own. False by default; `unity.step` packs none.
+        padding: whether dimensions that the devices do not divide, such as a vocabulary of 50,257 tokens, may be padded, where that
+            is better. With `pack=True`, `plan.shard` stores weights with zeros behind them; otherwise every step pads them. False
+            by default.
         recompute: whether the backward pass may recompute layers from the values that cross their borders, as `jax.checkpoint`
             around them does, if nothing fits the memory limit otherwise. A `jax.checkpoint` in the function always stays. True by
             default.
@@ -65,6 +68,7 @@ class FurtherOptions(TypedDict, total=False):
     branches: bool
     branch_groups: int | None
     pack: bool
+    padding: bool
     recompute: bool
     micro_batches: bool | int | None
     reduce_in: str | None
@@ -84,6 +88,7 @@ class Transforms:
     branches: bool = True
     branch_groups: int | None = None
     pack: bool = False
+    padding: bool = False
     recompute: bool = True
     micro_batches: bool | int | None = None
 

@@ -24,6 +24,7 @@ from unity.substitutions.rewriting.parallel_recording import recorded
 from unity.transforms.branches import Branching
 from unity.transforms.micro_batching import MicroBatching
 from unity.transforms.packing import Joining
+from unity.transforms.padding import Padding
 from unity.transforms.pipelining import Pipelining
 from unity.transforms.recomputing import Recomputing
 from unity.transforms.rewriting import Rewriting
@@ -94,6 +95,11 @@ class PlannedProgram:
     def joining(self) -> Joining | None:
         """The weights that `shard` joins once, which the program would join in every step. None unless packing was allowed."""
         return self.family.transformation(Joining)
+
+    @property
+    def padding(self) -> Padding | None:
+        """The dimensions that were padded because the devices do not divide them, or None."""
+        return self.family.transformation(Padding)
 
     @property
     def packing(self) -> Packing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from math import prod
 from typing import Literal
 
@@ -64,15 +64,16 @@ def undividable(program: PlannedProgram) -> Iterator[PlanWarning]:
         text = f"{n} × {kind} stays whole along dimension {dim}: {why}"
         yield PlanWarning("windows", line, f"dimension {dim} of {kind}", text)
     smallest, total = min((a.size for a in program.pcg.axes), default=1), prod(a.size for a in program.pcg.axes)
-    yield from _indivisible(program.original, smallest, total)
+    padded = program.padding.sizes.keys() if program.padding is not None else ()
+    yield from _indivisible(program.original, smallest, total, padded)
 
 
-def _indivisible(graph: PCG, smallest: int, total: int) -> Iterator[PlanWarning]:
-    """Yield the arguments' dimensions that no axis divides, the first argument of each size."""
+def _indivisible(graph: PCG, smallest: int, total: int, padded: Collection[int]) -> Iterator[PlanWarning]:
+    """Yield the arguments' dimensions that no axis divides and that are not padded, the first argument of each size."""
     listed = set()
     for node in graph.inputs:
         for dim, n in enumerate(node.tensors[0].shape):
-            if n >= LARGE and n % smallest and (n, dim) not in listed:
+            if n >= LARGE and n % smallest and n not in padded and (n, dim) not in listed:
                 listed.add((n, dim))
                 text = (
                     f"{node.name}: no axis divides dimension {dim} of size {n}; the nearest size that all"

@@ -1,9 +1,9 @@
 """The search for a plan: the programs that are searched for a request, and the choice of the plan among their strategies.
 
 The searches "unity" and "captured" start from the captured program. A rewritten program replaces it where that is better by the
-objective. If the limit excludes the fastest strategy of the better one, layers of that are recomputed; if it excludes all, the
-program with recomputed layers is rewritten, too. Micro-batches are tried next, if the user asks for them. Last, a pipeline, and
-branches on separate groups of devices, are tried on both.
+objective, and so does one with padded dimensions, if the user allows it. If the limit excludes the fastest strategy of the better
+one, layers of that are recomputed; if it excludes all, the program with recomputed layers is rewritten, too. Micro-batches are
+tried next, if the user asks for them. Last, a pipeline, and branches on separate groups of devices, are tried on both.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ from unity.search.joint.joint import GAIN
 from unity.search.joint.pricing import Prices
 from unity.search.memory.backend import backend_of
 from unity.search.memory.lower_bound import LeastMemory
+from unity.search.request import Wish
 from unity.search.session import Candidate, Search
 from unity.transforms.branches import BranchesWish, Forked
 from unity.transforms.branches import best as best_branches
 from unity.transforms.micro_batching import MicroBatchingWish, leanest_micro_batches
 from unity.transforms.micro_batching import best as best_micro_batches
 from unity.transforms.packing import joining_of
+from unity.transforms.padding import best as best_padding
 from unity.transforms.pipelining import PipelineCandidate, PipelineWish, best_unlike
 from unity.transforms.pipelining import best as best_pipeline
 from unity.transforms.recomputing import RecomputingChoice, RecomputingWish, of_all_layers
@@ -145,6 +147,10 @@ class Task(Request):
         prices = Prices(machine, self.training, bodies=self.captured.bodies, restrict=self.bound, pack=pack)
         captured = PlanFamily(self.fn, self.captured, self.search(self.captured, prices), 0.0, bound=self.bound)
         keeping, best = yield from self.rewritten(captured, prices)
+        padded = self.padded(keeping, prices, best) if self.transforms.padding and not self.bound.every else None
+        if padded is not None:
+            keeping, best = padded[0], padded
+            yield best
         programs, refusals = [keeping], list[InfeasibleError]()
         choice = self.recomputed(keeping, prices, best) if self.transforms.recompute else None
         if choice is not None and choice.best is not None:
@@ -178,6 +184,14 @@ class Task(Request):
             if pipeline is None or pipeline[1].memory > self.limit:
                 raise InfeasibleError(self.refusal_of(keeping, prices, choice, pipelines))
             yield pipeline
+
+    def padded(self, keeping: PlanFamily, prices: Prices, than: Solution | None) -> Solution | None:
+        """Return a program with padded dimensions, or None if none fits and is better than the solution without, `than`."""
+        wish = Wish(**self.wish(prices, than, None))
+        best = best_padding(keeping.captured, prices.machine.devices, wish, prices.pack)
+        if best is None:
+            return None
+        return self.if_better((keeping.then(best.transformation, best.search), best.candidate), than, None)
 
     def recomputed(
         self, keeping: PlanFamily, prices: Prices, than: Solution | None, limit: float | None = None

@@ -17,6 +17,7 @@ from unity.substitutions.language.parallel_derivation import ParallelizationReco
 from unity.transforms.branches import BranchingRecord
 from unity.transforms.micro_batching import MicroBatchingRecord
 from unity.transforms.packing import JoiningRecord
+from unity.transforms.padding import PaddingRecord
 from unity.transforms.pipelining import AlikeRecord, UnlikeRecord
 from unity.transforms.recomputing import RecomputingRecord
 from unity.transforms.rewriting import RewritingRecord
@@ -24,7 +25,14 @@ from unity.transforms.rewriting import RewritingRecord
 SCHEMA = 11
 
 AnyTransformation = (
-    RecomputingRecord | MicroBatchingRecord | RewritingRecord | AlikeRecord | UnlikeRecord | BranchingRecord | JoiningRecord
+    RecomputingRecord
+    | MicroBatchingRecord
+    | RewritingRecord
+    | AlikeRecord
+    | UnlikeRecord
+    | BranchingRecord
+    | JoiningRecord
+    | PaddingRecord
 )
 
 
