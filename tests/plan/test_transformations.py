@@ -36,6 +36,7 @@ def joined(params, x):
 CASES = {  # the kinds of transformations: the function, its arguments, and options
     ("rewriting",): (chained, ({"a": f(16, 64), "b": f(64, 8)}, f(4096, 16)), {}),
     ("micro-batches",): (chained, ({"a": f(16, 64), "b": f(64, 8)}, f(4096, 16)), {"micro_batches": 4, "budget": 0}),
+    ("padding",): (chained, ({"a": f(16, 1023), "b": f(1023, 8)}, f(65535, 16)), {"padding": True, "pack": True, "budget": 0}),
     ("weights",): (joined, ([f(8, 8)] * 2, f(8, 8)), {"pack": True, "budget": 0}),
     ("pipeline", "branches"): (
         forked_layers.loss,

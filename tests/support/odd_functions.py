@@ -84,8 +84,13 @@ def experts(params: Any, x: jax.Array) -> jax.Array:
 def checkpointed(params: Any, x: jax.Array) -> jax.Array:
     block = jax.checkpoint(lambda w, x: jax.nn.relu(x @ w) @ w.T)
     x = block(params["a"], x) + x
-    x, _ = lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params["steps"])
-    return jnp.reshape(x, (3, -1)), jnp.concatenate([x, x], 0), x[:, :4], x[::-1]  # pyright: ignore[reportReturnType]
+
+    def step(carried: Any, w: jax.Array) -> Any:
+        x, sums = jnp.tanh(carried[0] @ w), carried[1] + jnp.max(carried[0], 0)
+        return (x, sums), jnp.exp(x) @ params["a"]
+
+    (x, sums), rows = lax.scan(step, (x, jnp.zeros(9)), params["steps"])
+    return jnp.reshape(x, (3, -1)), jnp.concatenate([x, x], 0), x[:, :4], x[::-1], sums, rows  # pyright: ignore[reportReturnType]
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {

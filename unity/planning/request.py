@@ -141,6 +141,10 @@ class Request:
         pins = [c.path for c in self.bound.every if isinstance(c, Pin)]
         return frozenset(k for path in pins for k in matching(path, self.bound.paths))
 
+    def unpackable(self, program: PlanFamily) -> frozenset[int]:
+        """Return the numbers of the arguments that no further transformation may pack: those pinned or packed already."""
+        return self.pinned.union(*(s.numbers for t in program.transformations for s in t.packing.slots))
+
     @property
     def inside(self) -> list[Constraint]:
         """The constraints that pipelines and micro-batches do not leave as they are: all but pins of arguments."""

@@ -188,7 +188,7 @@ class Task(Request):
     def padded(self, keeping: PlanFamily, prices: Prices, than: Solution | None) -> Solution | None:
         """Return a program with padded dimensions, or None if none fits and is better than the solution without, `than`."""
         wish = Wish(**self.wish(prices, than, None))
-        best = best_padding(keeping.captured, prices.machine.devices, wish, prices.pack)
+        best = best_padding(keeping.captured, prices.machine.devices, wish, prices.pack, prices.bodies)
         if best is None:
             return None
         return self.if_better((keeping.then(best.transformation, best.search), best.candidate), than, None)
@@ -387,7 +387,7 @@ class Task(Request):
         best, refused = best_pipeline(plain.captured, machine, wish)
         if best is not None:
             return best, refused
-        best, more = best_unlike(plain.captured, machine, wish, self.transforms.pack, self.pinned)
+        best, more = best_unlike(plain.captured, machine, wish, self.transforms.pack, self.unpackable(plain))
         return best, [*refused, *more]
 
     def branched(self, before: PlanFamily, prices: Prices, than: Solution | None) -> tuple[Solution | None, list[str]]:
@@ -403,7 +403,8 @@ class Task(Request):
             )
         if not self.transforms.branches or excluding or (machine.devices == 1 and required is None):
             return None, []
-        wish = BranchesWish(**self.wish(prices, than, required), exactly=required, pack=self.transforms.pack, whole=self.pinned)
+        unpacked = self.unpackable(before)
+        wish = BranchesWish(**self.wish(prices, than, required), exactly=required, pack=self.transforms.pack, whole=unpacked)
         best, refused = best_branches(Forked.of(before.captured, before.transformations), machine, self.training, wish)
         if best is None:
             return None, refused

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from unity.base.errors import InfeasibleError
-from unity.pcg.capture.capture import Captured
+from unity.pcg.capture.capture import Bodies, Captured
 from unity.search.request import Wish
 from unity.search.session import Candidate, Search
 from unity.transforms.padding.padding import Padding, padding
@@ -17,7 +17,7 @@ SHARE = 0.01  # a size is padded only if its dimensions are in this part of all 
 ALONE = 3  # as many sizes are tried alone, those in the most bytes
 
 
-def best(captured: Captured, devices: int, wish: Wish, stored: bool) -> TransformationCandidate[Padding] | None:
+def best(captured: Captured, devices: int, wish: Wish, stored: bool, known: Bodies) -> TransformationCandidate[Padding] | None:
     """Return the best padded program that is better than the plan to beat, or None.
 
     Args:
@@ -25,10 +25,11 @@ def best(captured: Captured, devices: int, wish: Wish, stored: bool) -> Transfor
         devices: The number of devices.
         wish: The request.
         stored: Whether weights may be stored with the padding.
+        known: The programs of operators that share domains and prices, for `graph_of`.
     """
     chosen: TransformationCandidate[Padding] | None = None
     for sizes in candidates(captured, devices):
-        transformation = padding(captured, sizes, stored, captured.bodies)
+        transformation = padding(captured, sizes, stored, known)
         if transformation is None:
             continue
         wish.say(str(transformation))
@@ -47,13 +48,12 @@ def _best(search: Search, wish: Wish) -> Candidate | None:
 
 
 def candidates(captured: Captured, devices: int) -> Iterator[Mapping[int, int]]:
-    """Yield sets of sizes to pad, each with its padded size: all, and if these are several, the largest alone."""
+    """Yield sets of sizes to pad, each with its padded size: those in the most bytes alone, and all together."""
     sizes = odd_sizes(captured, devices)
-    if sizes:
-        yield sizes
+    for n in list(sizes)[:ALONE]:
+        yield {n: sizes[n]}
     if len(sizes) > 1:
-        for n in list(sizes)[:ALONE]:
-            yield {n: sizes[n]}
+        yield sizes
 
 
 def odd_sizes(captured: Captured, devices: int) -> dict[int, int]:

@@ -20,7 +20,8 @@ from jax import lax
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.gradient_flow import carrying
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, close, tensor_type
-from unity.pcg.jaxprs.jaxprs import CUSTOM_JVP, REMATERIALIZED
+from unity.pcg.jaxprs.jaxprs import CUSTOM_JVP, REMATERIALIZED, SCANNED
+from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.operators.table.elementwise import PLACED
 from unity.pcg.operators.table.reduction import REDUCTIONS
@@ -49,6 +50,7 @@ PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 OTHERS = frozenset({
     "cumsum", "argmax", "argmin", "sort", "reduce_window_sum", "reduce_window_max", "reduce_window_min"
 })  # fmt: skip
+CARRIES = 4  # passes over a scan's step, after which padding has reached all that is carried, or stays outside
 Sizes = Mapping[int, int]  # padded sizes of dimensions
 
 
@@ -102,8 +104,15 @@ class PaddedProgram:
         outputs = tuple(self.own(a, self.body.equations[-1]) for a in self.body.outputs)
         return used(Body(tuple(inputs), outputs, tuple(self.writer.equations), self.writer.tensors))
 
-    def with_padded_inputs(self, values: Sequence[tuple[Sizes, Fill] | None]) -> tuple[Body, tuple[PaddedValue | None, ...]]:
-        """Return the program of a call on padded operands, and its padded results; None for results that are not padded."""
+    def with_padded_inputs(
+        self, values: Sequence[tuple[Sizes, Fill] | None], carried: Sequence[Sizes] = ()
+    ) -> tuple[Body, tuple[PaddedValue | None, ...]]:
+        """Return the program of a call on padded operands, and its padded results; None for results that are not padded.
+
+        Args:
+            values: the padded sizes and the fill of each operand; None for operands that are not padded.
+            carried: the padded sizes of the first results, which are filled with zeros.
+        """
         inputs = list(self.body.inputs)
         for k, (v, value) in enumerate(zip(self.body.inputs, values, strict=True)):
             if value is None:
@@ -113,7 +122,10 @@ class PaddedProgram:
         for e in self.body.equations:
             self.equation(e)
         results = tuple(self.padded.get(a) if isinstance(a, int) else None for a in self.body.outputs)
-        outputs = tuple(a if r is None else r.variable for a, r in zip(self.body.outputs, results, strict=True))
+        for k, sizes in enumerate(carried):
+            results = (*results[:k], self.zero_filled(self.body.outputs[k], sizes, self.body.equations[-1]), *results[k + 1 :])
+        pairs = zip(self.body.outputs, results, strict=True)
+        outputs = tuple(self.own(a, self.body.equations[-1]) if r is None else r.variable for a, r in pairs)
         return used(Body(tuple(inputs), outputs, tuple(self.writer.equations), self.writer.tensors)), results
 
     def input(self, variable: int, sizes: Sizes, fill: Fill) -> PaddedValue:
@@ -146,6 +158,8 @@ class PaddedProgram:
         }
         if known and e.name in REMATERIALIZED:
             self.rematerialized(e)
+        elif known and e.name in SCANNED:
+            self.scanned(e)
         elif known and e.name in CUSTOM_JVP and (call := self.ruled_call(e)) is not None:
             self.writer.equations.append(call)
         else:
@@ -385,9 +399,7 @@ class PaddedProgram:
     def rematerialized(self, e: Equation) -> None:
         """Add a checkpoint whose program runs on padded operands."""
         values = [self.padded.get(a) if isinstance(a, int) else None for a in e.operands]
-        inner = nested_body(e)
-        walk = PaddedProgram(inner, frozenset(v for v, t in inner.tensors.items() if t.floating))
-        program, results = walk.with_padded_inputs([None if v is None else (v.sizes, v.fill) for v in values])
+        program, results = _walk(nested_body(e), [None if v is None else (v.sizes, v.fill) for v in values])
         operands = tuple(self.own(a, e) if v is None else v.variable for a, v in zip(e.operands, values, strict=True))
         variables = []
         for v, result in zip(e.results, results, strict=True):
@@ -396,6 +408,42 @@ class PaddedProgram:
             variables.append(v if result is None else self.register(v, result.sizes, result.fill).variable)
         params = {**e.params, "jaxpr": program}
         self.writer.equations.append(replace(e, operands=operands, results=tuple(variables), params=params, origin=None))
+
+    def scanned(self, e: Equation) -> None:
+        """Add a scan whose steps run on padded slices. It carries values padded as at first or as a step returns."""
+        body, (consts, carry) = nested_body(e), constants_and_carry(e.params)
+        own = [self.padded.get(a) if isinstance(a, int) else None for a in e.operands]
+        fixed = [None if v is None else (v.sizes, v.fill) for v in own[:consts]]
+        slices = [None if v is None else _slice(v) for v in own[consts + carry :]]
+        sizes: list[Sizes] = [{} if v is None else v.sizes for v in own[consts : consts + carry]]
+        for _ in range(CARRIES):
+            _, results = _walk(body, [*fixed, *((s, 0) if s else None for s in sizes), *slices])
+            found = [s or ({} if r is None else r.sizes) for s, r in zip(sizes, results, strict=False)]
+            if found == sizes:
+                break
+            sizes = found
+        program, results = _walk(body, [*fixed, *((s, 0) if s else None for s in sizes), *slices], sizes)
+        atoms = [self.own(a, e) if v is None else v.variable for a, v in zip(e.operands[:consts], own[:consts], strict=True)]
+        for a, s in zip(e.operands[consts : consts + carry], sizes, strict=True):
+            value = self.zero_filled(a, s, e)
+            atoms.append(self.own(a, e) if value is None else value.variable)
+        for a, part in zip(e.operands[consts + carry :], slices, strict=True):
+            whole = {d + 1: n for d, n in part[0].items()} if part is not None else {}
+            atoms.append(self.wide(a, whole, e).variable if whole else self.own(a, e))
+        variables = []
+        for k, (v, result) in enumerate(zip(e.results, results, strict=True)):
+            if result is None:
+                self.present.add(v)
+                variables.append(v)
+            else:
+                moved = {d + (k >= carry): n for d, n in result.sizes.items()}
+                variables.append(self.register(v, moved, result.fill).variable)
+        params = {**e.params, "jaxpr": program}
+        self.writer.equations.append(replace(e, operands=tuple(atoms), results=tuple(variables), params=params, origin=None))
+
+    def zero_filled(self, atom: Atom, sizes: Sizes, at: Equation) -> PaddedValue | None:
+        """Return an atom padded with zeros to some sizes; None if there are none."""
+        return self.refilled(atom, self.wide(atom, sizes, at), 0, at) if sizes else None
 
     def ruled_call(self, e: Equation) -> Equation | None:
         """Return a call with a derivative rule, such as relu, on padded operands; None if not all results are padded alike."""
@@ -429,10 +477,19 @@ class PaddedProgram:
         return replace(traced, operands=operands, results=variables, source=e.source, scope=e.scope, group=e.group, still=e.still)
 
 
-def _walk(body: Body, arguments: Sequence[tuple[Sizes, Fill]]) -> tuple[Body, tuple[PaddedValue | None, ...]]:
-    """Return the program of a call on padded operands, and its padded results."""
-    active = frozenset(v for v, t in body.tensors.items() if t.floating)
-    return PaddedProgram(body, active).with_padded_inputs(list(arguments))
+def _slice(value: PaddedValue) -> tuple[Sizes, Fill] | None:
+    """Return the padded sizes and the fill of one step's slice of a stacked value."""
+    sizes = {d - 1: n for d, n in value.sizes.items() if d > 0}
+    return (sizes, value.fill) if sizes else None
+
+
+def _walk(
+    body: Body, arguments: Sequence[tuple[Sizes, Fill] | None], carried: Sequence[Sizes] = ()
+) -> tuple[Body, tuple[PaddedValue | None, ...]]:
+    """Return the program of a call on padded operands, and its padded results (`PaddedProgram.with_padded_inputs`)."""
+    inputs = tuple(body.tensors[v].floating for v in body.inputs)
+    outputs = tuple(isinstance(a, int) and body.tensors[a].floating for a in body.outputs)
+    return PaddedProgram(body, carrying(body, inputs, outputs)).with_padded_inputs(arguments, carried)
 
 
 def _run(body: Body, operands: Sequence[Any]) -> list:
