@@ -25,7 +25,7 @@ from unity.verify.ranks.prover import prove
 from unity.verify.ranks.rule import RankRule, is_group, parse_rank_rules, signature
 from unity.verify.ranks.verdict import verdict
 
-PUBLISHED = 118  # the first rules of the file are those of TensorRight's repository
+PUBLISHED = 121  # the first rules of the file are those that TensorRight states
 ALIKE = [family.split() for family in (
     "add sub mul max min div", "lt le gt ge eq ne", "logical_and logical_or logical_xor", "neg abs exp log sqrt rsqrt", "slice pad"
 )]  # fmt: skip

@@ -181,6 +181,12 @@ class Reader:
         code = OPERATORS[name].__code__
         if len(operands) != code.co_argcount - 2 and not code.co_flags & CO_VARARGS:
             raise Inexpressible(f"{name} has {code.co_argcount - 2} operands, not {len(operands)}")
+        if len(bare) != 1 and name in ("concat", "iota"):
+            raise Inexpressible(f"{name} is along one dimension")
+        if any(None in f[: REQUIRED[name]] or len(f) < REQUIRED[name] for f in attributes.values() if name in REQUIRED):
+            raise Inexpressible(f"{ast.unparse(node)}: expected {REQUIRED[name]} fields of each group")
+        if (name == "conv" and len(attributes) != 1) or (name == "iota" and bare[0] not in attributes):
+            raise Inexpressible(f"{ast.unparse(node)}: the fields of its group are missing")
         if unknown := {*bare, *attributes} - set(self.signature.groups):
             raise Inexpressible(f"{', '.join(sorted(unknown))} is no group of dimensions")
         return OPERATORS[name](self, Attributes(words, bare, attributes), *operands)
@@ -219,6 +225,7 @@ class Attributes:
 
 
 OPERATORS: dict[str, FunctionType] = {}
+REQUIRED = {"dynamic_slice": 2, "dynamic_update_slice": 1, "broadcast": 1, "iota": 1, "conv": 5}  # fields of each group
 WORDED = {"transpose", "reduce"}  # operators whose first argument is a word: an order, a monoid
 
 

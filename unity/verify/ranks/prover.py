@@ -273,15 +273,18 @@ def _same_sum(
     domain = obligations.domain
     unit = domain.unit(monoid)
     own = _named(whole)
+    result = {f"i{g}": domain.integer_symbol(f"index {g}") for g in domain.signature.groups}
 
     def index(summand: Summand, names: list[tuple[str, str]], side: str) -> tuple[Vector, ...]:
         return tuple(domain.integer_symbol(f"{side} {name}") for name, _ in names)
 
     def forward(k: int, j: tuple[Vector, ...]) -> tuple[Vector, ...]:
-        return _image(parts[k], dict(zip((n for n, _ in own), j, strict=True)), hints[k].forward, reader, domain)
+        return _image(parts[k], result | dict(zip((n for n, _ in own), j, strict=True)), hints[k].forward, reader, domain)
 
     def backward(k: int, j: tuple[Vector, ...]) -> tuple[Vector, ...]:
-        return _image(whole, dict(zip((n for n, _ in _named(parts[k])), j, strict=True)), hints[k].backward, reader, domain)
+        return _image(
+            whole, result | dict(zip((n for n, _ in _named(parts[k])), j, strict=True)), hints[k].backward, reader, domain
+        )
 
     def others(k: int, j: tuple[Vector, ...]) -> list[Any]:
         return [z3.Not(_inside(parts[m], forward(m, j), domain)) for m in range(len(parts)) if m != k]

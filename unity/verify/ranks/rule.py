@@ -27,7 +27,8 @@ INTEGER = {"iota", "rem"}  # operators of integer elements
 class Pairing:
     """A bijection between the indices of two sums: each side's binders in terms of the other's.
 
-    A binder is named by its group, and by the group and a number if a sum has several of one group: `C`, `C2`.
+    A binder is named by its group, and by the group and a number if a sum has several of one group: `C`, `C2`. The index of the
+    result is named `iC`.
     """
 
     forward: dict[str, ast.expr] = field(default_factory=dict)

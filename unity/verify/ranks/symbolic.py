@@ -140,6 +140,8 @@ class Symbolic:
 
     def quotient(self, number: Any, divisor: Any) -> tuple[Any, Any]:
         """Return quotient and remainder; by symbols, they are functions that satisfy Euclid's equation."""
+        if isinstance(divisor, int) and divisor < 1:
+            raise Inexpressible(f"a quotient by {divisor}")
         if isinstance(divisor, int) and isinstance(number, int):
             return divmod(number, divisor)
         if isinstance(divisor, int):
@@ -236,13 +238,15 @@ class Symbolic:
     def _distributed(self, name: str, values: tuple[Any, ...]) -> Any:
         """Apply a function to sums, where it distributes over them."""
         monoid = next(v.monoid for v in values if isinstance(v, Sums))
-        if name == monoid:
+        if name == monoid and name not in "fgh":
             return Sums(monoid, tuple(s for v in values for s in self._summands(v, monoid)))
         if monoid == "add" and name == "sub":
             return self._distributed("add", (values[0], self.apply("neg", values[1])))
         linear = name in ("neg", "mul") or (name == "div" and not isinstance(values[1], Sums))
         if monoid != "add" or not linear:
             raise Inexpressible(f"{name} of a reduction with {monoid}")
+        if name == "div":
+            self.defined(values[1] != 0)
 
         def joined(parts: tuple[Summand, ...]) -> Summand:
             def body(j: tuple[Vector, ...]) -> Any:
@@ -269,6 +273,8 @@ class Symbolic:
             return z3.IntVal(value, self.context) if self.signature.integers else z3.RealVal(value, self.context)
         if name in ("least", "greatest"):
             return z3.Const(name, self.element_sort)
+        if self.signature.integers and name in ("div", "exp", "log", "sqrt", "rsqrt", "pow"):
+            raise Inexpressible(f"{name} of integers")
         if name in MEANINGS:
             return MEANINGS[name](self, *elements)
         result = z3.BoolSort(self.context) if name[0] in "pq" else self.element_sort
