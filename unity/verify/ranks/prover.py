@@ -289,26 +289,30 @@ def _same_sum(
     def others(k: int, j: tuple[Vector, ...]) -> list[Any]:
         return [z3.Not(_inside(parts[m], forward(m, j), domain)) for m in range(len(parts)) if m != k]
 
-    j = index(whole, own, "whole")
-    value = whole.body(j)
-    cases = []
-    for k, part in enumerate(parts):
-        image = forward(k, j)
-        cases.append(
-            z3.And(
-                _inside(part, image, domain),
-                part.body(image) == value,
-                _equal_indices(whole, backward(k, image), j, domain),
-                *others(k, j),
-            )
-        )
-    if not obligations.valid([*premises, _inside(whole, j, domain), value != unit], z3.Or([*cases, domain.truth(False)])):
-        return False
-    for k, part in enumerate(parts):
+    def covered() -> bool:
+        """Return whether each term of the whole has an equal one in one part."""
+        j = index(whole, own, "whole")
+        value = whole.body(j)
+        cases = []
+        for k, part in enumerate(parts):
+            image = forward(k, j)
+            back = _equal_indices(whole, backward(k, image), j, domain)
+            cases.append(z3.And(_inside(part, image, domain), part.body(image) == value, back, *others(k, j)))
+        return obligations.valid([*premises, _inside(whole, j, domain), value != unit], z3.Or([*cases, domain.truth(False)]))
+
+    def covers(k: int, part: Summand) -> bool:
+        """Return whether each term of a part has an equal one in the whole, which no other part has."""
         j = index(part, _named(part), f"part {k}")
         image, value = backward(k, j), part.body(j)
         back = _equal_indices(part, forward(k, image), j, domain)
         goal = z3.And(_inside(whole, image, domain), whole.body(image) == value, back, *others(k, image))
-        if not obligations.valid([*premises, _inside(part, j, domain), value != unit], goal):
+        return obligations.valid([*premises, _inside(part, j, domain), value != unit], goal)
+
+    with domain.forgetting():
+        if not covered():
             return False
+    for k, part in enumerate(parts):
+        with domain.forgetting():
+            if not covers(k, part):
+                return False
     return True

@@ -10,9 +10,10 @@ distributed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import combinations, permutations, product
+from itertools import combinations, count, permutations, product
 from typing import Any
 
 import z3
@@ -73,7 +74,15 @@ class Symbolic:
         self.definedness: list[Any] = []  # divisors that must not be zero, and the like
         self._applied: dict[str, list[Any]] = {}
         self._quotients: list[tuple[Any, Any]] = []
+        self._numbers = count()
         self._depth = 0
+
+    @contextmanager
+    def forgetting(self) -> Iterator[None]:
+        """Forget afterwards the symbols of a question: they would distract from others. No two atoms or parts have one name."""
+        saved = dict(self.atoms), dict(self.parts), list(self.divisions), list(self._quotients)
+        yield
+        self.atoms, self.parts, self.divisions, self._quotients = saved
 
     def rank(self, group: str) -> int:
         """Return 1: the generic dimension."""
@@ -112,7 +121,7 @@ class Symbolic:
             return True
         key = group, formula.sexpr()
         if key not in self.atoms:
-            self.atoms[key] = Atom(z3.Bool(f"all {group} {len(self.atoms)}", self.context), group, formula)
+            self.atoms[key] = Atom(z3.Bool(f"all {group} {next(self._numbers)}", self.context), group, formula)
         return self.atoms[key].symbol
 
     def both(self, *conditions: Any) -> Any:
@@ -187,7 +196,7 @@ class Symbolic:
             if group not in self.signature.single:
                 key = group, number.sexpr()
                 if key not in self.parts:
-                    self.parts[key] = Part(z3.Int(f"index {group} {len(self.parts)}", self.context), group, number)
+                    self.parts[key] = Part(z3.Int(f"index {group} {next(self._numbers)}", self.context), group, number)
                 number = self.parts[key].symbol
             arguments.append(number)
         sort = z3.BoolSort(self.context) if tensor[0] in "pq" else self.element_sort
@@ -223,7 +232,8 @@ class Symbolic:
     def reduce(self, monoid: str, boxes: Sequence[Box], body: Callable[[tuple[Vector, ...]], Any]) -> Any:
         """Return a reduction as summands, those of an inner reduction joined with it."""
         self._depth += 1
-        inner = body(tuple(self.integer_symbol(f"bound {group} {self._depth}") for group, _ in boxes))
+        with self.forgetting():  # a body is evaluated for its form here, and where indices are known again
+            inner = body(tuple(self.integer_symbol(f"bound {group} {self._depth}") for group, _ in boxes))
         self._depth -= 1
         if monoid == "add" and z3.is_add(inner):
             return Sums(monoid, tuple(Summand(tuple(boxes), lambda j, k=k: body(j).arg(k)) for k in range(inner.num_args())))
