@@ -134,8 +134,8 @@ def mutants(seed: int) -> Iterator[RankRule]:
         rule = copy.deepcopy(choose.choice(originals))
         for _ in range(choose.choice((1, 1, 2))):
             if rule.conditions and choose.random() < 0.15:
-                gone = choose.randrange(len(rule.conditions))
-                rule = replace(rule, conditions=tuple(c for k, c in enumerate(rule.conditions) if k != gone))
+                removed = choose.randrange(len(rule.conditions))
+                rule = replace(rule, conditions=tuple(c for k, c in enumerate(rule.conditions) if k != removed))
                 continue
             parts = ["left", "right", "right", *(["conditions"] if rule.conditions else [])]
             part = choose.choice(parts)

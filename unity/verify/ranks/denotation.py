@@ -66,7 +66,7 @@ class Domain(Protocol):
         ...
 
     def reduce(self, monoid: str, boxes: Sequence[tuple[str, Vector]], body: Callable[[tuple[Vector, ...]], Any]) -> Any:
-        """Combine the elements of a body over all indices of boxes, given as groups and sizes."""
+        """Combine the elements of a body over all indices of boxes, which are groups and sizes."""
         ...
 
     def require(self, group: str, conditions: Vector) -> None:
@@ -175,7 +175,7 @@ class Reader:
             return self._elementwise(name, [self.tensor(x) for x in node.args])
         words = [node.args[0].id] if name in WORDED and isinstance(node.args[0], ast.Name) else []
         rest = node.args[len(words) :]
-        attributes = {g: self._fields(g, x) for x in rest if (g := is_group(x)) and isinstance(x, ast.Subscript)}
+        attributes = {g: self.fields(g, x) for x in rest if (g := is_group(x)) and isinstance(x, ast.Subscript)}
         bare = [is_group(x) for x in rest if is_group(x) and isinstance(x, ast.Name)]
         operands = [self.tensor(x) for x in rest if not is_group(x)]
         code = OPERATORS[name].__code__
@@ -191,7 +191,7 @@ class Reader:
             raise Inexpressible(f"{', '.join(sorted(unknown))} is no group of dimensions")
         return OPERATORS[name](self, Attributes(words, bare, attributes), *operands)
 
-    def _fields(self, group: str, node: ast.Subscript) -> tuple[Vector | None, ...]:
+    def fields(self, group: str, node: ast.Subscript) -> tuple[Vector | None, ...]:
         """Return the fields of an attribute: those of `G[a:b:c]`, of `G[a, b]`, or of `G[a]`."""
         inner = node.slice
         if isinstance(inner, ast.Slice):
@@ -295,8 +295,8 @@ def pad(r: Reader, a: Attributes, x: Tensor, value: Tensor) -> Tensor:
                 (k - lo, 0) if isinstance(h, int) and h == 0 else r.domain.quotient(k - lo, h + 1)
                 for k, lo, h in zip(i[g], low, interior, strict=True)
             ]
-            kept = tuple(r.domain.both(q >= 0, q < n, rest == 0) for (q, rest), n in zip(places, x.sizes[g], strict=True))
-            inside, index[g] = r.domain.both(inside, r.domain.every(g, kept)), tuple(q for q, _ in places)
+            within = tuple(r.domain.both(q >= 0, q < n, rest == 0) for (q, rest), n in zip(places, x.sizes[g], strict=True))
+            inside, index[g] = r.domain.both(inside, r.domain.every(g, within)), tuple(q for q, _ in places)
         return r.domain.choose(inside, _moved(x, i, index), value.at({}))
 
     return Tensor(sizes, at, x.order)

@@ -61,8 +61,8 @@ class Runner:
 
     def ordered(self, array: Any, dims: tuple[Dimension, ...], order: str) -> Positioned:
         """Bring the dimensions of an array into an order."""
-        wanted = tuple(sorted(dims, key=self.place(order)))
-        return Positioned(lax.transpose(array, [dims.index(d) for d in wanted]), wanted, order)
+        target = tuple(sorted(dims, key=self.place(order)))
+        return Positioned(lax.transpose(array, [dims.index(d) for d in target]), target, order)
 
     def run(self, node: ast.expr) -> Positioned:
         """Run a term."""
@@ -79,7 +79,7 @@ class Runner:
         operands = [self.run(x) for k, x in enumerate(node.args) if not is_group(x) and not (k == 0 and node.func.id in WORDED)]
         word = node.args[0].id if node.func.id in WORDED and isinstance(node.args[0], ast.Name) else ""
         bare = [is_group(x) for x in node.args if isinstance(x, ast.Name) and is_group(x)]
-        fields = {g: self.reader._fields(g, x) for x in node.args if isinstance(x, ast.Subscript) and (g := is_group(x))}
+        fields = {g: self.reader.fields(g, x) for x in node.args if isinstance(x, ast.Subscript) and (g := is_group(x))}
         run = getattr(self, f"run_{node.func.id}", None)
         if run is None:
             return self.run_elementwise(node.func.id, operands)
@@ -164,8 +164,8 @@ class Runner:
 
     def run_squeeze(self, x: Positioned, bare: list[str], **_: Any) -> Positioned:
         """Run a squeeze."""
-        gone = [k for k, d in enumerate(x.dims) if d[0] in bare]
-        return Positioned(lax.squeeze(x.array, gone), tuple(d for d in x.dims if d[0] not in bare), x.order)
+        removed = [k for k, d in enumerate(x.dims) if d[0] in bare]
+        return Positioned(lax.squeeze(x.array, removed), tuple(d for d in x.dims if d[0] not in bare), x.order)
 
     def run_concat(self, *operands: Positioned, bare: list[str], **_: Any) -> Positioned:
         """Run a join."""

@@ -104,15 +104,15 @@ class Obligations:
 
     def _lemmas(self, model: z3.ModelRef) -> list[Any]:
         """Return lemmas that a proposal violates."""
-        found = []
+        lemmas = []
         signature = self.domain.signature
         for group in signature.groups:
             if group in signature.single:
                 continue
             atoms = [a for a in self.domain.atoms.values() if a.group == group]
             parts = [p for p in self.domain.parts.values() if p.group == group]
-            true = [a for a in atoms if z3.is_true(model.eval(a.symbol, model_completion=True))]
-            false = [a for a in atoms if a not in true]
+            proposed = [(a, z3.is_true(model.eval(a.symbol, model_completion=True))) for a in atoms]
+            true, false = [a for a, holds in proposed if holds], [a for a, holds in proposed if not holds]
             differ = [
                 (p, q)
                 for p, q in combinations(parts, 2)
@@ -131,9 +131,9 @@ class Obligations:
                 result = solver.check(*(a.symbol for a in true)) if self.undecided <= UNDECIDED else z3.unknown
                 self.undecided += result == z3.unknown
                 if result == z3.unsat:
-                    found.append(z3.Or([z3.Not(b) for b in solver.unsat_core()] + [conclusion]))
+                    lemmas.append(z3.Or([z3.Not(b) for b in solver.unsat_core()] + [conclusion]))
                 solver.pop()
-        return found
+        return lemmas
 
 
 def prove(rule: RankRule) -> RankProof:

@@ -178,16 +178,16 @@ def signature(rule: RankRule) -> Signature:
     groups = list(dict.fromkeys([g for shape in tensors.values() for g, _ in shape] + [g for g, _ in attributes]))
     operators = list(calls(rule.left, rule.right))
     single = {c.args[0].id for c in operators if _operator(c) in SINGLE and isinstance(c.args[0], ast.Name)}
-    promised = {word: {n for c in rule.conditions for n in _about(c, word)} for word in ("one", "nonempty", "positive")}
-    single |= promised["one"]
+    statements = {word: {n for c in rule.conditions for n in _about(c, word)} for word in ("one", "nonempty", "positive")}
+    single |= statements["one"]
     integers = any(_operator(c) in INTEGER for c in operators)
     return Signature(
         tuple(groups),
         frozenset(single),
-        frozenset(single | promised["nonempty"]),
+        frozenset(single | statements["nonempty"]),
         tensors,
         numbers,
-        frozenset(promised["positive"]),
+        frozenset(statements["positive"]),
         integers,
     )
 

@@ -1,7 +1,7 @@
 """Terms on symbols, for Z3.
 
 A vector over a group of dimensions is the integer of one generic dimension. A condition on all dimensions of a group is an opaque
-truth value, an atom; so is the part of an index that lies in a group, an opaque integer. What they stand for is kept beside them,
+truth value, an atom; so is the part of an index that lies in a group, an opaque integer. What they stand for is recorded with them,
 and `prover.py` proves lemmas about it at the generic dimension. Groups of exactly one dimension are that dimension, and need no
 atoms.
 
@@ -126,8 +126,10 @@ class Symbolic:
 
     def both(self, *conditions: Any) -> Any:
         """Return a conjunction."""
-        kept = [c for c in conditions if c is not True]
-        return kept[0] if len(kept) == 1 else z3.And([self.truth(c) for c in kept] + [self.truth(True)]) if kept else True
+        parts = [c for c in conditions if c is not True]
+        if len(parts) < 2:
+            return parts[0] if parts else True
+        return z3.And([self.truth(c) for c in parts])
 
     def choose(self, condition: Any, yes: Any, no: Any) -> Any:
         """Return one of two values; of sums, the summands of both, each the unit where the other is chosen."""
@@ -173,7 +175,7 @@ class Symbolic:
 
     def _divisions_in_turn(self) -> list[Any]:
         """Return that a division by `d` and then by `m` is one by `d * m`, where the last quotient takes part."""
-        found, zero = [], z3.IntVal(0, self.context)
+        laws, zero = [], z3.IntVal(0, self.context)
         for (inner, d), (outer, m), (whole, dm) in permutations(self._quotients, 3):
             latest = any(self._quotients[-1][0].eq(x) for x in (inner, outer, whole))
             if latest and z3.simplify(d * m - dm, som=True).eq(zero):
@@ -181,8 +183,8 @@ class Symbolic:
                 total = d * self.applied("remainder", self.integer, outer, m) + rest
                 same = [self.applied("quotient", self.integer, *x) for x in ((whole, dm), (outer, m))]
                 equal = z3.And(same[0] == same[1], self.applied("remainder", self.integer, whole, dm) == total)
-                found.append(z3.Implies(z3.And(d > 0, m > 0, whole == d * outer + rest), equal))
-        return found
+                laws.append(z3.Implies(z3.And(d > 0, m > 0, whole == d * outer + rest), equal))
+        return laws
 
     def element(self, number: Any) -> Any:
         """Return an integer as an element."""
@@ -304,18 +306,18 @@ class Symbolic:
 
     def laws(self) -> list[Any]:
         """Return instances of the laws of functions that are not polynomial, for all applications so far."""
-        found: list[Any] = []
+        laws: list[Any] = []
         for name, law in LAWS.items():
             for value in self._applied.get(name, ()):
-                found += law(self, value, *value.children())
+                laws += law(self, value, *value.children())
         exponentials = self._applied.get("exp", ())
         for a, b in combinations(exponentials, 2):
             total = a.decl()(a.arg(0) + b.arg(0))
-            found += [total == a * b, z3.Implies(a.arg(0) == -b.arg(0), a * b == 1)]
-            found += [e == a * b for e in exponentials if z3.simplify(e.arg(0) - a.arg(0) - b.arg(0)).eq(self.apply("constant", 0))]
+            laws += [total == a * b, z3.Implies(a.arg(0) == -b.arg(0), a * b == 1)]
+            laws += [e == a * b for e in exponentials if z3.simplify(e.arg(0) - a.arg(0) - b.arg(0)).eq(self.apply("constant", 0))]
         for a in exponentials:
-            found += [z3.Implies(a.arg(0) == -b.arg(0), a * b == 1) for b in exponentials]
-        return found
+            laws += [z3.Implies(a.arg(0) == -b.arg(0), a * b == 1) for b in exponentials]
+        return laws
 
 
 def _divide(d: Symbolic, a: Any, b: Any) -> Any:
