@@ -6,12 +6,15 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 from layered_model import scanned
@@ -19,7 +22,7 @@ from layered_model import scanned
 import unity
 from unity.__main__ import main
 from unity.pcg.parallel.axis_names import AxisNames
-from unity.pcg.types.parallel_type import UNUSED, partitioned
+from unity.pcg.types.parallel_type import UNUSED, State, digits, joined_digits, partitioned
 from unity.report import content, of_plan
 from unity.report.content import of_file
 
@@ -154,3 +157,23 @@ def test_a_part_is_named_only_where_types_need_it() -> None:
     assert names.in_words(range(5)) == "all 48 devices"
     assert names.in_words([3]) == "2 of device_b's 4"
     assert AxisNames(axes, levels).refined(names) == names
+
+
+def test_slices_that_nest_directly_are_of_one_axis() -> None:
+    axes = unity.Machine.grid(1, 8, "a100").axes
+    absolute = partitioned(0), partitioned(0, 2), partitioned(0, 4)
+    assert joined_digits(absolute, axes) == (partitioned(0),) * 3
+    assert joined_digits((partitioned(0, 3), partitioned(0, 6), partitioned(0)), axes) == (
+        *(partitioned(0, 3),) * 2,
+        partitioned(0),
+    )
+    names = AxisNames(axes, ("node", "device")).telling_apart([absolute])
+    assert names.show(absolute, 1) == "[device]"
+
+
+@given(st.lists(st.sampled_from([UNUSED, *(partitioned(d, k) for d in (0, 1) for k in (1, 2, 3, 4, 6))]), min_size=4, max_size=4))
+def test_joined_digits_slice_as_before(states: list[State]) -> None:
+    axes = unity.Machine.grid(4, 4, "a100").axes
+    own = [digit for digit in digits(tuple(states), axes) if digit is not None]
+    assume(not any(one.overlaps(other) for one, other in combinations(own, 2)))
+    assert digits(joined_digits(tuple(states), axes), axes) == digits(tuple(states), axes)

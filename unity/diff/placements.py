@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.types.axis import Axis, LevelPart, joined_names
-from unity.pcg.types.parallel_type import State, Type
+from unity.pcg.types.parallel_type import State, Type, joined_digits
 
 Placement = tuple[tuple[Axis, State], ...]  # the axes that a type uses, each with its state
 
@@ -57,7 +57,7 @@ def _sized(axis: Axis) -> Axis:
 def stored_in_words(type_: Type, names: AxisNames) -> str:
     """Return a type in words, as `type_in_words` does, with names that may not tell all of its axes apart."""
     by_state: dict[State, list[int]] = {}
-    for k, state in enumerate(type_):
+    for k, state in enumerate(joined_digits(type_, names.axes)):
         if state.kind != "U":
             by_state.setdefault(state, []).append(k)
     return _listed({state: names.listed(axes) for state, axes in by_state.items()})

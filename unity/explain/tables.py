@@ -32,6 +32,8 @@ from unity.transforms.pipelining import scans
 
 ROWS = 25  # rows of a table that are shown; the others are counted
 RECOMPUTATION = ("", ", inner values again", ", again")  # suffix of an operator's name, by `Recompute`
+TYPES = "[-, device]: dimension 1 is sliced over device, dimension 0 is whole; +: a partial sum; *: its gradient is (docs: types)"
+CHANGES = "combine: slices are gathered; reduce: partial sums are added up; replicate: gradients are; partition: slices are taken"
 APPLICATIONS = 100  # lines about applications of rules
 
 
@@ -147,7 +149,8 @@ def _memory(prediction: MemoryPrediction) -> Table:
         table.add_row(why, "", size(prediction.by_reason.get(why, 0.0)), "")
     others = (h for h in prediction.held if h.why not in always and h.nbytes)
     rows = _grouped(((h.why, h.node.kind, line_behind(h.node)), h.nbytes) for h in others)
-    return _filled(table, [(k[0], k[1], size(b), k[2]) for k, _, b in rows], "kinds of buffers")
+    signed = ((k, size(b) if b >= 0 else f"−{size(-b)}") for k, _, b in rows)
+    return _filled(table, [(k[0], k[1], nbytes, k[2]) for k, nbytes in signed], "kinds of buffers")
 
 
 def _operators(prediction: Prediction, names: AxisNames) -> Table:
@@ -156,6 +159,7 @@ def _operators(prediction: Prediction, names: AxisNames) -> Table:
     If any operator was measured, every time is followed by its origin (`unity.search.cost.profile_lookup`).
     """
     table = Table("operator", "×", "result on each device", "forward + backward", "line", title="operators", title_justify="left")
+    table.caption, table.caption_justify = TYPES, "left"
     has_origins = any(t.how != ROOFLINE for t in prediction.operators)
 
     def key(t: OperatorTerm) -> tuple[str, str, str, str]:
@@ -182,8 +186,7 @@ def _collectives(prediction: Prediction, names: AxisNames) -> Table:
         return c.kind, over, size(c.nbytes), f"{c.direction} of {c.node.kind}", line_behind(c.node)
 
     rows = _grouped((key(t), t.seconds) for t in prediction.collectives)
-    if not rows:
-        table.caption = "none: no device needs data of another"
+    table.caption, table.caption_justify = CHANGES if rows else "none: no device needs data of another", "left"
     return _filled(table, [(k[0], str(n), k[1], k[2], duration(s), k[3], k[4]) for k, n, s in rows], "kinds of collectives")
 
 

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from unity.pcg.ir.graph import PCG, Node, Value, reserved_axes
 from unity.pcg.types.axis import Axis, LevelPart, joined_names
-from unity.pcg.types.parallel_type import Type, show
+from unity.pcg.types.parallel_type import Type, joined_digits, show
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,12 @@ class AxisNames:
 
     def telling_apart(self, types: Iterable[Type]) -> AxisNames:
         """Return names that tell apart these types, too."""
-        return replace(self, cuts=self.cuts | _cuts(self.axes, types))
+        return replace(self, cuts=self.cuts | _cuts(self.axes, (joined_digits(t, self.axes) for t in types if t)))
 
     def type(self, type_: Type) -> Type:
         """Return a type over the axes that users see."""
-        return tuple(type_[group[0]] for group in self.groups)
+        states = joined_digits(type_, self.axes)
+        return tuple(states[group[0]] for group in self.groups)
 
     def show(self, type_: Type, rank: int) -> str:
         """Format a type: `[node·device_a, -] *device_b`."""
@@ -172,7 +173,7 @@ def names_in(graph: PCG, levels: Sequence[str] = (), collectives: Iterable[Colle
 def _cuts(axes: Sequence[Axis], rows: Iterable[Sequence[Any]]) -> frozenset[int]:
     """Return the positions at which an entry of a row differs from the one before, of the same level."""
     inner = [k for k in range(1, len(axes)) if axes[k].level == axes[k - 1].level]
-    return frozenset(k for row in rows for k in inner if row and row[k] != row[k - 1])
+    return frozenset(k for row in rows for k in inner if row[k] != row[k - 1])
 
 
 class _Renamed:

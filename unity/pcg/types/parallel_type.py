@@ -79,6 +79,22 @@ def digits(type_: Type, axes: Sequence[Axis]) -> tuple[Digit | None, ...]:
     return tuple(result)
 
 
+def joined_digits(type_: Type, axes: Sequence[Axis]) -> Type:
+    """Return the type with the same slices in which axes that nest directly partition a dimension at one digit.
+
+    Changes of types have every axis at its absolute digit, [2, 2, n / 4] as outer=1 and outer=2, instead of twice outer=1.
+    """
+    states = list[State]()
+    ends: dict[State, int] = {}  # for each state, the first digit behind the slices at it so far
+    for state, axis, digit in zip(type_, axes, digits(type_, axes), strict=True):
+        if digit is not None:
+            around = (s for s, end in ends.items() if s.dim == digit.dim and end == digit.outer)
+            state = next(around, partitioned(digit.dim, digit.outer))
+            ends[state] = digit.outer * axis.size
+        states.append(state)
+    return tuple(states)
+
+
 def degrees(type_: Type, axes: Sequence[Axis], rank: int) -> Shape:
     """Return the number of slices of each dimension: the degrees of the Unity paper."""
     result = [1] * rank
