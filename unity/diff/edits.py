@@ -54,6 +54,8 @@ def edits(before: PCG, after: PCG, partner: Mapping[int, int], names: tuple[Axis
 
 
 def _edits(before: PCG, after: PCG, partner: Mapping[int, int], names: tuple[AxisNames, AxisNames]) -> Iterator[Edit]:
+    of_before, of_after = (n if n.axes == g.axes else AxisNames(g.axes) for n, g in zip(names, (before, after), strict=True))
+    names = of_before, of_after
     difference = diff_matched(before, after, partner)
     for r in difference.removed:
         yield _single_edit(REMOVED, before.nodes[r.number], names[0])

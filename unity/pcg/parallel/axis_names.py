@@ -90,6 +90,8 @@ class AxisNames:
 
     def type(self, type_: Type) -> Type:
         """Return a type over the axes that users see."""
+        if not self.levels:
+            return type_
         states = joined_digits(type_, self.axes)
         return tuple(states[group[0]] for group in self.groups)
 
