@@ -36,6 +36,13 @@ def narrow_look_ups(table: jax.Array, ids: jax.Array) -> Any:
     return table[small], jnp.take(table, small.astype(jnp.uint8), axis=0), jnp.take(table, ids.astype(jnp.int64) << 32, axis=0)
 
 
+def other_look_ups(table: jax.Array, ids: jax.Array) -> Any:
+    """Windows that an index moves nowhere, rows of integers, and rows in another order."""
+    windows = jax.vmap(lambda i: lax.dynamic_slice(table, (i, jnp.int32(0)), (2, 5)))(ids[0])
+    order = jnp.argsort(table[:, 0])
+    return windows, jnp.int32(9 * table)[ids], table[order], jax.scipy.special.zeta(2 + lax.stop_gradient(table) ** 2, 1.0)
+
+
 def attention(params: Any, x: jax.Array) -> jax.Array:
     query, key, value = (jnp.einsum("bsd,dhk->bshk", x, params[name]) for name in ("query", "key", "value"))
     scores = jnp.einsum("bshk,bthk->bhst", query, key) / 2
@@ -96,7 +103,18 @@ def checkpointed(params: Any, x: jax.Array) -> jax.Array:
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (
-        *(language_model, perceptron, look_ups, narrow_look_ups, attention, reductions, singular_at_zero, layer_norm, convolution),
+        *(
+            language_model,
+            perceptron,
+            look_ups,
+            narrow_look_ups,
+            other_look_ups,
+            attention,
+            reductions,
+            singular_at_zero,
+            layer_norm,
+            convolution,
+        ),
         *(experts, checkpointed),
     )
 }
@@ -105,6 +123,7 @@ SHAPES: Mapping[str, tuple[Any, Any]] = {
     "perceptron": ([{"w": (n, m), "b": (m,), "scale": (m,)} for n, m in ((5, 9), (9, 7), (7, 4))], (9, 5)),
     "look_ups": ((9, 5), None),
     "narrow_look_ups": ((9, 5), None),
+    "other_look_ups": ((9, 5), None),
     "attention": ({name: (5, 9, 2) for name in ("query", "key", "value")}, (5, 7, 5)),
     "reductions": ((5, 9), (5, 9)),
     "singular_at_zero": ((5, 9), (5, 9)),

@@ -18,7 +18,6 @@ import numpy as np
 from jax import lax
 
 from unity.pcg.ir.program import Equation, Literal, Tensor
-from unity.pcg.jaxprs.jaxprs import floating
 from unity.pcg.types.factors import Role, Slot, Spec, facts_of
 from unity.pcg.types.parallel_type import Shape
 
@@ -81,6 +80,7 @@ def is_elementwise(e: Equation, spec: Spec, operands: Sequence[Tensor], results:
         len(results) != 1
         or not operands
         or facts.alone
+        or facts.looks_up
         or facts.draws
         or facts.key
         or facts.role not in (Role.WORK, Role.CONVERSION)
@@ -101,16 +101,26 @@ def constant_of(literal: Literal) -> Fill:
     return np.asarray(literal.value).item() if prod(literal.tensor.shape) == 1 else None
 
 
-def result_fill(e: Equation, fills: Sequence[Fill], dtypes: Sequence[Any]) -> Fill:
-    """Return the fill of an elementwise operator's floating result, or None if it or a derivative at the fills is not finite."""
+def result_fill(e: Equation, fills: Sequence[Fill], dtypes: Sequence[Any], active: Sequence[int]) -> Fill:
+    """Return the fill of an elementwise operator's floating result, or None if it or a derivative at the fills is not finite.
+
+    Args:
+        e: The operator.
+        fills: The fills of its operands.
+        dtypes: Their element types.
+        active: The operands in which it is differentiated.
+    """
     operands = [jnp.asarray(fill, dtype) for fill, dtype in zip(fills, dtypes, strict=True)]
-    active = [k for k, x in enumerate(operands) if floating(x)]
 
     def run(*chosen: jax.Array) -> jax.Array:
         values = dict(zip(active, chosen, strict=True))
         return e.primitive.bind(*(values.get(k, x) for k, x in enumerate(operands)), **e.params)
 
-    result, back = jax.vjp(run, *(operands[k] for k in active))
-    derivatives = back(jnp.ones_like(result))
+    chosen = [operands[k] for k in active]
+    try:
+        result, back = jax.vjp(run, *chosen)
+        derivatives = back(jnp.ones_like(result))
+    except NotImplementedError:  # a function without a derivative, which no program differentiates
+        result, derivatives = run(*chosen), ()
     finite = all(bool(jnp.all(jnp.isfinite(x))) for x in (result, *derivatives))
     return np.asarray(result).item() if finite else None

@@ -60,7 +60,7 @@ def looked_up(e: Equation, true: Mapping[int, int], params: Mapping[str, Any], t
             column = lax.min(column, jnp.full(column.shape, rows - 1, column.dtype))
         safe = column if single else lax.dynamic_update_slice_in_dim(safe, column, k, indices.ndim - 1)
     result = e.primitive.bind(table, safe, **params)
-    if e.params["mode"] == Mode.PROMISE_IN_BOUNDS:
+    if e.params["mode"] == Mode.PROMISE_IN_BOUNDS and jnp.issubdtype(table.dtype, jnp.inexact):
         (rows,) = true.values()
         return promised(result, indices.reshape(indices.shape[:-1]), rows)
     return result

@@ -239,7 +239,7 @@ class PaddedProgram:
             if value is not None and reduced[p]:
                 values[p] = self.refilled(e.operands[p], value, neutral(e.name, operands[p].dtype), e, always=e.name in REDUCTIONS)
         atoms = [self.own(a, e) if v is None else v.variable for a, v in zip(e.operands, values, strict=True)]
-        params = _params(e, [enlarged(t.shape, s) for t, s in zip(operands, wanted, strict=True)], results, ends)
+        params = _params(e, operands, wanted, results, ends)
         looked = {d: operands[0].shape[d] for f in sizes for d in self.looked_up(e, f)}
         if looked:
             names = {0: e.results[0]} if not ends[0] else {}
@@ -317,9 +317,10 @@ class PaddedProgram:
 
     def result_fill(self, e: Equation, fills: Sequence[Fill], dtypes: Sequence[Any]) -> Fill:
         """Return the fill of an elementwise operator (`fills.result_fill`), computed once for equal ones."""
-        key = (e.signature, *map(repr, fills), *map(str, dtypes))
+        active = tuple(k for k, a in enumerate(e.operands) if isinstance(a, int) and a in self.active)
+        key = (e.signature, active, *map(repr, fills), *map(str, dtypes))
         if key not in self.fills:
-            self.fills[key] = result_fill(e, fills, dtypes)
+            self.fills[key] = result_fill(e, fills, dtypes, active)
         return self.fills[key]
 
     def spread(self, atom: Atom, value: PaddedValue | None, sizes: Sizes, fill: Fill, result: Tensor, at: Equation) -> int:
@@ -506,20 +507,21 @@ def _dimensions(tensor: Tensor, places: Sequence[Any], sizes: Mapping[Factor, in
     }
 
 
-def _params(e: Equation, operands: Sequence[tuple[int, ...]], results: Sequence[Tensor], ends: Sequence[Sizes]) -> dict[str, Any]:
-    """Return the parameters of an operator on operands of larger shapes: those that name shapes differ."""
+def _params(
+    e: Equation, operands: Sequence[Tensor], wanted: Sequence[Sizes], results: Sequence[Tensor], ends: Sequence[Sizes]
+) -> dict[str, Any]:
+    """Return the parameters of an operator with padded operands and results: those that name shapes differ."""
     params, shape = dict(e.params), enlarged(results[0].shape, ends[0])
+    first = enlarged(operands[0].shape, wanted[0])
     if e.name == "broadcast_in_dim":
         params["shape"] = shape
     elif e.name == "reshape":
         params["new_sizes"] = shape
     elif e.name == "slice":
         params["limit_indices"] = tuple(
-            n if d in ends[0] else limit for d, (n, limit) in enumerate(zip(operands[0], params["limit_indices"], strict=True))
+            n if d in ends[0] else limit for d, (n, limit) in enumerate(zip(first, params["limit_indices"], strict=True))
         )
     elif e.name == "gather":
-        whole = zip(params["slice_sizes"], operands[0], strict=True)
-        numbers = params["dimension_numbers"]
-        places = {i for i in range(len(operands[0])) if i not in numbers.start_index_map}
-        params["slice_sizes"] = tuple(n if d in places and k != 1 else k for d, (k, n) in enumerate(whole))
+        whole = zip(params["slice_sizes"], operands[0].shape, first, strict=True)
+        params["slice_sizes"] = tuple(m if k == n else k for k, n, m in whole)
     return params
