@@ -34,6 +34,13 @@ def symmetric(w: Any) -> Any:
     return w @ w.T + 6.0 * jnp.eye(4)
 
 
+def routed(w: Any) -> Any:
+    """Rows sorted by label, multiplied in groups, and put back."""
+    labels = jnp.argmax(w, 1)
+    order = jnp.argsort(labels)
+    return lax.ragged_dot(w[order], jnp.stack([w, w + 1.0, 2 * w, w.T]), jnp.bincount(labels, length=4))[jnp.argsort(order)]
+
+
 DIFFERENTIABLE: dict[str, Callable[[Any], Any]] = {
     "ragged_dot, of a batch": lambda w: jax.vmap(lax.ragged_dot)(
         jnp.stack([w, w + 1.0]), jnp.stack([jnp.stack([w, 2 * w])] * 2), jnp.array([[3, 1], [2, 2]])
@@ -41,6 +48,7 @@ DIFFERENTIABLE: dict[str, Callable[[Any], Any]] = {
     "expm": lambda w: jax.scipy.linalg.expm(w),
     "odeint": lambda w: odeint(lambda y, t, w: -w @ y * t, w[0], jnp.linspace(0.0, 1.0, 4), w),
     "ragged_dot": lambda w: lax.ragged_dot(w, jnp.stack([w, 2 * w]), jnp.array([3, 1])),
+    "routed_dot": routed,
     "cholesky": lambda w: jnp.linalg.cholesky(symmetric(w)),
     "svd": lambda w: jnp.linalg.svd(w, full_matrices=False)[0],
     "singular values": lambda w: jnp.linalg.svd(w, compute_uv=False),

@@ -95,6 +95,12 @@ def test_rows_in_groups_are_split() -> None:
     assert plan.check().agrees()
 
 
+def test_tokens_of_a_micro_batch_are_sorted_alone() -> None:
+    fn, *args = PROGRAMS["experts"]
+    plan = unity.optimize(fn, *args, machine=unity.Machine.grid(1, 2), budget=0, micro_batches=3, progress=False)
+    assert [str(t) for t in plan.program.transformations] == ["3 micro-batches of 16 samples, their gradients added up"]
+
+
 def test_what_cannot_be_followed_into_is_reported() -> None:
     _, said = planned(*PROGRAMS["flow"])
     assert "runs whole on every device: no dimension can be followed through the program inside (test_programs.py" in said

@@ -24,10 +24,10 @@ CONTRACTED = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
 
 
 def block_rows(rows: int, count: int) -> int:
-    """Return the number of rows of a block: about as many as a label has on average; 0 if groups are multiplied without blocks.
+    """Return the number of rows of a block: about as many as a label has on average; 0 for groups without blocks.
 
-    XLA multiplies groups by masking, each group with all rows, on CPUs and GPUs. In blocks of rows of one label, with zeros for
-    missing rows, there are at most `rows + count * block` rows to multiply.
+    XLA multiplies groups by masking, each group with all rows, on CPUs and GPUs. In blocks of rows of one label, with
+    zeros for missing rows, there are at most `rows + count * block` rows to multiply.
     """
     block = 1 << max(LEAST.bit_length() - 1, (rows // count).bit_length() - 1) if count else 0
     return block if 2 * multiplied_rows(rows, count, block) < multiplied_rows(rows, count, 0) else 0
@@ -39,7 +39,14 @@ def multiplied_rows(rows: int, count: int, block: int) -> int:
 
 
 def local_product(
-    x: jax.Array, y: jax.Array, labels: jax.Array, *, count: int, contracted: bool, precision: Any, preferred_element_type: Any
+    x: jax.Array,
+    y: jax.Array,
+    labels: jax.Array,
+    *,
+    count: int,
+    contracted: bool,
+    precision: Any,
+    preferred_element_type: Any,
 ) -> jax.Array:
     """Sort rows by their labels, and multiply them in blocks or in groups.
 
@@ -48,12 +55,13 @@ def local_product(
         y: a matrix for each label, `[count, k, n]`, or rows `[r, n]` if rows are contracted.
         labels: the label of each row, from 0; rows with label `count` belong to none, and count as zeros.
         count: the number of labels.
-        contracted: whether to add up the products of the rows of each label, to `[count, k, n]`, rather than return `[r, n]`.
+        contracted: whether to add up the products of the rows of each label, to `[count, k, n]`; otherwise the result
+            is `[r, n]`.
         precision: as for `jax.lax.dot`.
         preferred_element_type: as for `jax.lax.dot`.
     """
     dtype = jnp.dtype(preferred_element_type or jnp.promote_types(x.dtype, y.dtype))
-    options = {"precision": precision, "preferred_element_type": preferred_element_type}
+    options: dict[str, Any] = {"precision": precision, "preferred_element_type": preferred_element_type}
     labels = labels.astype(jnp.int32)
     order = jnp.argsort(labels)
     sizes = (labels[:, None] == jnp.arange(count, dtype=jnp.int32)[None, :]).sum(0, dtype=jnp.int32)
@@ -65,7 +73,8 @@ def local_product(
             matrices = jnp.take(y, blocks.labels, axis=0, mode="clip")
             return blocks.joined(lax.dot_general(rows, matrices, (((2,), (1,)), ((0,), (0,))), **options))
         wide = jnp.promote_types(dtype, jnp.float32)  # that of sums over blocks
-        sums = lax.dot_general(rows, blocks.cut(y), (((1,), (1,)), ((0,), (0,))), precision=precision, preferred_element_type=wide)
+        options["preferred_element_type"] = wide
+        sums = lax.dot_general(rows, blocks.cut(y), (((1,), (1,)), ((0,), (0,))), **options)
         total = jnp.zeros((count, *sums.shape[1:]), wide)
         return total.at[blocks.labels].add(sums, mode="drop", indices_are_sorted=True).astype(dtype)
     if contracted:
@@ -101,7 +110,7 @@ class _Blocks(NamedTuple):
 
 
 def _in_blocks(labels: jax.Array, order: jax.Array, sizes: jax.Array, block: int) -> _Blocks:
-    """Return the blocks of rows with these labels, by the order that sorts them and the number of rows of each label."""
+    """Return the blocks of rows with labels, by the order that sorts these and the number of rows of each."""
     n, count = labels.shape[0], sizes.shape[0]
     places = multiplied_rows(n, count, block)
     ends = jnp.cumsum(-(-sizes // block))
@@ -122,7 +131,10 @@ def routed_dot(
     precision: Any = None,
     preferred_element_type: Any = None,
 ) -> jax.Array:
-    """Multiply each row with the matrix of its label, or add up the products of the rows of each label. See `local_product`."""
+    """Multiply each row with the matrix of its label, or add up the products of the rows of each label.
+
+    The arguments are those of `local_product`.
+    """
     params = {"precision": precision, "preferred_element_type": preferred_element_type}
     return routed_product.bind(x, y, labels, count=count, contracted=contracted, **params)
 
@@ -133,10 +145,10 @@ mlir.register_lowering(routed_product, mlir.lower_fun(local_product, multiple_re
 
 
 @routed_product.def_abstract_eval
-def _type(x: Any, y: Any, labels: Any, *, count: int, contracted: bool, precision: Any, preferred_element_type: Any) -> Any:
-    del labels, precision
+def _type(x: Any, y: Any, labels: Any, *, count: int, contracted: bool, **params: Any) -> Any:
     shape = (count, x.shape[1], y.shape[1]) if contracted else (x.shape[0], y.shape[2])
-    return x.update(shape=shape, dtype=jnp.dtype(preferred_element_type or jnp.promote_types(x.dtype, y.dtype)), weak_type=False)
+    dtype = jnp.dtype(params["preferred_element_type"] or jnp.promote_types(x.dtype, y.dtype))
+    return x.update(shape=shape, dtype=dtype, weak_type=False)
 
 
 def _derivative(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
@@ -166,7 +178,7 @@ def _transposed(cotangent: Any, x: Any, y: Any, labels: Any, *, contracted: bool
 
 
 def _batched(operands: Any, dims: Any, *, count: int, contracted: bool, **params: Any) -> tuple[jax.Array, int]:
-    """Map the product: rows of all elements are rows of one product, with labels apart unless all elements have one matrix each."""
+    """Map the product: rows of all elements are rows of one, with labels apart unless elements share their matrices."""
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
     shared = not contracted and dims[1] is None
     x, y, labels = (
