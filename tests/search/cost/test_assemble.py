@@ -17,7 +17,7 @@ from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
 from unity.pcg.parallel.check import check
 from unity.pcg.parallel.parallelize import parallelize
-from unity.search.cost.assembly import assemble
+from unity.search.cost.assembly import Listed, assemble
 from unity.search.cost.cost import Training
 from unity.search.session import Search
 from unity.search.solver.frontier import frontier
@@ -50,6 +50,24 @@ def test_every_point_is_a_well_typed_graph_in_scans_and_remats_too(name: str) ->
     for seed in range(3):
         point = random_point(assembled, np.random.default_rng(seed))
         check(parallelize(captured.graph, assembled.assignment(point)))
+
+
+def test_operators_that_number_their_variables_differently_share_no_choices() -> None:
+    def convolved(x, w):
+        return jnp.tanh(jax.lax.conv_general_dilated(jnp.cos(x), w, (1, 1), "SAME")).sum()
+
+    def numbered_differently(x, w):
+        return jnp.exp(jnp.sin(w).sum()) + convolved(x, w)
+
+    args = jax.ShapeDtypeStruct((8, 4, 16, 16), "float32"), jax.ShapeDtypeStruct((4, 4, 3, 3), "float32")
+    listed = Listed()
+    for function in (convolved, numbered_differently):
+        captured = capture(function, *args)
+        given = captured.graph, captured.differentiated, MACHINES[1], Training()
+        shared, alone = assemble(*given, listed=listed), assemble(*given)
+        exchanged = [[{e.variable for c in d.choices for e in c.halos} for d in a.domains] for a in (shared, alone)]
+        assert exchanged[0] == exchanged[1]
+        assert any(exchanged[0])
 
 
 def test_equal_sites_share_their_tables() -> None:

@@ -192,6 +192,11 @@ class Body:
         return hashlib.sha256("\n".join(text).encode()).hexdigest()[:32]
 
     @cached_property
+    def numbering(self) -> tuple[int, ...]:
+        """The variables in order: bodies of equal key are the same to whoever names their variables if these are equal, too."""
+        return (*self.inputs, *(v for e in self.equations for v in e.results))
+
+    @cached_property
     def identity(self) -> tuple[int, ...]:
         """The ids of all functions in it: bodies of equal key and identity do the same, even where functions hide state."""
         return tuple(i for e in self.equations for i in e.identity)

@@ -347,7 +347,8 @@ def assemble(
 def _signature(site: Site, cs: tuple, rank: tuple[int, ...]) -> tuple:
     """Return a key of all that a site's domain and cost depend on."""
     order = sorted(set(rank))
-    body = site.node.body.key if site.node is not None and site.node.body is not None else ""
+    inside = site.node.body if site.node is not None else None
+    body = (inside.key, inside.numbering) if inside is not None else ""  # choices name variables inside of an operator
     extended = any(c.halos for c in cs)
     ports = tuple((str(p.tensor), p.gradient, extended and p.sole) for p in site.ports)
     relative = tuple(order.index(r) for r in rank)
