@@ -18,11 +18,11 @@ from typing import Any
 from benchmarks.record import record
 from unity.base.errors import RuleError
 from unity.substitutions.language.axioms import folder
-from unity.verify.ranks.denotation import WORDED
 from unity.verify.ranks.execution import difference_by_jax
+from unity.verify.ranks.forms import WORDED, is_group
 from unity.verify.ranks.instances import instances, refute
 from unity.verify.ranks.prover import prove
-from unity.verify.ranks.rule import RankRule, is_group, parse_rank_rules, signature
+from unity.verify.ranks.rule import RankRule, parse_rank_rules, signature
 from unity.verify.ranks.verdict import verdict
 
 PUBLISHED = 121  # the first rules of the file are those that TensorRight states

@@ -1,5 +1,7 @@
 """Rules over tensors of any rank: operators mean what JAX computes, proofs hold for every rank, and false rules are refuted."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -84,6 +86,84 @@ def test_a_false_rule_is_refuted(body):
     result = verdict(rule(body))
     assert result.proof.status == "open"
     assert result.status == "refuted"
+
+
+DISGUISED = """
+reduce(add, K, broadcast(K[2], max(sub(c[()], 7), 0))) = reduce(add, L, broadcast(L[2], max(sub(c, 7), 0))) via L = K % 2 / K = L % 2
+reduce(add, K, broadcast(K[2], c[()])) = reduce(add, K, broadcast(K[2], c))   via K = (K + iG) % 2 / K = (K + iG) % 2
+x = add(x, mul(0, pow(add(x, 50), 0.5)))
+mul(max(sub(c[()], 7), 0), f(iota(C, C[n]))) = mul(max(sub(c, 7), 0), f[C:n])
+"""
+
+
+@pytest.mark.parametrize("body", DISGUISED.strip().splitlines())
+def test_a_false_rule_is_not_proved(body):
+    assert prove(rule(body)).status in ("open", "ill-typed")
+
+
+ILL_TYPED = [
+    (
+        "mul(reduce(add, K, x[K:2]), reduce(add, K, K2, mul(broadcast(K2[2], iota(K, K[2])), w[K:2, K2:2])))"
+        " = mul(reduce(add, K, x), reduce(add, K, K2, mul(broadcast(K[2], iota(K2, K2[2])), w)))",
+        "K2 is the second index of K",
+    ),
+    ("slice(G[iG:e], x) = slice(G[iG:e], x)", "iG means something else"),
+    ("add(mul(d[()], 0), select(gt(c[()], 7), x[C:n], x)) = x   where c // d + n >= 0, d == 1", "c is a real number"),
+    ("slice(C[c[()]:e], x[C]) = slice(C[c:e], x)", "no expression of sizes"),
+    ("slice(C[least:e], x) = slice(C[least:e], x)", "least means something else"),
+    ("slice(G[max:min], x) = slice(G[max:min], x)", "means something else"),
+    ("eq(add(p, q), 2) = logical_and(p, q)", "add of a truth value; expected a number"),
+    ("max(p, q) = logical_or(p, q)", "max of a truth value"),
+    ("reduce(add, K, p[K, G]) = reduce(logical_or, K, p)", "add of a truth value"),
+    ("select(x, y, y) = y", "select of a number"),
+    ("eq(p, 1) = p", "operands of different kinds"),
+    ("broadcast(G[G], 0) = mul(sub(x, x), least)", "mul of a bound; expected a number"),
+    ("gt(x, add(greatest, 1)) = broadcast(G[G], False)", "add of a bound"),
+    ("add(reduce(max, K, x[K, G]), 0) = reduce(max, K, x)", "add of a bound"),
+    ("sum(broadcast(G[n], c[()])) = broadcast(G[n], sum(c))", "sum is an unknown operator"),
+    ("slise(G[0:1], x) = x", "slise is an unknown operator; near it are slice"),
+    ("slice(G, x) = x", r"of the form slice\(G\[start:end:stride\], x\): 1 bare groups, expected 0"),
+    ("pad(G, x, c[()]) = x", "bare groups"),
+    ("pad(G[0:1], x, y) = x", "the value of a padding is a scalar"),
+    ("broadcast(H, x[G]) = x", "bare groups"),
+    ("dynamic_slice(G, x) = x", "bare groups"),
+    ("reverse(G[1:2], x) = x", "bare groups"),
+    ("squeeze(G[0], x) = x", "bare groups"),
+    ("reduce(add, K[n], x[K, G]) = x", "bare groups"),
+    ("reduce(add, x) = x", "bare groups"),
+    ("reduce(sub, K, x[K, G]) = x", "sub is no commutative monoid"),
+    ("dynamic_slice(G[s:m:2], x) = dynamic_slice(G[s:m], x)", "3 fields of G, expected 2"),
+    ("slice(G[s, e, 1, 7], x) = slice(G[s:e], x)", "4 fields of G, expected 2 to 3"),
+    ("slice(G[0:1], G[s:e], x) = slice(G[s:e], x)", "a group is repeated"),
+    ("reverse(G, G, x) = reverse(G, x)", "a group is repeated"),
+    ("reduce(add, K, K, x[K, G]) = reduce(add, K, x)", "a group is repeated"),
+    ("mul(x[G, G], 1) = x", "twice"),
+    ("add(x, 0, foo=3) = x", "no keywords"),
+    ("slice(G[+s:e], x) = slice(G[-s:e], x)", "no expression of sizes"),
+    ("slice(G[~s:e], x) = slice(G[-s:e], x)", "no expression of sizes"),
+    ("slice(G[not s:e], x) = slice(G[-s:e], x)", "no expression of sizes"),
+    ("concat(x[C], C, y[C]) = concat(C, x, y)", "bare groups come first"),
+    ("iota(C[n], C) = iota(C[n], C)", "bare groups come first"),
+    ("concat(C) = x", "0 operands, expected at least 1"),
+    ("add(x) = x", "add has 2 operands, not 1"),
+    ("-x = neg(x)", "-x is no term"),
+    ("x + y = add(x, y)", "no term"),
+    ("x.y = x", "no term"),
+    ("(x, y) = x", "no term"),
+    ('add(x, "a") = x', "no term"),
+    ("x = x   where x >= 0", "x is neither a size"),
+    ("x = x   where zz >= 0", "zz is neither a size"),
+    ("x = x   where some()", "expected some"),
+    ("x = x   where nonempty(Z)", "no group of dimensions Z"),
+    ("x = x   where positive(y)", "no tensor y"),
+]
+
+
+@pytest.mark.parametrize(("body", "why"), ILL_TYPED)
+def test_a_text_without_meaning_is_told(body, why):
+    result = verdict(rule(body))
+    assert result.status == "ill-typed"
+    assert re.search(why, result.why)
 
 
 def test_a_rule_of_one_dimension_is_not_one_of_every_rank():

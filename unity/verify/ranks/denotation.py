@@ -8,22 +8,18 @@ is its generic dimension, and on arrays at a concrete rank (`instances.py`), whe
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import CO_VARARGS
 from types import FunctionType
 from typing import Any, Protocol
 
-from unity.base.errors import RuleError
-from unity.verify.ranks.rule import Signature, is_group
+from unity.verify.ranks.forms import FORMS, WORDED, Inexpressible, group_of, is_extremum, is_group, parts_of
+from unity.verify.ranks.rule import Signature
 
 Vector = tuple[Any, ...]  # an integer, or a truth value, for each dimension of a group
 Index = Mapping[str, Vector]
-
-
-class Inexpressible(RuleError):
-    """A term that the language has no meaning for."""
 
 
 class Domain(Protocol):
@@ -35,6 +31,10 @@ class Domain(Protocol):
 
     def number(self, name: str, group: str) -> Vector:
         """Return a size or an attribute of every dimension of a group."""
+        ...
+
+    def scalar(self, name: str) -> Any:
+        """Return a scalar as a number."""
         ...
 
     def every(self, group: str, conditions: Vector) -> Any:
@@ -106,17 +106,19 @@ class Reader:
         if isinstance(node, ast.Name):
             if names and node.id in names:
                 return names[node.id]
-            if node.id in self.signature.tensors:
-                return (self.domain.access(node.id, {}),) * self._rank(group)
+            if self.signature.tensors.get(node.id) == ():
+                return (self.domain.scalar(node.id),) * self._rank(group)
+            if self.signature.numbers.get(node.id) != group:
+                raise Inexpressible(f"{node.id} is neither an index, a size nor an attribute {f'of {group}' if group else ''}")
             return self.domain.number(node.id, group)
-        if isinstance(node, ast.UnaryOp):
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return tuple(-x for x in self.integers(node.operand, group, names))
         if isinstance(node, ast.BinOp):
             left, right = self.integers(node.left, group, names), self.integers(node.right, group, names)
             return tuple(self._binary(node.op, a, b) for a, b in zip(left, right, strict=True))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("max", "min"):
-            left, right = (self.integers(x, group, names) for x in node.args)
-            compare = operator.ge if node.func.id == "max" else operator.le
+        if is_extremum(node):
+            left, right = (self.integers(x, group, names) for x in node.args)  # type: ignore[attr-defined]
+            compare = operator.ge if node.func.id == "max" else operator.le  # type: ignore[attr-defined]
             return tuple(self.domain.choose(compare(a, b), a, b) for a, b in zip(left, right, strict=True))
         raise Inexpressible(f"{ast.unparse(node)} is no expression of sizes")
 
@@ -142,18 +144,16 @@ class Reader:
                 for op, x, y in zip(node.ops, sides, sides[1:], strict=False)
             ]
             return tuple(self.domain.both(*column) for column in zip(*parts, strict=True))
-        if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
-            left, right = (self.condition(x, group) for x in node.values)
-            return tuple(self.domain.choose(a, True, b) for a, b in zip(left, right, strict=True))
+        if isinstance(node, ast.BoolOp):
+            columns = zip(*(self.condition(x, group) for x in node.values), strict=True)
+            if isinstance(node.op, ast.And):
+                return tuple(self.domain.both(*column) for column in columns)
+            return tuple(functools.reduce(lambda a, b: self.domain.choose(a, True, b), column) for column in columns)
         raise Inexpressible(f"{ast.unparse(node)} is no condition on sizes")
 
     def condition_group(self, node: ast.AST) -> str:
         """Return the group of a condition; an empty text if it is about scalars."""
-        numbers = self.signature.numbers
-        groups = {numbers[n.id] for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in numbers}
-        if len(groups) > 1:
-            raise Inexpressible(f"{ast.unparse(node)} is about several groups")
-        return groups.pop() if groups else ""
+        return group_of(node, self.signature.numbers)
 
     def tensor(self, node: ast.expr) -> Tensor:
         """Evaluate a term."""
@@ -169,36 +169,18 @@ class Reader:
         assert isinstance(node, ast.Call)
         assert isinstance(node.func, ast.Name)
         name = node.func.id
-        if name not in OPERATORS:
-            if any(map(is_group, node.args)):
-                raise Inexpressible(f"the elementwise function {name} has no attributes")
+        if name not in FORMS:
             return self._elementwise(name, [self.tensor(x) for x in node.args])
         words = [node.args[0].id] if name in WORDED and isinstance(node.args[0], ast.Name) else []
         rest = node.args[len(words) :]
         attributes = {g: self.fields(g, x) for x in rest if (g := is_group(x)) and isinstance(x, ast.Subscript)}
         bare = [is_group(x) for x in rest if is_group(x) and isinstance(x, ast.Name)]
         operands = [self.tensor(x) for x in rest if not is_group(x)]
-        code = OPERATORS[name].__code__
-        if len(operands) != code.co_argcount - 2 and not code.co_flags & CO_VARARGS:
-            raise Inexpressible(f"{name} has {code.co_argcount - 2} operands, not {len(operands)}")
-        if len(bare) != 1 and name in ("concat", "iota"):
-            raise Inexpressible(f"{name} is along one dimension")
-        if any(None in f[: REQUIRED[name]] or len(f) < REQUIRED[name] for f in attributes.values() if name in REQUIRED):
-            raise Inexpressible(f"{ast.unparse(node)}: expected {REQUIRED[name]} fields of each group")
-        if (name == "conv" and len(attributes) != 1) or (name == "iota" and bare[0] not in attributes):
-            raise Inexpressible(f"{ast.unparse(node)}: the fields of its group are missing")
-        if unknown := {*bare, *attributes} - set(self.signature.groups):
-            raise Inexpressible(f"{', '.join(sorted(unknown))} is no group of dimensions")
         return OPERATORS[name](self, Attributes(words, bare, attributes), *operands)
 
     def fields(self, group: str, node: ast.Subscript) -> tuple[Vector | None, ...]:
         """Return the fields of an attribute: those of `G[a:b:c]`, of `G[a, b]`, or of `G[a]`."""
-        inner = node.slice
-        if isinstance(inner, ast.Slice):
-            parts = [inner.lower, inner.upper, inner.step]
-        else:
-            parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
-        return tuple(None if p is None else self.integers(p, group) for p in parts)
+        return tuple(None if p is None else self.integers(p, group) for p in parts_of(node.slice))
 
     def same(self, group: str, left: Vector, right: Vector) -> None:
         """Require two groups of sizes to be equal."""
@@ -224,9 +206,7 @@ class Attributes:
     fields: dict[str, tuple[Vector | None, ...]]
 
 
-OPERATORS: dict[str, FunctionType] = {}
-REQUIRED = {"dynamic_slice": 2, "dynamic_update_slice": 1, "broadcast": 1, "iota": 1, "conv": 5}  # fields of each group
-WORDED = {"transpose", "reduce"}  # operators whose first argument is a word: an order, a monoid
+OPERATORS: dict[str, FunctionType] = {}  # those of `forms.FORMS`
 
 
 def define(function: FunctionType) -> FunctionType:
@@ -280,6 +260,8 @@ def _is_one(number: Any) -> bool:
 def pad(r: Reader, a: Attributes, x: Tensor, value: Tensor) -> Tensor:
     """`pad(G[low:high:interior], x, value)`; negative padding removes elements."""
     _check_groups(a, x)
+    if value.sizes:
+        raise Inexpressible("the value of a padding is a scalar")
     sizes, shifts = dict(x.sizes), {}
     for g, fields in a.fields.items():
         low, high, interior = (_default(f, x.sizes[g], 0) for f in (*fields, None)[:3])

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from unity.verify.ranks.denotation import WORDED, Inexpressible, Reader
+from unity.verify.ranks.denotation import Reader
+from unity.verify.ranks.forms import WORDED, Inexpressible, is_group
 from unity.verify.ranks.instances import NAMES, Concrete, Instance, compare, elementwise
-from unity.verify.ranks.rule import RankRule, is_group, signature
+from unity.verify.ranks.rule import RankRule, signature
 
 Dimension = tuple[str, int]
 TOLERANCE = 2e-4  # of float32

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from unity.base.errors import RuleError
 from unity.verify.ranks.denotation import Index, Reader, Tensor, Vector
 from unity.verify.ranks.rule import RankRule, Signature, signature
 
@@ -58,9 +57,11 @@ class Concrete:
 
     def number(self, name: str, group: str) -> Vector:
         """Return a size or an attribute."""
-        if not group and name not in self.instance.numbers:
-            raise RuleError(f"{name} is neither a size, an attribute nor a scalar")
         return self.instance.numbers[name]
+
+    def scalar(self, name: str) -> Any:
+        """Return a scalar as a number."""
+        return self.instance.arrays[name][()]
 
     def every(self, group: str, conditions: Vector) -> Any:
         """Return where conditions hold of all dimensions."""

@@ -27,7 +27,8 @@ from typing import Any
 
 import z3
 
-from unity.verify.ranks.denotation import Inexpressible, Reader, Tensor, Vector
+from unity.base.errors import RuleError
+from unity.verify.ranks.denotation import Reader, Tensor, Vector
 from unity.verify.ranks.rule import Pairing, RankRule, signature
 from unity.verify.ranks.symbolic import Summand, Sums, Symbolic
 
@@ -143,8 +144,8 @@ def prove(rule: RankRule) -> RankProof:
         domain = Symbolic(signature(rule))
         obligations = Obligations(domain)
         status, why = _attempt(rule, domain, obligations)
-    except Inexpressible as error:
-        return RankProof("ill-typed", str(error), time.process_time() - start)
+    except RuleError as error:
+        return RankProof("ill-typed", error.reason, time.process_time() - start)
     except z3.Z3Exception as error:
         return RankProof("ill-typed", f"elements of different types: {error}", time.process_time() - start)
     return RankProof(status, why, time.process_time() - start, obligations.lemmas)
@@ -236,15 +237,20 @@ def _named(summand: Summand) -> list[tuple[str, str]]:
 
 
 def _image(
-    target: Summand, source: dict[str, Vector], assignments: dict[str, ast.expr], reader: Reader, domain: Symbolic
+    target: Summand, source: Summand, index: tuple[Vector, ...], assignments: dict[str, ast.expr], reader: Reader, domain: Symbolic
 ) -> tuple[Vector, ...]:
-    """Return the index of a summand that corresponds to another's."""
+    """Return the index of a summand that corresponds to another's.
+
+    An index is given by indices and numbers of its own group: other groups may have other ranks.
+    """
     image = []
+    known = dict(zip(_named(source), index, strict=True))
     for name, group in _named(target):
         if name in assignments:
-            image.append(domain.lifted(reader.integers(assignments[name], group, source)))
-        elif name in source:
-            image.append(source[name])
+            own = {n: v for (n, g), v in known.items() if g == group} | {f"i{group}": domain.integer_symbol(f"index {group}")}
+            image.append(domain.lifted(reader.integers(assignments[name], group, own)))
+        elif (name, group) in known:
+            image.append(known[name, group])
         else:
             raise Unpaired(f"the index {name} of a sum has no counterpart; give it with via")
     return tuple(image)
@@ -273,18 +279,15 @@ def _same_sum(
     domain = obligations.domain
     unit = domain.unit(monoid)
     own = _named(whole)
-    result = {f"i{g}": domain.integer_symbol(f"index {g}") for g in domain.signature.groups}
 
     def index(summand: Summand, names: list[tuple[str, str]], side: str) -> tuple[Vector, ...]:
         return tuple(domain.integer_symbol(f"{side} {name}") for name, _ in names)
 
     def forward(k: int, j: tuple[Vector, ...]) -> tuple[Vector, ...]:
-        return _image(parts[k], result | dict(zip((n for n, _ in own), j, strict=True)), hints[k].forward, reader, domain)
+        return _image(parts[k], whole, j, hints[k].forward, reader, domain)
 
     def backward(k: int, j: tuple[Vector, ...]) -> tuple[Vector, ...]:
-        return _image(
-            whole, result | dict(zip((n for n, _ in _named(parts[k])), j, strict=True)), hints[k].backward, reader, domain
-        )
+        return _image(whole, parts[k], j, hints[k].backward, reader, domain)
 
     def others(k: int, j: tuple[Vector, ...]) -> list[Any]:
         return [z3.Not(_inside(parts[m], forward(m, j), domain)) for m in range(len(parts)) if m != k]

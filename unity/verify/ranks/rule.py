@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from unity.base.errors import RuleError
+from unity.verify.ranks.forms import TRUTH, WORDED, Checker, Inexpressible, check_names, is_group
 
 SINGLE = {"concat", "iota"}  # operators whose bare group is one dimension
 INTEGER = {"iota", "rem"}  # operators of integer elements
@@ -137,12 +138,6 @@ def _pairing(text: str) -> Pairing:
     return Pairing(assignments(forward), assignments(backward))
 
 
-def is_group(node: ast.expr) -> str:
-    """Return the group that an argument of an operator is about, or an empty text if the argument is a tensor."""
-    name = node.value if isinstance(node, ast.Subscript) else node
-    return name.id if isinstance(name, ast.Name) and name.id[0].isupper() else ""
-
-
 def calls(*terms: ast.expr) -> Iterator[ast.Call]:
     """Yield the applications of operators in terms."""
     for term in terms:
@@ -151,14 +146,15 @@ def calls(*terms: ast.expr) -> Iterator[ast.Call]:
 
 def _names(*nodes: ast.AST) -> Iterator[str]:
     for node in nodes:
-        yield from (n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+        functions = [n.func for n in ast.walk(node) if isinstance(n, ast.Call)]
+        yield from (n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n not in functions)
 
 
 def signature(rule: RankRule) -> Signature:
     """Return the variables of a rule.
 
     Raises:
-        RuleError: a name belongs to two groups, or a tensor has two shapes.
+        RuleError: a name belongs to two groups, a tensor has two shapes, or a side or a condition is not well-formed.
     """
     tensors: dict[str, tuple[tuple[str, ast.expr], ...]] = {}
     attributes: list[tuple[str, ast.AST]] = []
@@ -172,15 +168,22 @@ def signature(rule: RankRule) -> Signature:
     for group, node in attributes:
         for name in _names(node):
             if name not in tensors and numbers.setdefault(name, group) != group:
-                raise RuleError(
-                    f"{rule.name}: {name} belongs to the groups {numbers[name]} and {group}; name one of them differently"
-                )
+                raise Inexpressible(f"{name} belongs to the groups {numbers[name]} and {group}; name one of them differently")
     groups = list(dict.fromkeys([g for shape in tensors.values() for g, _ in shape] + [g for g, _ in attributes]))
     operators = list(calls(rule.left, rule.right))
     single = {c.args[0].id for c in operators if _operator(c) in SINGLE and isinstance(c.args[0], ast.Name)}
     statements = {word: {n for c in rule.conditions for n in _about(c, word)} for word in ("one", "nonempty", "positive")}
     single |= statements["one"]
     integers = any(_operator(c) in INTEGER for c in operators)
+    check_names(groups, [*tensors, *(n for n in numbers if n not in groups)])
+    checker = Checker(tensors, numbers, integers)
+    for group, size in ((g, s) for shape in tensors.values() for g, s in shape):
+        checker.number(size, group)
+    kinds = [checker.kind(side) for side in (rule.left, rule.right)]
+    if (kinds[0] == TRUTH) != (kinds[1] == TRUTH):
+        raise Inexpressible(f"one side is a {kinds[0]}, the other a {kinds[1]}")
+    for condition in rule.conditions:
+        checker.condition(condition, groups)
     return Signature(
         tuple(groups),
         frozenset(single),
@@ -205,11 +208,11 @@ def _operator(call: ast.Call) -> str:
 
 def _dimensions(item: ast.expr) -> tuple[str, ast.expr]:
     """Return a group of dimensions and its sizes: of `G:n`, or of `G`, whose sizes are named like it."""
-    if isinstance(item, ast.Slice) and isinstance(item.lower, ast.Name) and item.upper is not None:
+    if isinstance(item, ast.Slice) and isinstance(item.lower, ast.Name) and is_group(item.lower) and item.upper and not item.step:
         return item.lower.id, item.upper
-    if isinstance(item, ast.Name):
+    if isinstance(item, ast.Name) and is_group(item):
         return item.id, ast.Name(item.id)
-    raise RuleError(f"expected a group such as G, or G:n, not {ast.unparse(item)}")
+    raise Inexpressible(f"expected a group such as G, or G:n, not {ast.unparse(item)}")
 
 
 def _collect(node: ast.expr, tensors: dict, attributes: list, bare: list[str]) -> None:
@@ -218,13 +221,15 @@ def _collect(node: ast.expr, tensors: dict, attributes: list, bare: list[str]) -
         for argument in node.args:
             if group := is_group(argument):
                 attributes.append((group, argument.slice if isinstance(argument, ast.Subscript) else ast.Constant(0)))
-            elif not (_operator(node) in {"transpose", "reduce"} and argument is node.args[0]):
+            elif not (_operator(node) in WORDED and argument is node.args[0]):
                 _collect(argument, tensors, attributes, bare)
     elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
         items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         shape = tuple(_dimensions(i) for i in items)
+        if len({g for g, _ in shape}) < len(shape):
+            raise Inexpressible(f"{ast.unparse(node)} has a group of dimensions twice; a second one has another name")
         other = tensors.setdefault(node.value.id, shape)
         if [(g, ast.dump(size)) for g, size in shape] != [(g, ast.dump(size)) for g, size in other]:
-            raise RuleError(f"{node.value.id} has two shapes")
+            raise Inexpressible(f"{node.value.id} has two shapes")
     elif isinstance(node, ast.Name) and node.id not in ("least", "greatest"):
         bare.append(node.id)

@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import combinations, count, permutations, product
 from typing import Any
 
 import z3
 
-from unity.verify.ranks.denotation import Index, Inexpressible, Vector
+from unity.verify.ranks.denotation import Index, Vector
+from unity.verify.ranks.forms import Inexpressible
 from unity.verify.ranks.rule import Signature
 
 Box = tuple[str, Vector]
@@ -99,6 +101,10 @@ class Symbolic:
     def number(self, name: str, group: str) -> Vector:
         """Return a size or an attribute of the generic dimension."""
         return self.integer_symbol(name)
+
+    def scalar(self, name: str) -> Any:
+        """Return a scalar as a number."""
+        return self.access(name, {})
 
     def applied(self, name: str, sort: Any, *arguments: Any) -> Any:
         """Return the value of an unknown function."""
@@ -202,7 +208,7 @@ class Symbolic:
                 number = self.parts[key].symbol
             arguments.append(number)
         sort = z3.BoolSort(self.context) if tensor[0] in "pq" else self.element_sort
-        value = self.applied(tensor, sort, *arguments) if arguments else z3.Const(tensor, sort)
+        value = self.applied(f"tensor {tensor}", sort, *arguments) if arguments else z3.Const(f"tensor {tensor}", sort)
         if tensor[0] not in "pq":
             self.facts += [self.apply("least") <= value, value <= self.apply("greatest")]
         if tensor in self.signature.positive:
@@ -282,17 +288,14 @@ class Symbolic:
             (value,) = elements
             if isinstance(value, bool):
                 return z3.BoolVal(value, self.context)
-            return z3.IntVal(value, self.context) if self.signature.integers else z3.RealVal(value, self.context)
+            return z3.IntVal(value, self.context) if self.signature.integers else z3.RealVal(Fraction(str(value)), self.context)
         if name in ("least", "greatest"):
             return z3.Const(name, self.element_sort)
         if self.signature.integers and name in ("div", "exp", "log", "sqrt", "rsqrt", "pow"):
             raise Inexpressible(f"{name} of integers")
         if name in MEANINGS:
             return MEANINGS[name](self, *elements)
-        result = z3.BoolSort(self.context) if name[0] in "pq" else self.element_sort
-        value = self.applied(name, result, *elements)
-        self._applied.setdefault(name, []).append(value)
-        return value
+        return self.applied(f"any {name}", self.element_sort, *elements)
 
     def require(self, group: str, conditions: Vector) -> None:
         """Note a condition under which an operator is defined."""
@@ -364,6 +367,7 @@ def _power(d: Symbolic, a: Any, b: Any) -> Any:
         for _ in range(abs(number)):
             value = value * a
         return value if number >= 0 else _divide(d, d.apply("constant", 1), value)
+    d.defined(z3.Or(a > 0, z3.And(a == 0, b >= 0), z3.And(a < 0, z3.IsInt(b))))
     size = _exponential(d, b * _logarithm(d, z3.If(a >= 0, a, -a), False))
     value = d.applied("pow", d.element_sort, a, b)
     d.facts += [z3.Implies(a > 0, value == size), z3.Implies(a != 0, z3.Or(value == size, value == -size))]

@@ -39,7 +39,7 @@ def verdict(rule: RankRule, execute: bool = False) -> RankVerdict:
     try:
         counterexample, runs = refute(rule)
     except RuleError as error:
-        return RankVerdict(rule, "ill-typed", str(error), proof)
+        return RankVerdict(rule, "ill-typed", error.reason, proof)
     if counterexample:
         return RankVerdict(rule, "refuted", counterexample, proof)
     if not runs:
