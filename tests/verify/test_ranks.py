@@ -89,7 +89,7 @@ def test_a_false_rule_is_refuted(body):
 
 
 DISGUISED = """
-reduce(add, K, broadcast(K[2], max(sub(c[()], 7), 0))) = reduce(add, L, broadcast(L[2], max(sub(c, 7), 0))) via L = K % 2 / K = L % 2
+reduce(add, K, broadcast(K[2], max(sub(c[()], 7), 0))) = reduce(add, L, broadcast(L[2], max(sub(c, 7), 0))) via L = K%2 / K = L%2
 reduce(add, K, broadcast(K[2], c[()])) = reduce(add, K, broadcast(K[2], c))   via K = (K + iG) % 2 / K = (K + iG) % 2
 x = add(x, mul(0, pow(add(x, 50), 0.5)))
 mul(max(sub(c[()], 7), 0), f(iota(C, C[n]))) = mul(max(sub(c, 7), 0), f[C:n])

@@ -195,10 +195,9 @@ def _equal_elements(
     for group, sizes in left.sizes.items():
         obligations.assume(group, z3.And(index[group][0] >= 0, index[group][0] < sizes[0]))
     a = left.at(index)
-    premises = premises + domain.definedness
-    domain.definedness = []
+    premises = [*premises, domain.defined(a)]
     b = right.at(index)
-    if domain.definedness and not obligations.valid(premises, z3.And(domain.definedness)):
+    if not z3.is_true(domain.defined(b)) and not obligations.valid(premises, domain.defined(b)):
         return "open", "an element of the right side may not be defined"
     if not isinstance(a, Sums) and not isinstance(b, Sums):
         return ("proved", "") if obligations.valid(premises, a == b) else ("open", "elements may differ")

@@ -36,10 +36,11 @@ class Summand:
 
 @dataclass(frozen=True)
 class Sums:
-    """The combination of the elements of all summands by a commutative monoid."""
+    """The combination of the elements of all summands by a commutative monoid, and the condition under which it is defined."""
 
     monoid: str
     summands: tuple[Summand, ...]
+    defined: Any
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Symbolic:
         self.facts: list[Any] = []  # of elements, by their definition
         self.divisions: list[Any] = []  # of quotients and remainders, by their definition
         self.requirements: list[tuple[str, Any]] = []
-        self.definedness: list[Any] = []  # divisors that must not be zero, and the like
+        self._defined: dict[int, tuple[Any, Any]] = {}  # terms, by their number, and when they are defined
         self._applied: dict[str, list[Any]] = {}
         self._quotients: list[tuple[Any, Any]] = []
         self._numbers = count()
@@ -145,10 +146,11 @@ class Symbolic:
             sums = yes if isinstance(yes, Sums) else no
             unit = self.unit(sums.monoid)
             first, second = self._summands(yes, sums.monoid), self._summands(no, sums.monoid)
+            defined = z3.And(self.defined(condition), z3.If(condition, self.defined(yes), self.defined(no)))
             return Sums(sums.monoid, (
                 *(Summand(s.boxes, lambda j, s=s: self.choose(condition, s.body(j), unit)) for s in first),
                 *(Summand(s.boxes, lambda j, s=s: self.choose(condition, unit, s.body(j))) for s in second),
-            ))  # fmt: skip
+            ), defined)  # fmt: skip
         if isinstance(yes, bool) or isinstance(no, bool):
             yes, no = self.truth(yes), self.truth(no)
         if isinstance(yes, int) and isinstance(no, int):
@@ -243,28 +245,33 @@ class Symbolic:
         with self.forgetting():  # a body is evaluated for its form here, and where indices are known again
             inner = body(tuple(self.integer_symbol(f"bound {group} {self._depth}") for group, _ in boxes))
         self._depth -= 1
+        always = self.truth(True)
+        if not self.defined(inner).eq(always):
+            raise Inexpressible("a partial function inside of a reduction")
         if monoid == "add" and z3.is_add(inner):
-            return Sums(monoid, tuple(Summand(tuple(boxes), lambda j, k=k: body(j).arg(k)) for k in range(inner.num_args())))
+            parts = (Summand(tuple(boxes), lambda j, k=k: body(j).arg(k)) for k in range(inner.num_args()))
+            return Sums(monoid, tuple(parts), always)
         if not isinstance(inner, Sums):
-            return Sums(monoid, (Summand(tuple(boxes), body),))
+            return Sums(monoid, (Summand(tuple(boxes), body),), always)
         first = len(boxes)
         return Sums(monoid, tuple(
             Summand((*boxes, *s.boxes), lambda j, k=k: self._summands(body(j[:first]), monoid)[k].body(j[first:]))
             for k, s in enumerate(self._summands(inner, monoid))
-        ))  # fmt: skip
+        ), always)  # fmt: skip
 
     def _distributed(self, name: str, values: tuple[Any, ...]) -> Any:
         """Apply a function to sums, where it distributes over them."""
         monoid = next(v.monoid for v in values if isinstance(v, Sums))
+        defined = z3.And([self.defined(v) for v in values])
         if name == monoid and name not in "fgh":
-            return Sums(monoid, tuple(s for v in values for s in self._summands(v, monoid)))
+            return Sums(monoid, tuple(s for v in values for s in self._summands(v, monoid)), defined)
         if monoid == "add" and name == "sub":
             return self._distributed("add", (values[0], self.apply("neg", values[1])))
         linear = name in ("neg", "mul") or (name == "div" and not isinstance(values[1], Sums))
         if monoid != "add" or not linear:
             raise Inexpressible(f"{name} of a reduction with {monoid}")
         if name == "div":
-            self.defined(values[1] != 0)
+            defined = z3.And(defined, values[1] != 0)
 
         def joined(parts: tuple[Summand, ...]) -> Summand:
             def body(j: tuple[Vector, ...]) -> Any:
@@ -276,7 +283,7 @@ class Symbolic:
 
             return Summand(tuple(b for s in parts for b in s.boxes), body)
 
-        return Sums("add", tuple(joined(p) for p in product(*(self._summands(v, "add") for v in values))))
+        return Sums("add", tuple(joined(p) for p in product(*(self._summands(v, "add") for v in values))), defined)
 
     def apply(self, name: str, *elements: Any) -> Any:
         """Return an elementwise function of elements."""
@@ -301,11 +308,21 @@ class Symbolic:
         """Note a condition under which an operator is defined."""
         self.requirements.append((group, self.truth(conditions[0])))
 
-    def defined(self, condition: Any) -> None:
-        """Note a condition under which an element is defined."""
-        if self._depth:
-            raise Inexpressible("a partial function inside of a reduction")
-        self.definedness.append(condition)
+    def defined(self, value: Any) -> Any:
+        """Return the condition under which a value is defined, as it is evaluated: of a choice, what is chosen has to be."""
+        if isinstance(value, Sums):
+            return z3.simplify(value.defined)
+        if not z3.is_expr(value) or not z3.is_app(value) or value.decl().name().startswith("tensor "):
+            return self.truth(True)
+        if value.get_id() not in self._defined:
+            arguments = value.children()
+            conditions = [self.defined(a) for a in arguments]
+            if value.decl().kind() == z3.Z3_OP_ITE:
+                conditions = [conditions[0], z3.If(arguments[0], *conditions[1:])]
+            if value.decl().name() in PARTIAL:
+                conditions.append(PARTIAL[value.decl().name()](*arguments))
+            self._defined[value.get_id()] = value, z3.simplify(z3.And([*conditions, self.truth(True)]))
+        return self._defined[value.get_id()][1]
 
     def laws(self) -> list[Any]:
         """Return instances of the laws of functions that are not polynomial, for all applications so far."""
@@ -323,27 +340,31 @@ class Symbolic:
         return laws
 
 
-def _divide(d: Symbolic, a: Any, b: Any) -> Any:
-    d.defined(b != 0)
-    return a / b
+PARTIAL: dict[str, Callable[..., Any]] = {  # functions of Z3, and when they are defined
+    "/": lambda a, b: b != 0,
+    "rem": lambda a, b: b != 0,
+    "sqrt": lambda a: a >= 0,
+    "log": lambda a: a > 0,
+    "pow": lambda a, b: z3.Or(a > 0, z3.And(a == 0, b >= 0), z3.And(a < 0, z3.IsInt(b))),
+}
 
 
 def _remainder(d: Symbolic, a: Any, b: Any) -> Any:
     """The remainder with the sign of the dividend."""
-    d.defined(b != 0)
     rest = d.quotient(z3.If(a >= 0, a, -a), z3.If(b >= 0, b, -b))[1]
-    return z3.If(a >= 0, rest, -rest)
+    value = d.applied("rem", d.element_sort, a, b)
+    d.facts.append(z3.Implies(b != 0, value == z3.If(a >= 0, rest, -rest)))
+    return value
 
 
 def _square_root(d: Symbolic, a: Any) -> Any:
-    d.defined(a >= 0)
     value = d.applied("sqrt", d.element_sort, a)
     d.facts.append(z3.Implies(a >= 0, z3.And(value >= 0, value * value == a)))
     return value
 
 
 def _reciprocal_root(d: Symbolic, a: Any) -> Any:
-    return _divide(d, d.apply("constant", 1), _square_root(d, a))
+    return d.apply("constant", 1) / _square_root(d, a)
 
 
 def _exponential(d: Symbolic, a: Any) -> Any:
@@ -352,9 +373,7 @@ def _exponential(d: Symbolic, a: Any) -> Any:
     return value
 
 
-def _logarithm(d: Symbolic, a: Any, partial: bool = True) -> Any:
-    if partial:
-        d.defined(a > 0)
+def _logarithm(d: Symbolic, a: Any) -> Any:
     value = d.applied("log", d.element_sort, a)
     d._applied.setdefault("log", []).append(value)
     return value
@@ -363,12 +382,11 @@ def _logarithm(d: Symbolic, a: Any, partial: bool = True) -> Any:
 def _power(d: Symbolic, a: Any, b: Any) -> Any:
     """A power: a product for a small whole exponent, else by its size, and of a positive base by its sign."""
     if z3.is_rational_value(b) and b.denominator_as_long() == 1 and abs(b.numerator_as_long()) <= 4:
-        value, number = d.apply("constant", 1), b.numerator_as_long()
+        value, number = 1 + 0 * a, b.numerator_as_long()  # defined where the base is
         for _ in range(abs(number)):
             value = value * a
-        return value if number >= 0 else _divide(d, d.apply("constant", 1), value)
-    d.defined(z3.Or(a > 0, z3.And(a == 0, b >= 0), z3.And(a < 0, z3.IsInt(b))))
-    size = _exponential(d, b * _logarithm(d, z3.If(a >= 0, a, -a), False))
+        return value if number >= 0 else 1 / value
+    size = _exponential(d, b * _logarithm(d, z3.If(a >= 0, a, -a)))
     value = d.applied("pow", d.element_sort, a, b)
     d.facts += [z3.Implies(a > 0, value == size), z3.Implies(a != 0, z3.Or(value == size, value == -size))]
     return value
@@ -387,7 +405,7 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "add": lambda d, a, b: a + b,
     "sub": lambda d, a, b: a - b,
     "mul": lambda d, a, b: a * b,
-    "div": _divide,
+    "div": lambda d, a, b: a / b,
     "rem": _remainder,
     "abs": lambda d, a: z3.If(a >= 0, a, -a),
     "sign": lambda d, a: z3.If(a > 0, d.apply("constant", 1), z3.If(a < 0, d.apply("constant", -1), d.apply("constant", 0))),
