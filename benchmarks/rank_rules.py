@@ -163,7 +163,8 @@ def mutated(number: int, seed: int = 0) -> None:
     for rule in mutants(seed):
         try:
             status = prove(rule).status
-            why, runs = refute(rule, 1, 60 if status == "proved" else 8)
+            result = refute(rule, 1, 60 if status == "proved" else 8)
+            why, runs = result.counterexample, result.number
         except (RuleError, ValueError, TypeError, AttributeError, KeyError, IndexError):
             status, why, runs = "ill-typed", "", 0
         if status == "ill-typed":

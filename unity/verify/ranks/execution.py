@@ -65,6 +65,12 @@ class Runner:
         target = tuple(sorted(dims, key=self.place(order)))
         return Positioned(lax.transpose(array, [dims.index(d) for d in target]), target, order)
 
+    def denoted(self, node: ast.expr) -> tuple[np.ndarray, np.ndarray, tuple[Dimension, ...]]:
+        """Return the elements of a term by its denotation, where they are defined, and the dimensions."""
+        domain = Concrete(self.signature, self.instance)
+        tensor = Reader(domain, self.signature).tensor(node)
+        return *domain.array(tensor), tuple((g, k) for g in tensor.sizes for k in range(self.instance.ranks[g]))
+
     def run(self, node: ast.expr) -> Positioned:
         """Run a term."""
         if isinstance(node, ast.Constant | ast.UnaryOp):
@@ -230,7 +236,9 @@ def difference_by_jax(rule: RankRule, instance: Instance) -> str:
     left, right = runner.run(rule.left), runner.run(rule.right)
     if left.dims != right.dims:
         return f"dimensions {left.dims} are not {right.dims}"
-    if compare(np.asarray(left.array), np.asarray(right.array), TOLERANCE, infinite=False):
+    _, defined, dims = runner.denoted(rule.left)
+    where = defined.transpose([dims.index(d) for d in left.dims])
+    if compare(np.asarray(left.array), np.asarray(right.array), where, TOLERANCE, infinite=False):
         return ""
     return f"{np.asarray(left.array).tolist()} is not {np.asarray(right.array).tolist()}"
 
@@ -239,12 +247,9 @@ def denotation_by_jax(rule: RankRule, instance: Instance) -> str:
     """Return where JAX gives another value for a side than the denotation; an empty text if nowhere."""
     runner = Runner(rule, instance)
     for side in (rule.left, rule.right):
-        domain = Concrete(runner.signature, instance)
-        tensor = Reader(domain, runner.signature).tensor(side)
-        array = domain.array(tensor)
-        dims = tuple((g, k) for g in tensor.sizes for k in range(instance.ranks[g]))
+        array, defined, dims = runner.denoted(side)
         ran = runner.run(side)
         turned = np.asarray(lax.transpose(ran.array, [ran.dims.index(d) for d in dims]))
-        if not compare(array, turned, TOLERANCE, infinite=False):
+        if not compare(array, turned, defined, TOLERANCE, infinite=False):
             return f"{ast.unparse(side)}: {array.tolist()} is not {turned.tolist()}"
     return ""

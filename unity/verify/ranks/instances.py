@@ -15,11 +15,19 @@ from typing import Any
 import numpy as np
 
 from unity.verify.ranks.denotation import Index, Reader, Tensor, Vector
-from unity.verify.ranks.rule import RankRule, Signature, signature
+from unity.verify.ranks.rule import RankRule, Signature, names_of, signature
 
-PARTIAL = {"div", "log", "rsqrt", "pow"}  # not numbers where they are infinite
+PARTIAL: dict[str, Callable[..., Any]] = {  # where functions are defined
+    "div": lambda a, b: b != 0,
+    "rem": lambda a, b: b != 0,
+    "sqrt": lambda a: a >= 0,
+    "rsqrt": lambda a: a > 0,
+    "log": lambda a: a > 0,
+    "pow": lambda a, b: (a > 0) | ((a == 0) & (b >= 0)) | ((a < 0) & (b == np.round(b))),
+}
 CANDIDATES = 6_000  # combinations of sizes and attributes of a dimension, before those that are not legal are left out
-LARGEST = 5
+LARGEST, WIDEST = 5, 8  # sizes: at most instances, and at some
+MOST = 500_000  # indices of all groups together
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,14 @@ class Instance:
     def __str__(self) -> str:
         numbers = ", ".join(f"{k} = {list(v)}" for k, v in self.numbers.items())
         return f"{numbers}; {', '.join(f'{k} = {v.tolist()}' for k, v in self.arrays.items())}"
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Elements, and where they are defined."""
+
+    value: Any
+    defined: Any = True
 
 
 class Concrete:
@@ -76,6 +92,8 @@ class Concrete:
 
     def choose(self, condition: Any, yes: Any, no: Any) -> Any:
         """Return one of two values, place by place."""
+        if isinstance(yes, Elements):
+            return Elements(np.where(condition, yes.value, no.value), np.where(condition, yes.defined, no.defined))
         return np.where(condition, yes, no)
 
     def quotient(self, number: Any, divisor: Any) -> tuple[Any, Any]:
@@ -85,23 +103,30 @@ class Concrete:
 
     def element(self, number: Any) -> Any:
         """Return an integer as an element."""
-        return np.asarray(number)
+        return Elements(np.asarray(number))
 
     def access(self, tensor: str, index: Index) -> Any:
         """Return elements of a variable; outside of it, anything."""
         array = self.instance.arrays[tensor]
         if not array.ndim:
-            return array[()]
+            return Elements(array[()])
         places = np.broadcast_arrays(*(k for vector in index.values() for k in vector))
         if not array.size:
-            return np.zeros(places[0].shape, array.dtype)
-        return array[tuple(np.clip(p, 0, n - 1) for p, n in zip(places, array.shape, strict=True))]
+            return Elements(np.zeros(places[0].shape, array.dtype))
+        return Elements(array[tuple(np.clip(p, 0, n - 1) for p, n in zip(places, array.shape, strict=True))])
 
     def apply(self, name: str, *elements: Any) -> Any:
         """Return an elementwise function of arrays."""
+        if name == "constant":
+            return Elements(elementwise(name, self.signature.integers)(*elements))
+        if name == "select":
+            chosen = self.choose(elements[0].value, *elements[1:])
+            return Elements(chosen.value, self.both(elements[0].defined, chosen.defined))
+        values = [e.value for e in elements]
         with np.errstate(all="ignore"):
-            value = elementwise(name, self.signature.integers)(*elements)
-            return np.where(np.isfinite(value), value, np.nan) if name in PARTIAL else value
+            value = elementwise(name, self.signature.integers)(*values)
+            defined = self.both(*(e.defined for e in elements), PARTIAL[name](*values) if name in PARTIAL else True)
+        return Elements(value, defined)
 
     def reduce(self, monoid: str, boxes: Sequence[tuple[str, Vector]], body: Callable[[tuple[Vector, ...]], Any]) -> Any:
         """Combine elements along new leading axes of arrays."""
@@ -113,27 +138,35 @@ class Concrete:
                 self.axes += 1
             index.append(tuple(vector))
         lengths = [int(n) for _, sizes in boxes for n in sizes][::-1]
-        value = np.asarray(body(tuple(index)))
+        terms = body(tuple(index))
         self.axes = before
-        shape = (1,) * (before + len(lengths) - value.ndim) + value.shape
-        value = np.broadcast_to(value.reshape(shape), (*lengths, *shape[len(lengths) :]))
+        if not lengths:
+            return terms
         function, unit = MONOIDS[monoid]
-        if value.dtype == bool and monoid in ("add", "max"):
-            function = np.logical_or
-        return function.reduce(value, axis=tuple(range(len(lengths))), initial=unit) if lengths else value
+        if self.signature.integers and monoid in ("max", "min"):
+            unit = elementwise("least" if monoid == "max" else "greatest", True)()
+
+        def combined(array: Any, function: Any, unit: Any) -> np.ndarray:
+            array = np.asarray(array)
+            shape = (1,) * (before + len(lengths) - array.ndim) + array.shape
+            array = np.broadcast_to(array.reshape(shape), (*lengths, *shape[len(lengths) :]))
+            return function.reduce(array, axis=tuple(range(len(lengths))), initial=unit)
+
+        return Elements(combined(terms.value, function, unit), combined(terms.defined, np.logical_and, True))
 
     def require(self, group: str, conditions: Vector) -> None:
         """Note where an operator is defined."""
         self.legal[group] = self.both(self.legal.get(group, True), *conditions)
 
-    def array(self, tensor: Tensor) -> np.ndarray:
-        """Return all elements of a tensor."""
+    def array(self, tensor: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Return all elements of a tensor, and where they are defined."""
         sizes = [int(n) for g in tensor.sizes for n in tensor.sizes[g]]
         self.axes, index, axis = len(sizes), {}, 0
         for g, vector in tensor.sizes.items():
             index[g] = tuple(np.arange(int(n)).reshape((-1,) + (1,) * (len(sizes) - axis - k - 1)) for k, n in enumerate(vector))
             axis += len(vector)
-        return np.broadcast_to(np.asarray(tensor.at(index)), tuple(sizes))
+        elements = tensor.at(index)
+        return np.broadcast_to(elements.value, tuple(sizes)), np.broadcast_to(elements.defined, tuple(sizes))
 
 
 def _mixed(*elements: Any) -> Any:
@@ -188,13 +221,14 @@ def instances(rule: RankRule, seed: int, number: int, largest_rank: int = 2) -> 
     generator = np.random.default_rng(seed)
     shape = signature(rule)
     dims = {name for tensor in shape.tensors.values() for _, size in tensor for name in _names_of(size)}
-    for _ in range(number):
+    for k in range(number):
+        largest, low, high = (WIDEST if k % 4 == 3 else LARGEST), (1 if k % 4 == 1 else 0), largest_rank + (k % 8 == 6)
         scalars = {n: _elements(generator, n, (), shape) for n, groups in shape.tensors.items() if not groups}
-        tables = _tables(rule, shape, scalars, dims, generator)
+        tables = _tables(rule, shape, scalars, dims, largest, generator)
         ranks, numbers = {}, {}
         for group in shape.groups:
-            low = 1 if group in shape.nonempty else 0
-            ranks[group] = 1 if group in shape.single else int(generator.integers(low, max(low, largest_rank) + 1))
+            least = 1 if group in shape.nonempty else low
+            ranks[group] = 1 if group in shape.single else int(generator.integers(least, max(least, high) + 1))
             rows = tables[group]
             if not rows["#"] and ranks[group]:
                 break
@@ -205,13 +239,16 @@ def instances(rule: RankRule, seed: int, number: int, largest_rank: int = 2) -> 
             if all(_holds(c, reader) for c in rule.conditions):
                 sizes = {n: [int(k) for g, size in groups for k in reader.integers(size, g)] for n, groups in shape.tensors.items()}
                 arrays = {n: scalars[n] if n in scalars else _elements(generator, n, tuple(s), shape) for n, s in sizes.items()}
-                if all(math.prod(s) < 20_000 for s in sizes.values()):
-                    yield Instance(ranks, numbers, arrays, _orders(ranks, generator))
+                named = {g: [numbers[n] for n, h in shape.numbers.items() if h == g] for g in ranks}
+                lengths = [max([1, *(v[d] for v in named[g])]) for g in ranks for d in range(ranks[g])]
+                if math.prod(lengths) < MOST and all(math.prod(s) < 20_000 for s in sizes.values()):
+                    yield Instance(ranks, numbers, arrays, _orders(rule, ranks, generator))
 
 
-def _orders(ranks: dict[str, int], generator: np.random.Generator) -> dict[str, dict[tuple[str, int], int]]:
+def _orders(rule: RankRule, ranks: dict[str, int], generator: np.random.Generator) -> dict[str, dict[tuple[str, int], int]]:
     dimensions = [(g, k) for g, r in ranks.items() for k in range(r)]
-    return {order: dict(zip(dimensions, generator.permutation(len(dimensions)).tolist(), strict=True)) for order in ("o", "u")}
+    orders = sorted(names_of("transpose", rule))
+    return {order: dict(zip(dimensions, generator.permutation(len(dimensions)).tolist(), strict=True)) for order in orders}
 
 
 def _names_of(node: Any) -> list[str]:
@@ -219,19 +256,20 @@ def _names_of(node: Any) -> list[str]:
 
 
 def _elements(generator: np.random.Generator, name: str, sizes: tuple[int, ...], shape: Signature) -> np.ndarray:
-    """Return random elements: truth values, or small numbers, with zeros and equal ones among them."""
+    """Return random elements: truth values, or numbers: small ones, with zeros and equal ones among them, and some large ones."""
     if name[0] in "pq":
         return np.asarray(generator.random(sizes) < 0.5)
-    values = np.asarray(generator.integers(1 if name in shape.positive else -4, 7, sizes))
+    small, large = (generator.integers(1 if name in shape.positive else low, high, sizes) for low, high in ((-4, 7), (-200, 201)))
+    values = np.asarray(np.where(generator.random(sizes) < (0 if shape.powers else 0.1 if sizes else 0.25), large, small))
     return values if shape.integers else values + np.asarray(generator.integers(0, 4, sizes)) * 0.25
 
 
 def _tables(
-    rule: RankRule, shape: Signature, scalars: dict, dims: set[str], generator: np.random.Generator
+    rule: RankRule, shape: Signature, scalars: dict, dims: set[str], largest: int, generator: np.random.Generator
 ) -> dict[str, dict[str, Any]]:
     """Return for each group legal values of its numbers, a column for each number, and their count as `#`."""
     tables: dict[str, dict[str, Any]] = {}
-    numbers = {n: (generator.integers(0 if n in dims else -3, LARGEST + 1, CANDIDATES),) for n in shape.numbers}
+    numbers = {n: (generator.integers(0 if n in dims else -3, largest + 1, CANDIDATES),) for n in shape.numbers}
     everything = Instance(dict.fromkeys(shape.groups, 1), numbers, scalars)  # type: ignore[arg-type]
     domain = Concrete(shape, everything)
     reader = Reader(domain, shape)
@@ -261,7 +299,7 @@ def _holds(node: Any, reader: Reader) -> bool:
 
 
 def difference(rule: RankRule, instance: Instance) -> str:
-    """Return how the sides differ at a legal instance; an empty text if they do not, wherever the left one is a finite number."""
+    """Return how the sides differ at a legal instance; an empty text if they do not, wherever the left one is defined."""
     shape = signature(rule)
     domain = Concrete(shape, instance)
     reader = Reader(domain, shape)
@@ -273,32 +311,63 @@ def difference(rule: RankRule, instance: Instance) -> str:
     if {g: list(map(int, n)) for g, n in left.sizes.items()} != {g: list(map(int, n)) for g, n in right.sizes.items()}:
         return "the sides have different shapes"
     right = Tensor({g: right.sizes[g] for g in left.sizes}, right.at, right.order)
-    a, b = domain.array(left), domain.array(right)
-    if compare(a, b):
+    (a, where), (b, defined) = domain.array(left), domain.array(right)
+    if not np.all(defined | ~where):
+        return "an element of the right side is not defined"
+    if compare(a, b, where | np.isnan(b)):
         return ""
     return f"{a.tolist()} is not {b.tolist()}"
 
 
-def compare(a: np.ndarray, b: np.ndarray, tolerance: float = 1e-7, infinite: bool = True) -> bool:
+def compare(a: np.ndarray, b: np.ndarray, where: Any = True, tolerance: float = 1e-7, infinite: bool = True) -> bool:
     """Return whether two arrays are equal, wherever the first is a number.
 
     Args:
         a: an array.
         b: another.
+        where: the places that count.
         tolerance: relative and absolute.
         infinite: whether infinity is a number.
     """
     with np.errstate(all="ignore"):
         return a.shape == b.shape and bool(
-            np.all((a == b) | np.isnan(a) | (np.isinf(a) & (not infinite)) | np.isclose(a, b, rtol=tolerance, atol=tolerance))
+            np.all(
+                (a == b)
+                | ~np.asarray(where)
+                | np.isnan(a)
+                | (np.isinf(a) & (not infinite))
+                | np.isclose(a, b, rtol=tolerance, atol=tolerance)
+            )
         )
 
 
-def refute(rule: RankRule, seed: int = 0, number: int = 60) -> tuple[str, int]:
-    """Return a counterexample, or an empty text, and at how many instances the rule was run."""
-    runs = 0
+@dataclass(frozen=True)
+class Runs:
+    """The runs of a rule at instances.
+
+    Attributes:
+        counterexample: an instance at which the sides differ, and how; empty if there is none.
+        number: of instances.
+        substantial: of instances in which every group has a dimension, and the left side an element.
+    """
+
+    counterexample: str
+    number: int
+    substantial: int
+
+
+def refute(rule: RankRule, seed: int = 0, number: int = 60) -> Runs:
+    """Run a rule until an instance refutes it."""
+    runs = substantial = 0
     for instance in instances(rule, seed, number):
         runs += 1
         if why := difference(rule, instance):
-            return f"{instance}: {why}", runs
-    return "", runs
+            return Runs(f"{instance}: {why}", runs, substantial)
+        substantial += all(instance.ranks.values()) and _has_elements(rule, instance)
+    return Runs("", runs, substantial)
+
+
+def _has_elements(rule: RankRule, instance: Instance) -> bool:
+    shape = signature(rule)
+    sizes = Reader(Concrete(shape, instance), shape).tensor(rule.left).sizes
+    return all(n > 0 for vector in sizes.values() for n in vector)

@@ -21,6 +21,7 @@ from unity.base.errors import RuleError
 from unity.verify.ranks.forms import TRUTH, WORDED, Checker, Inexpressible, check_names, is_group
 
 SINGLE = {"concat", "iota"}  # operators whose bare group is one dimension
+POWERS = {"exp", "pow"}
 INTEGER = {"iota", "rem"}  # operators of integer elements
 
 
@@ -77,6 +78,7 @@ class Signature:
         numbers: for each name of a size or an attribute its group.
         positive: tensors whose elements are positive.
         integers: whether elements are integers rather than real numbers.
+        powers: whether there are exponentials, for which elements are small.
     """
 
     groups: tuple[str, ...]
@@ -86,6 +88,7 @@ class Signature:
     numbers: dict[str, str]
     positive: frozenset[str]
     integers: bool
+    powers: bool
 
 
 def parse_rank_rules(text: str) -> list[RankRule]:
@@ -144,6 +147,11 @@ def calls(*terms: ast.expr) -> Iterator[ast.Call]:
         yield from (node for node in ast.walk(term) if isinstance(node, ast.Call))
 
 
+def names_of(operator: str, rule: RankRule) -> set[str]:
+    """Return the words that an operator has in a rule: the orders of its transposes, the monoids of its reductions."""
+    return {ast.unparse(c.args[0]) for c in calls(rule.left, rule.right) if _operator(c) == operator}
+
+
 def _names(*nodes: ast.AST) -> Iterator[str]:
     for node in nodes:
         functions = [n.func for n in ast.walk(node) if isinstance(n, ast.Call)]
@@ -192,6 +200,7 @@ def signature(rule: RankRule) -> Signature:
         numbers,
         frozenset(statements["positive"]),
         integers,
+        any(_operator(c) in POWERS for c in operators),
     )
 
 

@@ -25,7 +25,7 @@ class RankVerdict:
 def verdict(rule: RankRule, execute: bool = False) -> RankVerdict:
     """Judge a rule.
 
-    A proof counts only if the rule has an instance: contradictory conditions prove anything.
+    A proof counts only if the rule has an instance with elements: contradictory conditions prove anything.
 
     Args:
         rule: the rule.
@@ -37,15 +37,16 @@ def verdict(rule: RankRule, execute: bool = False) -> RankVerdict:
     if proof.status == "ill-typed":
         return RankVerdict(rule, proof.status, proof.why, proof)
     try:
-        counterexample, runs = refute(rule)
+        runs = refute(rule)
     except RuleError as error:
         return RankVerdict(rule, "ill-typed", error.reason, proof)
-    if counterexample:
-        return RankVerdict(rule, "refuted", counterexample, proof)
-    if not runs:
-        return RankVerdict(rule, "open", "no instance was found: its conditions may contradict each other", proof)
+    if runs.counterexample:
+        return RankVerdict(rule, "refuted", runs.counterexample, proof)
+    if not runs.substantial:
+        why = "no instance with a dimension in every group, and an element, was found: its conditions may contradict each other"
+        return RankVerdict(rule, "open", why, proof)
     if proof.status != "proved":
-        return RankVerdict(rule, "open", f"{proof.why}; the sides are equal at {runs} instances", proof)
+        return RankVerdict(rule, "open", f"{proof.why}; the sides are equal at {runs.number} instances", proof)
     if execute:
         for instance in instances(rule, 1, 3):
             if why := difference_by_jax(rule, instance):
