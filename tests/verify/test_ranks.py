@@ -12,7 +12,7 @@ from unity.substitutions.language.axioms import folder
 from unity.verify.ranks.execution import denotation_by_jax
 from unity.verify.ranks.instances import instances, refute
 from unity.verify.ranks.prover import prove
-from unity.verify.ranks.rule import parse_rank_rules, signature
+from unity.verify.ranks.rule import parse_rank_rules
 from unity.verify.ranks.verdict import verdict
 
 XLA = parse_rank_rules((folder() / "xla.ranks").read_text())
@@ -234,17 +234,39 @@ def test_sums_are_equal_by_bijections_alone(via):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("a   slice(G[s:e], x[G]) = x = x", "SIDE = SIDE"),
-        ("a   add(slice(G[s:e], x[G]), slice(H[s:e], y[H])) = x", "belongs to the groups"),
-        ("a   add(x[G], x[H]) = x", "two shapes"),
+        ("slice(G[s:e], x[G]) = x = x", "2 equals signs between sides, expected one; expected NAME SIDE = SIDE"),
+        ("x", "0 equals signs"),
+        ("", "0 equals signs"),
+        ("add(x, 0 = x", "never closed"),
+        ("add(x, 0) = ", "an expression is missing|0 equals signs"),
+        ("x = x   where G >= 0,", "an expression is missing"),
+        ("reduce(add, K, x[K]) = reduce(add, K, x)   via K = K", "there and back"),
+        ("reduce(add, K, x[K]) = reduce(add, K, x)   via K / K = K", "expected INDEX = EXPRESSION"),
+        ("add(slice(G[s:e], x[G]), slice(H[s:e], y[H])) = x", "belongs to the groups"),
+        ("add(x[G], x[H]) = x", "two shapes"),
     ],
 )
 def test_what_is_no_rule_is_told(text, why):
-    def read():
-        return [signature(r) for r in parse_rank_rules(text)]
+    broken, whole = parse_rank_rules(f"# Broken.\na   {text}\nb   x = x\n")
+    assert re.search(why, broken.fault)
+    assert (broken.line, whole.line, whole.fault) == (2, 3, "")
+    assert verdict(broken).status == "ill-typed"
 
-    with pytest.raises(RuleError, match=why):
-        read()
+
+def test_a_text_without_rules_is_an_error():
+    with pytest.raises(RuleError, match="no rule"):
+        parse_rank_rules("# Nothing.\n")
+
+
+def test_a_rule_is_printed_with_its_pairings():
+    body = "reduce(add, K, x[K:n]) = reduce(add, K, reverse(K, x))   via K = max(0, n - 1 - K) / K = n - 1 - K"
+    assert str(rule(body)) == f"rule   {body}"
+    assert verdict(rule(body)).status == "proved"
+
+
+@pytest.mark.parametrize("via", ["L = 0 / K = K", "K = K / K = K; K = K / K = K"])
+def test_pairings_of_no_sum_are_refused(via):
+    assert prove(rule(f"reduce(add, K, x[K]) = reduce(add, K, x)   via {via}")).status == "open"
 
 
 def test_the_command_judges_a_text(tmp_path, capsys):
@@ -254,5 +276,25 @@ def test_the_command_judges_a_text(tmp_path, capsys):
     )
     assert main(["rules", "verify", str(path)]) == 1
     out = capsys.readouterr().out
-    assert "wrong   reverse(G, x) = x\n    refuted: " in out
+    assert f"{path}:3: wrong   reverse(G, x) = x\n    refuted: " in out
     assert "1 of 3 rules proved for every rank and size, 1 not expressible" in out
+
+
+def test_a_broken_rule_does_not_hide_the_others(tmp_path, capsys):
+    path = tmp_path / "mine.ranks"
+    path.write_text("good   neg(neg(x)) = x\nbad   addd(x, y) = addd(y, x)\nworse   add(x, 0 = x\ngood   x = x\n")
+    assert main(["rules", "verify", str(path)]) == 1
+    out = capsys.readouterr().out
+    assert (
+        f"{path}:2: bad   addd(x, y) = addd(y, x)\n    ill-typed: addd is an unknown operator; near it are add (docs: rules#" in out
+    )
+    assert f"{path}:3: worse   add(x, 0 = x\n    ill-typed: '(' was never closed" in out
+    assert "two rules are called good; the first is in line 1" in out
+    assert "1 of 4 rules proved" in out
+
+
+def test_a_file_that_is_no_text_is_told(tmp_path, capsys):
+    path = tmp_path / "mine.ranks"
+    path.write_bytes(b"neg   neg(neg(x)) = x\xff")
+    assert main(["rules", "verify", str(path)]) != 0
+    assert "no text in UTF-8, by byte 21" in capsys.readouterr().err

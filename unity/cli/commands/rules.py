@@ -178,13 +178,15 @@ def _verify_ranks(options: argparse.Namespace) -> int:
     failures = [r for r in results if r.status not in ("proved", "not expressible")]
     if options.json:
         rows = [
-            {"name": r.rule.name, "rule": str(r.rule), "status": r.status, "why": r.why, "seconds": round(r.proof.seconds, 3)}
+            {"name": r.rule.name, "line": r.rule.line, "rule": str(r.rule), "status": r.status, "why": r.why}
+            | {"seconds": round(r.proof.seconds, 3)}
             for r in results
         ]
         print_json({"proved": counts["proved"], "of": len(results), "results": rows})
     else:
         for result in failures:
-            print(f"{result.rule}\n    {result.status}: {result.why}")
+            link = " (docs: rules#rules-for-every-rank)" if result.status == "ill-typed" else ""
+            print(f"{options.path}:{result.rule.line}: {result.rule}\n    {result.status}: {result.why}{link}")
         rest = f"{counts['not expressible']} not expressible"
         print(f"{counts['proved']} of {len(results)} rules proved for every rank and size, {rest}")
     return 1 if failures else 0
@@ -207,9 +209,11 @@ def _verify_operators(which: str, as_data: bool) -> int:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except OSError as problem:
         raise RuleError(f"{path}: {problem.strerror}") from None
+    except UnicodeDecodeError as problem:
+        raise RuleError(f"{path}: no text in UTF-8, by byte {problem.start}") from None
 
 
 def run_show(options: argparse.Namespace) -> int:

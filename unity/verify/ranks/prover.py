@@ -200,6 +200,8 @@ def _equal_elements(
     if not z3.is_true(domain.defined(b)) and not obligations.valid(premises, domain.defined(b)):
         return "open", "an element of the right side may not be defined"
     if not isinstance(a, Sums) and not isinstance(b, Sums):
+        if rule.pairings:
+            return "ill-typed", "via pairs the indices of sums, and there are none"
         return ("proved", "") if obligations.valid(premises, a == b) else ("open", "elements may differ")
     monoid = a.monoid if isinstance(a, Sums) else b.monoid
     first, second = domain.summands(a, monoid), domain.summands(b, monoid)
@@ -222,6 +224,8 @@ def _equal_elements(
             return "open", str(error)
         if not same:
             return "open", "the terms of the sums may differ"
+    if next(hints, None) in rule.pairings:
+        return "open", "via has more pairings than there are sums"
     return "proved", ""
 
 
@@ -278,6 +282,10 @@ def _same_sum(
     domain = obligations.domain
     unit = domain.unit(monoid)
     own = _named(whole)
+    for part, hint in zip(parts, hints, strict=True):
+        known = {n for n, _ in _named(part)}, {n for n, _ in own}
+        if unknown := {*(set(hint.forward) - known[0]), *(set(hint.backward) - known[1])}:
+            raise Unpaired(f"via gives {', '.join(sorted(unknown))}, which is no index of the sum")
 
     def index(summand: Summand, names: list[tuple[str, str]], side: str) -> tuple[Vector, ...]:
         return tuple(domain.integer_symbol(f"{side} {name}") for name, _ in names)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unity.base.errors import RuleError
 from unity.verify.ranks.forms import TRUTH, WORDED, Checker, Inexpressible, check_names, is_group
@@ -36,6 +36,10 @@ class Pairing:
     forward: dict[str, ast.expr] = field(default_factory=dict)
     backward: dict[str, ast.expr] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        sides = (", ".join(f"{k} = {ast.unparse(v)}" for k, v in side.items()) for side in (self.forward, self.backward))
+        return " / ".join(sides)
+
 
 @dataclass(frozen=True)
 class RankRule:
@@ -49,6 +53,9 @@ class RankRule:
         pairings: bijections between sums, in the order in which the sums are compared.
         reason: the comment before the rule.
         obstacle: the reason why the rule has no terms; empty if it has.
+        line: of the text.
+        fault: why the text is no well-formed rule; empty if it is.
+        text: of a rule that has no sides.
     """
 
     name: str
@@ -58,12 +65,16 @@ class RankRule:
     pairings: tuple[Pairing, ...] = ()
     reason: str = ""
     obstacle: str = ""
+    line: int = 0
+    fault: str = ""
+    text: str = ""
 
     def __str__(self) -> str:
-        if self.obstacle:
-            return f"{self.name}   not expressible: {self.obstacle}"
+        if self.text or self.obstacle:
+            return f"{self.name}   {self.text or f'not expressible: {self.obstacle}'}"
         where = f"   where {', '.join(map(ast.unparse, self.conditions))}" if self.conditions else ""
-        return f"{self.name}   {ast.unparse(self.left)} = {ast.unparse(self.right)}{where}"
+        via = f"   via {'; '.join(map(str, self.pairings))}" if self.pairings else ""
+        return f"{self.name}   {ast.unparse(self.left)} = {ast.unparse(self.right)}{where}{via}"
 
 
 @dataclass(frozen=True)
@@ -92,53 +103,89 @@ class Signature:
 
 
 def parse_rank_rules(text: str) -> list[RankRule]:
-    """Parse rules over groups of dimensions, one a line; an indented line continues the one before."""
-    rules: list[RankRule] = []
+    """Parse rules over groups of dimensions, one a line; an indented line continues the one before.
+
+    A rule that is not well-formed has a `fault`, and the others are parsed nevertheless.
+
+    Raises:
+        RuleError: the text has no rule.
+    """
+    rules: dict[str, RankRule] = {}
     reason: list[str] = []
+    line = 1
     for block in re.split(r"\n(?![ \t])", text):
         if block.startswith("#"):
             reason.append(block.lstrip("# ").strip())
         elif block.strip():
-            rules.append(_parse(" ".join(block.split()), " ".join(reason)))
+            name, _, body = " ".join(block.split()).partition(" ")
+            rule = replace(_parse(name, body), reason=" ".join(reason), line=line)
+            if name in rules:
+                rule = replace(rule, fault=f"two rules are called {name}; the first is in line {rules[name].line}")
+            rules[f"{name}, line {line}" if name in rules else name] = rule
             reason = []
         else:
             reason = []
-    names = [r.name for r in rules]
-    if repeated := {n for n in names if names.count(n) > 1}:
-        raise RuleError(f"two rules are called {', '.join(sorted(repeated))}")
-    return rules
+        line += block.count("\n") + 1
+    if not rules:
+        raise RuleError("the text has no rule (docs: rules#rules-for-every-rank)")
+    return list(rules.values())
 
 
-def _parse(line: str, reason: str) -> RankRule:
-    name, _, body = line.partition(" ")
+def _parse(name: str, body: str) -> RankRule:
+    nothing = ast.Constant(None)
     if body.startswith("not expressible:"):
-        nothing = ast.Constant(None)
-        return RankRule(name, nothing, nothing, reason=reason, obstacle=body.removeprefix("not expressible:").strip())
-    body, _, via = body.partition(" via ")
-    equation, _, where = body.partition(" where ")
+        return RankRule(name, nothing, nothing, obstacle=body.removeprefix("not expressible:").strip())
+    equation, _, via = f"{body} ".partition(" via ")
+    equation, where, conditions = equation.partition(" where ")
+    sides = equation.split(" = ")
     try:
-        left, right = (_expression(side) for side in equation.split(" = "))
-        conditions = tuple(_expression(f"({where},)").elts) if where else ()  # type: ignore[attr-defined]
-        pairings = tuple(_pairing(text) for text in via.split(";")) if via else ()
-    except (SyntaxError, ValueError) as error:
-        raise RuleError(f"expected NAME SIDE = SIDE [where CONDITIONS] [via PAIRINGS] for rule {name}: {error}") from error
-    return RankRule(name, left, right, conditions, pairings, reason)
+        if len(sides) != 2:
+            raise ValueError(f"{len(sides) - 1} equals signs between sides, expected one")
+        left, right = map(_expression, sides)
+        parsed = tuple(_expression(c) for c in _separated(conditions)) if where else ()
+        rule = RankRule(name, left, right, parsed, tuple(map(_pairing, via.split(";"))) if via.strip() else ())
+    except (SyntaxError, ValueError, RecursionError) as error:
+        why = error.msg if isinstance(error, SyntaxError) else str(error)
+        fault = f"{why}; expected NAME SIDE = SIDE [where CONDITIONS] [via PAIRINGS]"
+        return RankRule(name, nothing, nothing, fault=fault, text=body)
+    try:
+        signature(rule)
+    except RuleError as error:
+        return replace(rule, fault=error.reason)
+    return rule
 
 
 def _expression(text: str) -> ast.expr:
+    if not text.strip():
+        raise ValueError("an expression is missing")
     return ast.parse(text.strip(), mode="eval").body
+
+
+def _separated(text: str) -> list[str]:
+    """Split a text at commas outside of brackets."""
+    parts, depth = [""], 0
+    for c in text:
+        depth += (c in "([") - (c in ")]")
+        if c == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return parts
 
 
 def _pairing(text: str) -> Pairing:
     """Parse `C = C2 + n / C = 1, C2 = C - n`: the right sum's binders in the left's, and the left's in the right's."""
 
     def assignments(part: str) -> dict[str, ast.expr]:
-        return {k.strip(): _expression(v) for k, v in (item.split("=", 1) for item in part.split(",") if item.strip())}
+        items = [item.split("=", 1) for item in _separated(part) if item.strip()]
+        if any(len(item) < 2 for item in items):
+            raise ValueError(f"expected INDEX = EXPRESSION, not {part.strip()}")
+        return {name.strip(): _expression(value) for name, value in items}
 
-    forward, _, backward = text.partition("/")
-    if "//" in text:
-        forward, _, backward = text.partition(" / ")
-    return Pairing(assignments(forward), assignments(backward))
+    sides = re.split("(?<!/)/(?!/)", text)
+    if len(sides) != 2:
+        raise ValueError(f"expected INDICES / INDICES, there and back, not {text.strip()}")
+    return Pairing(*map(assignments, sides))
 
 
 def calls(*terms: ast.expr) -> Iterator[ast.Call]:

@@ -33,6 +33,8 @@ def verdict(rule: RankRule, execute: bool = False) -> RankVerdict:
     """
     if rule.obstacle:
         return RankVerdict(rule, "not expressible", rule.obstacle, RankProof("open"))
+    if rule.fault:
+        return RankVerdict(rule, "ill-typed", rule.fault, RankProof("ill-typed", rule.fault))
     proof = prove(rule)
     if proof.status == "ill-typed":
         return RankVerdict(rule, proof.status, proof.why, proof)
