@@ -242,7 +242,7 @@ def test_a_plan_tells_its_rules_also_after_it_was_saved(tmp_path):
     shown = io.StringIO()
     again.explain(file=shown)
     assert "parallelized by rules, from the serial graph" in shown.getvalue()
-    assert "an argument that is stored so, at args[0]['up'], a = d0" in shown.getvalue()
+    assert "an argument that is stored so, at args[0]['up'], a = device" in shown.getvalue()
 
 
 def test_neighbours_on_an_edge_are_fused():
