@@ -77,7 +77,9 @@ def main() -> None:
     gaps = jax.tree.map(lambda x, y: float(np.abs(np.asarray(x) - np.asarray(y)).max()), found, after)
     agrees = plan.check().agrees()
     said = {"together": losses, "alone": wanted, "weights": max(jax.tree.leaves(gaps)), "agrees": agrees}
-    print(json.dumps(said | {"pipelining": str(plan.program.pipelining)}))
+    pipelining = plan.program.pipelining
+    assert pipelining is not None
+    print(json.dumps(said | {"pipelining": str(pipelining), "along": [axis.name for axis in pipelining.along]}))
 
 
 if __name__ == "__main__":

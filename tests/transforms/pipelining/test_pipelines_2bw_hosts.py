@@ -18,7 +18,8 @@ def test_two_processes_train_as_one_device(tmp_path: Path) -> None:
     assert all(one.code == 0 for one in found), "\n\n".join(one.err[-4000:] for one in found)
     first, second = (json.loads(one.out.splitlines()[-1]) for one in found)
     assert first == second
-    assert first["pipelining"] == "2 stages of 2 steps along n0, 4 micro-batches, 2BW"  # across the processes
+    assert first["pipelining"] == "2 stages of 2 steps, 4 micro-batches, 2BW"
+    assert first["along"] == ["n0"]  # across the processes
     np.testing.assert_allclose(first["together"], first["alone"], rtol=1e-10)
     assert len(set(first["together"])) == len(first["together"])
     assert first["weights"] < 1e-10
