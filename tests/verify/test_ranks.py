@@ -98,6 +98,7 @@ select(ge(add(x, 100), 0), sqrt(add(x, 100)), 0) = sqrt(add(x, 100))
 select(gt(x, 50), add(x, div(1, sub(x, 100))), x) = add(x, select(gt(x, 50), 0, div(1, sub(x, 7))))
 select(gt(x, 50), select(gt(x, 60), x, log(sub(x, 55))), x) = select(gt(x, 60), x, add(x, mul(0, log(sub(60, x)))))
 broadcast(G[G], 0) = mul(0, div(reduce(add, K, x[K, G]), sub(y[G], 100)))
+select(p[G], div(reduce(add, K, x[K, G]), y[G]), 0) = div(select(p, reduce(add, K, x), 0), y)
 mul(max(sub(c[()], 7), 0), f(iota(C, C[n]))) = mul(max(sub(c, 7), 0), f[C:n])
 """
 

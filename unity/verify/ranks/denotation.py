@@ -109,7 +109,7 @@ class Reader:
             if self.signature.tensors.get(node.id) == ():
                 return (self.domain.scalar(node.id),) * self._rank(group)
             if self.signature.numbers.get(node.id) != group:
-                raise Inexpressible(f"{node.id} is neither an index, a size nor an attribute {f'of {group}' if group else ''}")
+                raise Inexpressible(f"{node.id} is neither an index, a size nor an attribute{f' of {group}' if group else ''}")
             return self.domain.number(node.id, group)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return tuple(-x for x in self.integers(node.operand, group, names))

@@ -237,7 +237,7 @@ class Checker:
             if not self.integers and not condition:
                 raise Inexpressible(f"{name} is a real number; sizes, attributes and quotients are of integers")
         elif self.numbers.get(name) != group:
-            raise Inexpressible(f"{name} is neither a size or an attribute {f'of {group}' if group else ''} nor a scalar")
+            raise Inexpressible(f"{name} is neither a size nor an attribute{f' of {group}' if group else ''}, nor a scalar")
 
     def condition(self, node: ast.expr, groups: Iterable[str]) -> None:
         """Check a condition."""
