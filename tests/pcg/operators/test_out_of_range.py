@@ -189,5 +189,5 @@ def test_stacked_tables_have_first_and_second_derivatives_of_one_device(mode, ow
     ids = np.stack([around(k, 64) for k in rows], 1)
     plan = unity.optimize(fn, params, ids, machine=MACHINE, progress=False, branches=False, pack=True)
     assert plan.program.rewriting
-    assert any("behind-within" in str(rule) for rule, _ in plan.program.rewriting.applied)
+    assert any(str(rule).startswith(("merge-tables", "look-up-in-second")) for rule, _ in plan.program.rewriting.applied)
     agree(plan, fn, params, ids)
