@@ -162,7 +162,66 @@ def numbered(x: Any, router: Any, up: Any, down: Any) -> Any:
     return lax.ragged_dot(h, down, sizes)[jnp.argsort(order)]
 
 
-OTHERS = (counted_otherwise, out_of_range, left_sorted, summed_along, shifted, numbered)
+def of_all(x: Any, router: Any, up: Any, down: Any) -> Any:
+    """One expert for all rows, counted once."""
+    expert = jnp.argmax(x.mean(0, keepdims=True) @ router, -1)
+    order, sizes = jnp.argsort(jnp.broadcast_to(expert, (TOKENS,))), jnp.bincount(expert, length=EXPERTS)
+    return lax.ragged_dot(lax.ragged_dot(x[order], up, sizes), down, sizes)[jnp.argsort(order)]
+
+
+def taken_apart(x: Any, router: Any, up: Any, down: Any) -> Any:
+    """Sorted rows of which each becomes two."""
+    experts = jnp.argmax(x @ router, -1)
+    order, sizes = jnp.argsort(experts), jnp.bincount(experts, length=EXPERTS)
+    halves = x[order].reshape(2 * TOKENS, WIDTH // 2)
+    return (lax.ragged_dot(halves, up[:, : WIDTH // 2], sizes) + lax.ragged_dot(halves, up[:, WIDTH // 2 :], sizes)).sum(0)
+
+
+@jax.custom_jvp
+def numbered_derivative(h: Any) -> Any:
+    """A function of each row whose derivative depends on the place."""
+    return h * 1.0
+
+
+numbered_derivative.defjvp(lambda p, t: (p[0] * 1.0, t[0] * jnp.arange(TOKENS, dtype=t[0].dtype)[:, None]))
+
+
+def numbered_backward(x: Any, router: Any, up: Any, down: Any) -> Any:
+    experts = jnp.argmax(x @ router, -1)
+    order, sizes = jnp.argsort(experts), jnp.bincount(experts, length=EXPERTS)
+    h = numbered_derivative(lax.ragged_dot(x[order], up, sizes))
+    return lax.ragged_dot(h, down, sizes)[jnp.argsort(order)]
+
+
+def in_groups(key: Callable[..., Any], sizes: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Rows that are sorted by a function of their expert, in groups of some sizes."""
+
+    def other(x: Any, router: Any, up: Any, down: Any) -> Any:
+        experts = jnp.argmax(x @ router, -1)
+        order, groups = jnp.argsort(key(experts)), sizes(experts)
+        h = lax.ragged_dot(x[order], up[: len(groups)], groups)
+        return lax.ragged_dot(h, down[: len(groups)], groups)[jnp.argsort(order)]
+
+    other.__name__ = name
+    return other
+
+
+def numbers(labels: Any, count: int) -> Any:
+    return (labels[:, None] == jnp.arange(count)).sum(0)
+
+
+MISCOUNTED = (
+    in_groups(lambda e: e - 1, lambda e: numbers(e - 1, EXPERTS - 1), "negative labels"),
+    in_groups(lambda e: -e, lambda e: numbers(-e, EXPERTS), "negated labels"),
+    in_groups(lambda e: e, lambda e: jnp.zeros(3, int).at[e].add(1, mode="clip"), "labels that are clamped where they are counted"),
+    in_groups(lambda e: e * 0.5, lambda e: numbers(e * 0.5, 2), "labels between integers"),
+    in_groups(lambda e: e, lambda e: jnp.bincount(e, length=EXPERTS).astype(bool).astype(int), "numbers as truth values"),
+    in_groups(lambda e: e, lambda e: numbers(e, EXPERTS).astype(jnp.int4).astype(int), "numbers that wrap around"),
+    in_groups(lambda e: e, lambda e: jnp.broadcast_to((e == 0)[:, None], (TOKENS, EXPERTS)).sum(0), "numbers of one label"),
+    in_groups(lambda e: e * TOKENS + jnp.arange(TOKENS), lambda e: numbers(e, EXPERTS), "labels and places"),
+)
+OTHERS = (counted_otherwise, out_of_range, left_sorted, summed_along, shifted, numbered, of_all, taken_apart, numbered_backward)
+OTHERS += MISCOUNTED
 
 
 @pytest.mark.parametrize("other", OTHERS, ids=lambda f: f.__name__)

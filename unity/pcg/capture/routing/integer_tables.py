@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.lax import GatherScatterMode
 
 from unity.pcg.ir.program import Atom, Body, Equation, Tensor, params_key
 from unity.pcg.types.parallel_type import Shape
@@ -92,12 +93,14 @@ class IntegerTables:
             return
         (v,) = e.results
         if e.name in ("scatter-add", "reduce_sum"):
-            counts = self._scattered(body, e) if e.name == "scatter-add" else self._summed(e)
-            if counts is not None:
+            counts = self._scattered(body, e) if e.name == "scatter-add" else self._summed(body, e)
+            if counts is not None and _counts_exactly(body.tensors[v].dtype, prod(body.tensors[counts.root].shape)):
                 self.counts[v] = counts
             return
         if e.name == "convert_element_type" and e.operands[0] in self.counts:
-            self.counts[v] = self.counts[e.operands[0]]  # type: ignore[index]
+            counts = self.counts[e.operands[0]]  # type: ignore[index]
+            if _counts_exactly(body.tensors[v].dtype, prod(body.tensors[counts.root].shape)):
+                self.counts[v] = counts
             return
         table = self._iota(body, e) if e.name == "iota" else self._computed(body, e)
         if table is not None:
@@ -149,17 +152,17 @@ class IntegerTables:
         first, rows, (shape, dtype) = operands[0], result.rows, _type(body.tensors[e.results[0]])
         if e.name == "broadcast_in_dim":
             dims = e.params["broadcast_dimensions"]
-            if tuple(dims[:rows]) != tuple(range(rows)):
-                return None
+            if tuple(dims[:rows]) != tuple(range(rows)) or shape[:rows] != body.tensor(e.operands[0]).shape[:rows]:
+                return None  # repeated rows would be counted once
             sizes = dict(zip(dims, first.values.shape, strict=True))
             return replace(result, values=first.values.reshape([sizes.get(d, 1) for d in range(len(shape))]))
         if e.name in ("reshape", "squeeze", "expand_dims"):
             return _reshaped(first, body.tensor(e.operands[0]).shape, shape)
+        if any(t.root is None and any(n > 1 for n in t.values.shape[:rows]) for t in operands):
+            return None  # it differs between rows of one label
         sizes = np.broadcast_shapes(*(t.values.shape for t in operands))
         if prod(sizes) > (LONGEST if prod(sizes) == max(sizes, default=1) else LARGEST):
             return None
-        if any(t.root is None and any(n > 1 for n in t.values.shape[:rows]) for t in operands):
-            return None  # it differs between rows of one label
         values = [t.values for t in operands]
         if e.name == "convert_element_type":
             out = values[0]
@@ -179,15 +182,27 @@ class IntegerTables:
         batched = numbers.operand_batching_dims or numbers.update_window_dims
         if len(entries) != 1 or batched or body.tensor(e.operands[1]).shape[index.rows :] != (1,):
             return None
+        outside = np.any((index.flat < 0) | (index.flat >= entries[0]))
+        if outside and GatherScatterMode.from_any(e.params["mode"]) != GatherScatterMode.FILL_OR_DROP:
+            return None  # clamped indices count for the first or last entry
+        if index.values.size * entries[0] > LARGEST:
+            return None
         return Counts(index.flat[:, None] == np.arange(entries[0]), index.root)
 
-    def _summed(self, e: Equation) -> Counts | None:
+    def _summed(self, body: Body, e: Equation) -> Counts | None:
         """Return the counts that a sum over all rows of a function of their labels is."""
         table = self.of(e.operands[0])
         if table is None or table.root is None or tuple(e.params["axes"]) != tuple(range(table.rows)):
             return None
         rest = table.values.reshape(table.values.shape[0], *table.values.shape[table.rows :])
-        return Counts(rest, table.root) if rest.ndim == 2 else None
+        return Counts(rest, table.root) if rest.shape[1:] == body.tensors[e.results[0]].shape and rest.ndim == 2 else None
+
+
+def _counts_exactly(dtype: Any, rows: int) -> bool:
+    """Return whether a type has all numbers of so many rows."""
+    if np.dtype(dtype).kind in "iu":
+        return rows <= np.iinfo(dtype).max
+    return np.dtype(dtype).kind == "f" and rows <= 1 << np.finfo(dtype).nmant
 
 
 def _reshaped(table: Table, before: Shape, after: Shape) -> Table | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ from unity.pcg.ir.program import Atom, Body, Equation, close
 from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, SCANNED
 from unity.pcg.operators.kernel_primitive import KERNEL
 from unity.pcg.operators.routed_product import FREE, routed_dot
+from unity.pcg.propagation.derivative_rules import is_readable, jvp_body
 from unity.pcg.propagation.solver import nested_body
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import Factor, Slot
@@ -277,7 +279,11 @@ class _Walk:
         table = self.table(labels)
         if counts is None or table is None or counts.root != table.root or e.params.get("group_offset") is not None:
             return
-        count = counts.weights.shape[1]
+        count, rows = counts.weights.shape[1], self.tensors[labels].shape[:1]
+        if not _are_labels(table) or prod(self.tensors[counts.root].shape) != rows[0]:
+            return
+        if any(self.now.tensor(a).shape[:1] != rows for a, is_sorted in zip(operands, which, strict=True) if is_sorted):
+            return
         if not np.array_equal(counts.weights, table.flat[:, None] == np.arange(count)):
             return
         dense = tuple(tuple(map(tuple, pair)) for pair in numbers.dot_dimension_numbers)
@@ -308,6 +314,11 @@ class _Walk:
         else:
             return
         self.products[e.results[0]] = labels
+
+
+def _are_labels(table: Table) -> bool:
+    """Return whether the values are integers from 0, which sort as their groups do."""
+    return table.values.dtype.kind in "iub" and not np.any(table.values < 0)
 
 
 def _sums(rows: Any, times: int) -> Any:
@@ -354,11 +365,13 @@ def _treats_rows_alike(body: Body, e: Equation, rows: Container[Atom], alike: Co
     """
     which = [a in rows for a in e.operands]
     if e.name == DERIVED:
-        return all(which) and _is_rowwise(nested_body(e))
+        return all(which) and is_readable(e) and _is_rowwise(nested_body(e)) and _is_rowwise(jvp_body(e).body)
     spec = None if e.name == KERNEL else spec_of(body, e)  # a kernel may count its rows
     if spec is None:
         return False
     n = next(body.tensor(a).shape[0] for a in e.operands if a in rows)
+    if any(body.tensors[v].shape[:1] != (n,) for v in e.results):
+        return False  # a reshape may take rows apart
 
     def is_along_rows(factor: Factor) -> bool:
         if factor.size != n or factor.reduction or factor.halo is not None or any(p != Slot(0) for p in factor.results):
