@@ -1,0 +1,54 @@
+"""Operators that once computed something else on padding, or failed to run on it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from precision import in_64_bits
+
+from unity.pcg.capture.capture import capture
+from unity.pcg.local.interpreter import run_body
+from unity.transforms.padding.fills import neutral
+from unity.transforms.padding.padded_program import padded_body
+from unity.transforms.padding.padding import padded_inputs
+
+MATRIX = np.random.default_rng(0).normal(size=(9, 5))
+
+
+@pytest.fixture(autouse=True)
+def _in_64_bits():
+    with in_64_bits():
+        yield
+
+
+def check(fn, *args):
+    """Compare the values and the gradient of a function with those of the program with its sizes 5, 7 and 9 padded to 8 and 16."""
+    captured = capture(fn, *args)
+    inputs = padded_inputs(captured, {5: 8, 7: 8, 9: 16})
+    assert inputs
+    program = padded_body(captured.body, inputs, (), captured.differentiated)
+
+    def padded(*args):
+        leaves = [*jax.tree.leaves(args), *map(jnp.asarray, captured.consts)]
+        return run_body(program, leaves, [()] * len(leaves), [()] * len(program.outputs), ())
+
+    def both(function):
+        def total(first, *rest):
+            results = jax.tree.leaves(function(first, *rest))
+            weights = (jnp.cos(1.0 + jnp.arange(r.size)).reshape(r.shape) for r in results)
+            return sum(jnp.sum(w * r.astype(float)) for w, r in zip(weights, results, strict=True)), results
+
+        return jax.jit(jax.grad(total, has_aux=True))(*args)
+
+    for x, y in zip(jax.tree.leaves(both(fn)), jax.tree.leaves(both(padded)), strict=True):
+        assert (x.shape, x.dtype) == (y.shape, y.dtype)
+        np.testing.assert_allclose(np.asarray(y, float), np.asarray(x, float), rtol=1e-10, atol=1e-12)
+
+
+def test_an_extremum_of_a_type_without_infinity():
+    for dtype in ("float8_e4m3fn", "float8_e4m3b11fnuz", "float8_e5m2fnuz"):
+        assert neutral("reduce_max", dtype) == float(jnp.finfo(dtype).min)
+        assert neutral("reduce_min", dtype) == float(jnp.finfo(dtype).max)
+    assert neutral("reduce_max", "float8_e5m2") == -np.inf
+    x = jnp.abs(jnp.asarray(MATRIX)).astype("float8_e4m3fn")
+    check(lambda w, x: (w, jnp.max(-x, 0).astype(float), jnp.min(x, 0).astype(float)), jnp.asarray(MATRIX), x)
