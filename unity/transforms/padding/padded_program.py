@@ -278,17 +278,17 @@ class PaddedProgram:
             self.add(e, atoms, end, None)
             return True
         values: list[PaddedValue | None] = []
-        fixed: list[Fill] = []  # of padded operands with a fill, and of literals
+        fixed: list[Fill] = []  # of padded operands with a fill, and of literals with one element
         for a, dims in zip(e.operands, wanted, strict=True):
-            literal = constant_of(a) if isinstance(a, Literal) else None
-            whole = dims == dict(end) and literal is None
-            values.append(self.wide(a, dims, e) if dims and literal is None else None)
-            fixed.append(values[-1].fill if whole and values[-1] is not None else literal)
+            number = constant_of(a) if isinstance(a, Literal) else None
+            whole = dims == dict(end) and number is None
+            values.append(self.wide(a, dims, e) if dims and number is None else None)
+            fixed.append(values[-1].fill if whole and values[-1] is not None else number)
         dtypes = [t.dtype for t in operands]
         for free, every in ((0, False), (1, False), (1, True)):
             fills = [
-                free if f is None or (every and t.floating and not isinstance(a, Literal)) else f
-                for a, f, t in zip(e.operands, fixed, operands, strict=True)
+                free if f is None or (every and t.floating and value is not None) else f
+                for value, f, t in zip(values, fixed, operands, strict=True)
             ]
             fill = self.result_fill(e, fills, dtypes)
             if fill is not None:
@@ -297,7 +297,7 @@ class PaddedProgram:
             return False
         atoms: list[Atom] = []
         for a, value, old, new in zip(e.operands, values, fixed, fills, strict=True):
-            if isinstance(a, Literal) and old is not None:
+            if value is None and old is not None:
                 atoms.append(a)
             elif value is not None and old is not None:
                 atoms.append(self.refilled(a, value, new, e).variable)
