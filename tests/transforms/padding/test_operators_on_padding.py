@@ -52,3 +52,25 @@ def test_an_extremum_of_a_type_without_infinity():
     assert neutral("reduce_max", "float8_e5m2") == -np.inf
     x = jnp.abs(jnp.asarray(MATRIX)).astype("float8_e4m3fn")
     check(lambda w, x: (w, jnp.max(-x, 0).astype(float), jnp.min(x, 0).astype(float)), jnp.asarray(MATRIX), x)
+
+
+def test_small_arrays_that_are_literals_of_the_program():
+    def fn(w):
+        numbers = np.arange(1.0, 46.0).reshape(9, 5)
+        return w / numbers, jnp.where(numbers % 2 == 0, w, 0.0), w[:, 0] + np.arange(9.0), (w > 0) ^ (numbers > 7)
+
+    check(fn, jnp.asarray(MATRIX))
+
+
+@jax.custom_jvp
+def magnitude(x):
+    return jnp.abs(x)
+
+
+@magnitude.defjvp
+def _(primals, tangents):
+    return jnp.sqrt(primals[0] * primals[0]), tangents[0] * jnp.sign(primals[0])
+
+
+def test_a_derivative_rule_whose_value_has_other_padding_than_the_function():
+    check(lambda w: magnitude(w).T @ magnitude(w), jnp.asarray(MATRIX))

@@ -457,9 +457,11 @@ class PaddedProgram:
         primal, results = _walk(inner, arguments)
         derivative, both = _walk(rule.body, [*arguments, *tangents])
         sizes = {tuple(sorted(r.sizes.items())) if r is not None else () for r in (*results, *both)}
-        if len(sizes) != 1 or not all(r is not None and r.fill is not None for r in (*results, *both)):
-            return None
         count = len(results)
+        fills = [None if r is None else r.fill for r in (*results, *both)]
+        wanted = [*fills[:count], *fills[:count], *(0 for _ in both[count:])]  # a rule may compute the values in another way
+        if len(sizes) != 1 or None in fills or fills != wanted:
+            return None
 
         @jax.custom_jvp
         def call(*xs: Any) -> Any:
