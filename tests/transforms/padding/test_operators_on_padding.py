@@ -74,3 +74,12 @@ def _(primals, tangents):
 
 def test_a_derivative_rule_whose_value_has_other_padding_than_the_function():
     check(lambda w: magnitude(w).T @ magnitude(w), jnp.asarray(MATRIX))
+
+
+def test_nested_programs_without_equations():
+    def fn(w):
+        swapped, _ = jax.lax.scan(lambda c, _: ((c[1], c[0]), None), (w, jnp.tanh(w)), None, length=3)
+        shifted = jax.lax.scan(lambda c, v: (v, c), w[:, 0], w.T)
+        return swapped, shifted
+
+    check(fn, jnp.asarray(MATRIX))

@@ -105,12 +105,13 @@ class PaddedProgram:
         return used(Body(tuple(inputs), outputs, tuple(self.writer.equations), self.writer.tensors))
 
     def with_padded_inputs(
-        self, values: Sequence[tuple[Sizes, Fill] | None], carried: Sequence[Sizes] = ()
+        self, values: Sequence[tuple[Sizes, Fill] | None], call: Equation, carried: Sequence[Sizes] = ()
     ) -> tuple[Body, tuple[PaddedValue | None, ...]]:
         """Return the program of a call on padded operands, and its padded results; None for results that are not padded.
 
         Args:
             values: the padded sizes and the fill of each operand; None for operands that are not padded.
+            call: the call.
             carried: the padded sizes of the first results, which are filled with zeros.
         """
         inputs = list(self.body.inputs)
@@ -121,11 +122,12 @@ class PaddedProgram:
                 inputs[k] = self.input(v, *value).variable
         for e in self.body.equations:
             self.equation(e)
+        last = self.body.equations[-1] if self.body.equations else call
         results = tuple(self.padded.get(a) if isinstance(a, int) else None for a in self.body.outputs)
         for k, sizes in enumerate(carried):
-            results = (*results[:k], self.zero_filled(self.body.outputs[k], sizes, self.body.equations[-1]), *results[k + 1 :])
+            results = (*results[:k], self.zero_filled(self.body.outputs[k], sizes, last), *results[k + 1 :])
         pairs = zip(self.body.outputs, results, strict=True)
-        outputs = tuple(self.own(a, self.body.equations[-1]) if r is None else r.variable for a, r in pairs)
+        outputs = tuple(self.own(a, last) if r is None else r.variable for a, r in pairs)
         return used(Body(tuple(inputs), outputs, tuple(self.writer.equations), self.writer.tensors)), results
 
     def input(self, variable: int, sizes: Sizes, fill: Fill) -> PaddedValue:
@@ -400,7 +402,7 @@ class PaddedProgram:
     def rematerialized(self, e: Equation) -> None:
         """Add a checkpoint whose program runs on padded operands."""
         values = [self.padded.get(a) if isinstance(a, int) else None for a in e.operands]
-        program, results = _walk(nested_body(e), [None if v is None else (v.sizes, v.fill) for v in values])
+        program, results = _walk(nested_body(e), [None if v is None else (v.sizes, v.fill) for v in values], e)
         operands = tuple(self.own(a, e) if v is None else v.variable for a, v in zip(e.operands, values, strict=True))
         variables = []
         for v, result in zip(e.results, results, strict=True):
@@ -418,12 +420,12 @@ class PaddedProgram:
         slices = [None if v is None else _slice(v) for v in own[consts + carry :]]
         sizes: list[Sizes] = [{} if v is None else v.sizes for v in own[consts : consts + carry]]
         for _ in range(CARRIES):
-            _, results = _walk(body, [*fixed, *((s, 0) if s else None for s in sizes), *slices])
+            _, results = _walk(body, [*fixed, *((s, 0) if s else None for s in sizes), *slices], e)
             found = [s or ({} if r is None else r.sizes) for s, r in zip(sizes, results, strict=False)]
             if found == sizes:
                 break
             sizes = found
-        program, results = _walk(body, [*fixed, *((s, 0) if s else None for s in sizes), *slices], sizes)
+        program, results = _walk(body, [*fixed, *((s, 0) if s else None for s in sizes), *slices], e, sizes)
         atoms = [self.own(a, e) if v is None else v.variable for a, v in zip(e.operands[:consts], own[:consts], strict=True)]
         for a, s in zip(e.operands[consts : consts + carry], sizes, strict=True):
             value = self.zero_filled(a, s, e)
@@ -454,8 +456,8 @@ class PaddedProgram:
         rule, inner = jvp_body(e), nested_body(e)
         arguments = [(v.sizes, v.fill) for v in values if v is not None]
         tangents = [(sizes, 0) for (sizes, _), floats in zip(arguments, rule.floating, strict=True) if floats]
-        primal, results = _walk(inner, arguments)
-        derivative, both = _walk(rule.body, [*arguments, *tangents])
+        primal, results = _walk(inner, arguments, e)
+        derivative, both = _walk(rule.body, [*arguments, *tangents], e)
         sizes = {tuple(sorted(r.sizes.items())) if r is not None else () for r in (*results, *both)}
         count = len(results)
         fills = [None if r is None else r.fill for r in (*results, *both)]
@@ -487,12 +489,12 @@ def _slice(value: PaddedValue) -> tuple[Sizes, Fill] | None:
 
 
 def _walk(
-    body: Body, arguments: Sequence[tuple[Sizes, Fill] | None], carried: Sequence[Sizes] = ()
+    body: Body, arguments: Sequence[tuple[Sizes, Fill] | None], call: Equation, carried: Sequence[Sizes] = ()
 ) -> tuple[Body, tuple[PaddedValue | None, ...]]:
     """Return the program of a call on padded operands, and its padded results (`PaddedProgram.with_padded_inputs`)."""
     inputs = tuple(body.tensors[v].floating for v in body.inputs)
     outputs = tuple(isinstance(a, int) and body.tensors[a].floating for a in body.outputs)
-    return PaddedProgram(body, carrying(body, inputs, outputs)).with_padded_inputs(arguments, carried)
+    return PaddedProgram(body, carrying(body, inputs, outputs)).with_padded_inputs(arguments, call, carried)
 
 
 def _run(body: Body, operands: Sequence[Any]) -> list:
