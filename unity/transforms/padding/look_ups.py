@@ -55,7 +55,8 @@ def looked_up(e: Equation, true: Mapping[int, int], params: Mapping[str, Any], t
         column = safe if single else lax.slice_in_dim(safe, k, k + 1, axis=-1)
         if e.params["mode"] == Mode.FILL_OR_DROP:
             read = column.astype(jnp.int32) if column.dtype.itemsize > 4 else column  # JAX reads the lower half of 64 bits
-            column = jnp.where(read >= jnp.asarray(rows, read.dtype), jnp.iinfo(column.dtype).max, column)
+            behind = jnp.asarray(jnp.iinfo(column.dtype).max, column.dtype)
+            column = jnp.where(read >= jnp.asarray(rows, read.dtype), behind, column)
         else:
             column = lax.min(column, jnp.full(column.shape, rows - 1, column.dtype))
         safe = column if single else lax.dynamic_update_slice_in_dim(safe, column, k, indices.ndim - 1)
