@@ -83,3 +83,15 @@ def test_nested_programs_without_equations():
         return swapped, shifted
 
     check(fn, jnp.asarray(MATRIX))
+
+
+def test_operators_whose_parameters_contain_shapes():
+    def fn(w):
+        return jnp.split(w, 1, axis=0)[0], jnp.tile(w, (1, 1)), jnp.ldexp(w, 3)
+
+    check(fn, jnp.asarray(MATRIX))
+
+
+def test_unsigned_indices_of_64_bits():
+    indices = jnp.asarray([0, 8, 9, 15, 16, 2**31, 2**32, 2**32 + 9, 2**63, 2**63 + 10, 2**64 - 1], jnp.uint64)
+    check(lambda t, i: (jnp.take(t, i, 0), jnp.take(t, i, 0, mode="fill", fill_value=-7.0)), jnp.asarray(MATRIX), indices)

@@ -81,11 +81,17 @@ def _extreme(dtype: Any, largest: bool) -> float:
 
 
 def is_elementwise(e: Equation, spec: Spec, operands: Sequence[Tensor], results: Sequence[Tensor]) -> bool:
-    """Return whether each element of the only result is a function of the operands' elements at its place."""
+    """Return whether each element of the only result is a function of the operands' elements at its place.
+
+    It is one that the primitive computes for operands of any shape: parameters of `tile`, and those of a primitive that returns
+    a list, may contain shapes.
+    """
     facts = facts_of(e.name)
     if (
         len(results) != 1
         or not operands
+        or e.name == "tile"
+        or e.primitive.multiple_results
         or facts.alone
         or facts.looks_up
         or facts.draws

@@ -525,6 +525,8 @@ def _params(
         params["limit_indices"] = tuple(
             n if d in ends[0] else limit for d, (n, limit) in enumerate(zip(first, params["limit_indices"], strict=True))
         )
+    elif e.name == "split":
+        params["sizes"] = tuple(enlarged(t.shape, s)[params["axis"]] for t, s in zip(results, ends, strict=True))
     elif e.name == "gather":
         whole = zip(params["slice_sizes"], operands[0].shape, first, strict=True)
         params["slice_sizes"] = tuple(m if k == n else k for k, n, m in whole)
