@@ -14,7 +14,9 @@ def duration(seconds: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Format bytes with a suitable unit."""
+    """Format bytes, which may be negative where memory is reused, with a suitable unit."""
+    if nbytes < 0:
+        return f"−{size(-nbytes)}"
     for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= one:
             return f"{nbytes / one:.4g} {unit}"

@@ -149,8 +149,7 @@ def _memory(prediction: MemoryPrediction) -> Table:
         table.add_row(why, "", size(prediction.by_reason.get(why, 0.0)), "")
     others = (h for h in prediction.held if h.why not in always and h.nbytes)
     rows = _grouped(((h.why, h.node.kind, line_behind(h.node)), h.nbytes) for h in others)
-    signed = ((k, size(b) if b >= 0 else f"−{size(-b)}") for k, _, b in rows)
-    return _filled(table, [(k[0], k[1], nbytes, k[2]) for k, nbytes in signed], "kinds of buffers")
+    return _filled(table, [(k[0], k[1], size(b), k[2]) for k, _, b in rows], "kinds of buffers")
 
 
 def _operators(prediction: Prediction, names: AxisNames) -> Table:

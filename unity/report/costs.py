@@ -101,5 +101,5 @@ def live_memory(memory: MemoryPrediction) -> MemoryTable:
         whole=(memory.total, size(memory.total)),
         parts=tuple((why, nbytes, size(nbytes)) for why, nbytes in parts if nbytes > 0),
         less=tuple((why, -nbytes, size(-nbytes)) for why, nbytes in parts if nbytes < 0),
-        rows=tuple((why, operator, line, (n, size(n) if n >= 0 else f"−{size(-n)}")) for why, operator, line, n in table),
+        rows=tuple((why, operator, line, (n, size(n))) for why, operator, line, n in table),
     )
