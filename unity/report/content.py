@@ -44,7 +44,6 @@ class Source:
         exact: whether the frontier is exact.
         whole: whether the candidates are the whole frontier, and not some of its points.
         figures: the figures that need the plan's function; None if a plan's file lacks them.
-        names: the names of the mesh axes of `chosen` and the candidates; None before `in_user_names`.
     """
 
     captured: Summary
@@ -56,13 +55,12 @@ class Source:
     exact: bool
     whole: bool = True
     figures: FunctionFigures | None = None
-    names: AxisNames | None = None
 
     def in_user_names(self) -> Source:
-        """Return the data with the names of mesh axes that users see."""
+        """Return the data with the names of mesh axes that users see; `chosen` and the candidates stay over those of the search."""
         planned = self.planned.in_user_names()
         figures = None if self.figures is None else self.figures.of(self.planned.graph, planned.graph)
-        return replace(self, planned=planned, figures=figures, names=self.planned.names)
+        return replace(self, planned=planned, figures=figures)
 
 
 def of_plan(plan: Plan) -> Source:
@@ -91,7 +89,7 @@ def of_file(path: str | Path) -> Source:
 
 def content(source: Source) -> dict[str, Any]:
     """Return the document of a report. A part without data has a text that says how to get it."""
-    interned, source = Interned(), source.in_user_names()
+    interned, names, source = Interned(), source.planned.names, source.in_user_names()
     legend = legend_of(source.planned.graph)
     levels = [level.name for level in source.machine.levels]
     description, parts = _function_content(source.figures, interned) if source.figures is not None else _file_content(source)
@@ -101,7 +99,7 @@ def content(source: Source) -> dict[str, Any]:
         "figures": _figures(source),
         "legend": legend.data(),
         **_steps(source, legend, description, interned),
-        "frontier": _frontier(source, interned),
+        "frontier": _frontier(source, interned, names),
         "collectives": costs.collectives(source.planned.talk),
         "lines": costs.lines(source.captured, source.planned),
         "arguments": arguments.rows(source.planned.graph),
@@ -136,10 +134,12 @@ def _file_content(source: Source) -> tuple[Description, dict[str, Any]]:
     return costs.average_costs(source.planned), {"memory": memory, "timeline": {"missing": MISSING}, "blocked": [], "gap": ""}
 
 
-def _frontier(source: Source, interned: Interned) -> dict[str, Any]:
-    """Return the known points. If they are only a part of the frontier, those that the plan itself dominates are left out."""
+def _frontier(source: Source, interned: Interned, names: AxisNames) -> dict[str, Any]:
+    """Return the known points, with the names of their mesh axes.
+
+    If they are only a part of the frontier, those that the plan itself dominates are left out.
+    """
     points = source.candidates if source.whole else unbeaten([*source.candidates, source.chosen])
-    names = source.names or AxisNames(source.chosen.assignment.axes)
     return {
         "points": points_of(source.serial, points, source.chosen, interned, names),
         "exact": source.exact,
