@@ -347,6 +347,8 @@ def test_kept_shardings_are_those_of_the_plan(tmp_path: Path) -> None:
         f"unity.constrain(..., {spec})" for spec in ("P('n0', ('d0', 'd1'))", "P('n0', ('d0', 'd1'))", "P(None, ('d0', 'd1'))")
     ]
     assert "dim 0 over node, dim 1 over device" in str(kept.inspect.diff(plan))  # theirs against the plan's
+    with pytest.raises(unity.PlanError, match=r"does not obey its constraints: unity\.pin\(\"args\[0\]\", P\(None, 'device'\)\)"):
+        kept.program.family.bound.check(plan.program.serial, plan.program.pcg, machine)
 
 
 def test_kept_constraints_for_the_compiler_leave_open_what_they_leave_open() -> None:

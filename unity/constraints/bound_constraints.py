@@ -19,6 +19,7 @@ from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.graph import CONSTRAIN, PCG
 from unity.pcg.ir.user_lines import spoken
+from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.parallel.marks import hidden, mark_of, marks
 from unity.pcg.parallel.serial_view import twins
 from unity.pcg.parallel.sharding_spec import satisfies
@@ -94,9 +95,12 @@ class BoundConstraints:
 
     def check(self, serial: PCG, parallel: PCG, machine: Machine) -> None:
         """Raise PlanError, naming the constraint and the tensor, unless a parallel graph of a program obeys all constraints."""
-        violation = next((f"{c}: {place}" for c in self.every for place in self.violations(c, serial, parallel, machine)), None)
+        pairs = ((c, place) for c in self.every for place in self.violations(c, serial, parallel, machine))
+        violation = next(pairs, None)
         if violation is not None:
-            raise PlanError(f"the plan does not obey its constraints: {violation}")
+            constraint, place = violation
+            names = AxisNames.of_every_axis(machine.axes, machine.named_levels)
+            raise PlanError(f"the plan does not obey its constraints: {constraint.described(names)}: {place}")
 
     def violations(self, constraint: Constraint, serial: PCG, parallel: PCG, machine: Machine) -> Iterator[str]:
         """Yield the tensors of a parallel graph whose types do not obey one constraint."""

@@ -9,7 +9,7 @@ from math import inf
 from unity.base.errors import InfeasibleError
 from unity.base.formatting import short, size
 from unity.constraints.bound_constraints import BoundConstraints
-from unity.constraints.kinds import Constraint, Marked, OperatorPin, Pin, marked_by
+from unity.constraints.kinds import SHARDED, Constraint, Marked, OperatorPin, Pin, marked_by
 from unity.constraints.paths import matching
 from unity.pcg.ir.graph import CONSTRAIN
 from unity.pcg.parallel.axis_names import AxisNames
@@ -59,8 +59,7 @@ def conflict(bound: BoundConstraints, search: Search, limit: float = inf) -> str
         return None
     conflicting = smallest(bound.every, feasible)
     is_single = len(conflicting) == 1
-    axes = search.machine.axes
-    names = AxisNames.of(axes, search.machine.named_levels, ([k] for k in range(len(axes))))
+    names = AxisNames.of_every_axis(search.machine.axes, search.machine.named_levels)
     notes = [_note(c, bound, search) if infeasible_at_any_limit and is_single else "" for c in conflicting]
     lines = "".join(f"\n    {c.described(names)}{note}" for c, note in zip(conflicting, notes, strict=True))
     subject = "this constraint leaves" if is_single else "these constraints together leave"
@@ -72,7 +71,7 @@ def conflict(bound: BoundConstraints, search: Search, limit: float = inf) -> str
 def _note(constraint: Constraint, bound: BoundConstraints, search: Search) -> str:
     """Return a line about the first dimension that a sharding does not divide, or that the machine's axes cannot; else ""."""
     axes, names = search.machine.axes, names_of(search.machine)
-    if not isinstance(constraint, (Pin, OperatorPin, Marked)):
+    if not isinstance(constraint, SHARDED):
         return ""
     for name, shape in _shapes(constraint, bound, search):
         for dim, slicing in enumerate(constraint.sharding.slices(len(shape), names)):

@@ -40,6 +40,11 @@ class AxisNames:
         members = ([k in some for k in range(len(axes))] for some in apart)
         return cls(tuple(axes), tuple(levels), _cuts(axes, members) if levels else frozenset())
 
+    @classmethod
+    def of_every_axis(cls, axes: Sequence[Axis], levels: Sequence[str]) -> AxisNames:
+        """Return names that tell all axes apart."""
+        return cls.of(axes, levels, ([k] for k in range(len(axes))))
+
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The axes, by position, that are one axis to users."""
