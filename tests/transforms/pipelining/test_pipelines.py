@@ -271,9 +271,10 @@ def test_a_damaged_pipeline_is_refused(tmp_path):
     plan = unity.optimize(loss, *args, machine=TREE, progress=False, pipeline=unity.PipelineShape(2, 4))
     plan.files.save(tmp_path / "plan.json")
     data = json.loads((tmp_path / "plan.json").read_text())
-    for change in ({"along": ["x9"]}, {"scan": 3}, {"rounds": 5}, {"rolled": 2}):
+    lost, refused = "lacks the mesh axes", "the pipeline along .* cannot be made"
+    for change, message in (({"along": ["x9"]}, lost), ({"scan": 3}, refused), ({"rounds": 5}, refused), ({"rolled": 2}, refused)):
         (tmp_path / "other.json").write_text(json.dumps(sealed(data | {"transformations": [data["transformations"][0] | change]})))
-        with pytest.raises(PlanError, match="(the stages of a|the) pipeline"):
+        with pytest.raises(PlanError, match=message):
             unity.load(tmp_path / "other.json", loss, *args)
     assert plan.program.pipelining is not None
     other = pipelined(PipelineSource(plan.program.pipelining.before), 0, 0, TREE.axes[:1], 4)
