@@ -104,6 +104,7 @@ class Plan:
     def in_shardings(self) -> Any:
         """The shardings of the arguments: a tuple of pytrees of `NamedSharding`, one for each argument.
 
+        Their mesh is `inspect.mesh`, in which a level of the machine is several axes of prime size, unlike in `mesh_shape`.
         While a mesh with explicit axes is set, they are of that mesh (docs: moving#under-a-mesh-of-your-own).
         """
         return self.shard.placement.arguments
