@@ -323,14 +323,14 @@ def _in_any_order(choices: Iterable[int], n: int) -> Iterator[tuple[int, ...]]:
 
 @dataclass(frozen=True, eq=False)
 class _Measured:
-    """Values with the measures that limits bound (see `Limits`), which are the same for every step of a ladder.
+    """Values with the measures that `Limits` bounds, which are the same for every step of a ladder.
 
-    Args:
-        picks: The values.
-        axes: The axes of the mesh.
-        distinct: For every value, the most different choices on one group of interchangeable axes.
-        total: For every value, the different choices on all axes, not counting idle ones.
-        share: For every value, the fraction of the work that one device does.
+    Attributes:
+        picks: the values.
+        axes: the axes of the mesh.
+        distinct: for every value, the largest number of different choices on one group of interchangeable axes.
+        total: for every value, the number of different choices on all axes, without idle ones.
+        share: for every value, the fraction of the work that one device does.
     """
 
     picks: np.ndarray

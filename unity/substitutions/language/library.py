@@ -107,10 +107,10 @@ class Library:
         return tuple(e.rule for e in self.entries)
 
     def __getitem__(self, name: str) -> LibraryEntry:
-        found = self.find(name)
-        if found is None:
+        entry = self.find(name)
+        if entry is None:
             raise RuleError(f"the library has no rule {name}")
-        return found
+        return entry
 
     def find(self, name: str) -> LibraryEntry | None:
         """Return the rule of this name or, if there is none, of this former name; None if the library has neither."""
@@ -122,13 +122,13 @@ class Library:
 
     def present_name(self, name: str) -> str:
         """Return the name of the rule that has or had a name; a name that the library does not know stays as it is."""
-        found = self.find(name)
-        return name if found is None else found.rule.name
+        entry = self.find(name)
+        return name if entry is None else entry.rule.name
 
     def named_as(self, known: Library) -> Library:
         """Return these rules with the names, reasons and former names that the same rules have in another library."""
-        words = {e.hash: e for e in known.entries if e.former}
-        return replace(self, entries=tuple(_renamed(e, words[e.hash]) if e.hash in words else e for e in self.entries))
+        named = {e.hash: e for e in known.entries if e.former}
+        return replace(self, entries=tuple(_renamed(e, named[e.hash]) if e.hash in named else e for e in self.entries))
 
     def save(self, path: str | Path) -> None:
         """Write the library to a file atomically, sorted by generated names, so that a better name moves no rule."""
@@ -164,6 +164,7 @@ def _entry(path: str | Path, row: LibraryRow) -> LibraryEntry:
 
 
 def _renamed(entry: LibraryEntry, known: LibraryEntry) -> LibraryEntry:
+    """Return an entry with the name, the reason and the former name of a known one of the same rule."""
     rule = replace(entry.rule, name=known.rule.name)
     return replace(entry, rule=rule, reason=known.reason, pays=known.pays, former=known.former)
 
