@@ -28,7 +28,6 @@ from unity.report.content import of_file
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
-INNER = re.compile(r"\b[a-z]\d(?:·|\b)")  # an axis of the search: d0, n1
 TREE = unity.Machine.grid(2, 8, "a100")
 UNEVEN = unity.Machine.preset("summit-2x6")
 
@@ -105,7 +104,8 @@ def texts(plan: unity.Plan, path: Path, capsys: pytest.CaptureFixture[str]) -> I
 def test_no_text_names_axes_of_the_search(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = planned(name, tmp_path)
     seen = dict(texts(plan, tmp_path / "plan.json", capsys))
-    inner = {how: INNER.findall(text) for how, text in seen.items()}
+    axes = "|".join(axis.name for axis in CASES[name][2]["machine"].axes)  # of the search: d0, n1
+    inner = {how: re.findall(rf"\b(?:{axes})\b", text) for how, text in seen.items()}
     assert not {how: sorted(set(names)) for how, names in inner.items() if names}
     assert plan.program.applications or len(plan.inspect.machine.axes) > 1
 
