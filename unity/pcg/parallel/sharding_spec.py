@@ -44,7 +44,7 @@ class ShardingSpec(Record):
         for entry in (*self.entries, *((),) * (rank - len(self.entries))):
             if isinstance(entry, tuple):
                 axes = [k for name in entry for k in axes_of(name, names)]
-                if any(a > b for a, b in pairwise(axes)):
+                if len(axes) == len(set(axes)) and any(a > b for a, b in pairwise(axes)):
                     order = self._spelled(tuple(sorted(entry, key=lambda name: names[name])))
                     raise ConstraintError(f"{self}: slices nest in the order of the mesh, outermost first: write {order}")
                 used += axes
