@@ -32,8 +32,14 @@ from unity.transforms.pipelining import scans
 
 ROWS = 25  # rows of a table that are shown; the others are counted
 RECOMPUTATION = ("", ", inner values again", ", again")  # suffix of an operator's name, by `Recompute`
-TYPES = "[-, device]: dimension 1 is sliced over device, dimension 0 is whole; +: a partial sum; *: its gradient is (docs: types)"
-CHANGES = "combine: slices are gathered; reduce: partial sums are added up; replicate: gradients are; partition: slices are taken"
+TYPES = (
+    "[-, device]: dimension 1 is sliced over device, dimension 0 is whole; +device: a partial sum over device;"
+    " *device: its gradient is a partial sum (docs: types)"
+)
+CHANGES = (
+    "combine: slices are gathered; reduce: partial sums are added up; replicate: gradients are added up; partition: slices are"
+    " taken (docs: types#changes)"
+)
 APPLICATIONS = 100  # lines about applications of rules
 
 
