@@ -21,6 +21,7 @@ from layered_model import scanned
 
 import unity
 from unity.__main__ import main
+from unity.pcg.ir import graph_json
 from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.types.parallel_type import UNUSED, State, digits, joined_digits, partitioned
 from unity.report import content, of_plan
@@ -120,6 +121,17 @@ def test_all_texts_of_a_plan_have_the_names_of_its_specifications(tmp_path: Path
     assert re.search(
         r"mesh axes: device_a \(\d\)(, device_[b-z] \(\d\))* and device_[b-z] \(\d\) are parts of device \(8\)", seen["explain "]
     )
+
+
+def test_the_graph_that_show_writes_for_other_tools_is_that_of_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = planned("parts of a level", tmp_path)
+    main(["show", str(tmp_path / "plan.json"), "--json"])
+    data = json.loads(capsys.readouterr().out)
+    assert graph_json.from_json(data["graph"]).key == plan.program.pcg.key
+    axes = [axis.name for axis in plan.program.pcg.axes]
+    assert [name for names in data["mesh_axes"].values() for name in names] == axes
+    assert list(data["mesh_axes"]) == [axis.name for axis in plan.program.axis_names.shown] != axes
+    assert data == json.loads(json.dumps(plan.inspect.to_json()))
 
 
 def test_axes_of_the_user_have_their_names_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

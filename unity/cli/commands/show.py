@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from unity.base.formatting import duration, size
@@ -28,11 +29,15 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the graph of a file."""
+    """Print the graph of a file, for people over the mesh axes that users see, for other tools over those of the search."""
     summaries = read(options.path)
-    summary = (summaries[0] if options.captured else summaries[-1]).in_user_names()
-    formats = {"text": _text, "json": lambda s: json.dumps(s.to_json(), indent=1), "dot": lambda s: to_dot(s.graph)}
-    write(formats[options.format](summary), options.output)
+    summary = summaries[0] if options.captured else summaries[-1]
+    formats: dict[str, Callable[[], str]] = {
+        "text": lambda: _text(summary.in_user_names()),
+        "json": lambda: json.dumps(summary.to_json(), indent=1),
+        "dot": lambda: to_dot(summary.in_user_names().graph),
+    }
+    write(formats[options.format](), options.output)
     return 0
 
 
