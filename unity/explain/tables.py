@@ -96,7 +96,7 @@ def _applications(plan: Plan) -> list[str]:
     """Return lines about the rules that parallelized a plan, in the order of their first use, equal ones at one line merged."""
     names, counts = plan.program.axis_names, Counter[RuleApplication]()
     for a in plan.program.applications:
-        over = (names.listed(names.positions(a.axes)),)
+        over = (names.listed_of(a.axes),)
         counts[structs.replace(a, source=short(a.source), operator=pattern(a.operator), axes=over)] += 1
     rows = [f"    {times} × {application}" for application, times in counts.items()]
     more = [f"    … and {len(rows) - APPLICATIONS} more"] if len(rows) > APPLICATIONS else []

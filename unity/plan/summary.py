@@ -140,12 +140,11 @@ class Summary:
         names = names or self.names
         if not names.levels:
             return self
-        listed = lambda over: names.listed(names.positions(over))  # noqa: E731
         return with_fields(
             self,
             graph=names.graph(self.graph),
-            talk=tuple(replace(t, over=listed(t.over.split("·"))) for t in self.talk),
-            applications=tuple(_along(u, listed(u.over)) if u.over else u for u in self.applications),
+            talk=tuple(replace(t, over=names.listed_of(t.over.split("·"))) for t in self.talk),
+            applications=tuple(_along(u, names.listed_of(u.over)) if u.over else u for u in self.applications),
             levels=(),
         )
 

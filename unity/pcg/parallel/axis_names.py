@@ -117,6 +117,10 @@ class AxisNames:
         """Return axes, given by position, as a list of names: `node·device_a`."""
         return "·".join(self.names_of(axes))
 
+    def listed_of(self, names: Iterable[str]) -> str:
+        """Return the program's axes with some names as a list of the names that users see: `node·device_a`."""
+        return self.listed(self.positions(names))
+
     def in_words(self, axes: Collection[int]) -> str:
         """Return axes, given by position, in words: `all 32 devices`, `node (4) × device_a (2 of device's 8)`."""
         if self._size(axes) == self._size(range(len(self.axes))):
