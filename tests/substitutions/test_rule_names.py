@@ -47,6 +47,9 @@ def test_former_names_are_accepted_where_users_and_files_have_them(capsys: pytes
     for pattern in (GENERATED, "regroup-products"):
         left = without(LIBRARY, [WithoutRules((pattern,))])
         assert {e.rule.name for e in LIBRARY.entries} - {e.rule.name for e in left.entries} == {"regroup-products"}
+    left = without(LIBRARY, [WithoutRules(("merge-*", "merge-adds")), WithoutRules((GENERATED, "regroup-products"))])
+    names = {e.rule.name for e in LIBRARY.entries}
+    assert names - {e.rule.name for e in left.entries} == {"regroup-products", *(n for n in names if n.startswith("merge-"))}
     assert main(["rules", "show", GENERATED]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("regroup-products   matmul(matmul(x, y), z) = ")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
 from unity.base.errors import ConstraintError
 from unity.constraints.kinds import Constraint, WithoutRules
@@ -14,12 +13,13 @@ from unity.substitutions.language.library import Library
 
 def without(library: Library, constraints: Iterable[Constraint]) -> Library:
     """Return a library without the rules that constraints exclude. Raises ConstraintError for a name that matches no rule."""
+    excluded = set[str]()
     for pattern in (n for c in constraints if isinstance(c, WithoutRules) for n in c.names):
-        excluded = {entry.hash for entry in library.entries if any(fnmatchcase(name, pattern) for name in entry.names)}
-        if library.entries and not excluded:
+        matching = library.matching(pattern)
+        if library.entries and not matching:
             names = [entry.rule.name for entry in library.entries]
             near = difflib.get_close_matches(pattern, names, 3)
             hint = f"; the nearest are {', '.join(near)}" if near else ""
             raise ConstraintError(f'no rule of the library is named "{pattern}"{hint} (docs: constraints#rules)')
-        library = replace(library, entries=tuple(e for e in library.entries if e.hash not in excluded))
-    return library
+        excluded.update(entry.rule.name for entry in matching)
+    return replace(library, entries=tuple(e for e in library.entries if e.rule.name not in excluded)) if excluded else library

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import fnmatch
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -219,7 +218,7 @@ def _read(path: Path) -> str:
 def run_show(options: argparse.Namespace) -> int:
     """Print the rules that a pattern matches."""
     library = load(options.library)
-    entries = [e for e in library.entries if any(fnmatch.fnmatchcase(name, options.name) for name in e.names)]
+    entries = library.matching(options.name)
     if not entries:
         near = ", ".join(difflib.get_close_matches(options.name, [e.rule.name for e in library.entries]))
         raise RuleError(f"the library has no rule {options.name}" + (f"; near it are {near}" if near else ""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -71,14 +72,9 @@ class LibraryEntry:
     former: str = ""
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The names by which users and files refer to the rule, its own first."""
-        return (self.rule.name, self.former) if self.former else (self.rule.name,)
-
-    @property
     def generated_name(self) -> str:
         """The name that the generator makes of the rule's operators, by which libraries are sorted."""
-        return self.names[-1]
+        return self.former or self.rule.name
 
     @property
     def hash(self) -> str:
@@ -115,6 +111,11 @@ class Library:
     def find(self, name: str) -> LibraryEntry | None:
         """Return the rule of this name or, if there is none, of this former name; None if the library has neither."""
         return self._by_name.get(name)
+
+    def matching(self, pattern: str) -> list[LibraryEntry]:
+        """Return the rules whose names match a pattern of `fnmatch` or, if there are none, those whose former names do."""
+        named = [entry for entry in self.entries if fnmatchcase(entry.rule.name, pattern)]
+        return named or [entry for entry in self.entries if fnmatchcase(entry.former, pattern)]
 
     @cached_property
     def _by_name(self) -> Mapping[str, LibraryEntry]:
