@@ -54,7 +54,7 @@ def test_former_names_are_accepted_where_users_and_files_have_them(capsys: pytes
     shown = capsys.readouterr().out
     assert shown.startswith("regroup-products   matmul(matmul(x, y), z) = ")
     assert "Three matrices may be multiplied from either end: the order with less arithmetic pays." in shown
-    assert "It pays: low-rank layers, adapters." in shown
+    assert "Where it pays: low-rank layers, adapters." in shown
 
 
 def test_rules_that_are_generated_again_keep_their_names() -> None:

@@ -228,7 +228,7 @@ def run_show(options: argparse.Namespace) -> int:
     for entry in entries:
         print(print_rule(entry.rule))
         if entry.reason:
-            print(f"{entry.reason} It pays: {entry.pays}.")
+            print(f"{entry.reason} Where it pays: {entry.pays}.")
         print(f"proved from {', '.join(entry.axioms) or 'the types alone'}; executed at {entry.instances} instances")
         if "operators" in entry.found:
             print(f"found in {entry.found.get('family')} with {entry.found['operators']} operators")
