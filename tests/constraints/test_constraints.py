@@ -695,7 +695,7 @@ def test_a_specification_that_a_plan_prints_can_be_pinned() -> None:
         assert (again.in_specs, again.program.pcg.key) == (first.in_specs, first.program.pcg.key)
     with pytest.raises(unity.UnityError) as caught:
         planned(loss, *arguments(), machine=eight, constraints=[unity.pin("params['w1']", P(None, "device_b"))])
-    assert "or the sizes of the parts that you mean, outermost first: mesh={'device_a': 2," in str(caught.value)
+    assert "or the sizes of the parts that you mean, outermost first, such as mesh={'device_a': 2," in str(caught.value)
 
 
 @pytest.mark.parametrize(

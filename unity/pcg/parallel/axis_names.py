@@ -194,7 +194,7 @@ class _Renamed:
         self.names, self.nodes = names, dict[int, Node]()
 
     def graph(self, graph: PCG) -> PCG:
-        nodes = dict((id(node), self.node(node)) for node in graph.nodes)
+        nodes = {id(node): self.node(node) for node in graph.nodes}
         outputs = tuple(Value(nodes[id(v.node)], v.index) for v in graph.outputs)
         return PCG(tuple(nodes[id(node)] for node in graph.inputs), outputs, self.names.shown)
 

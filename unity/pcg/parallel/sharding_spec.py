@@ -158,8 +158,8 @@ def axes_of(name: str, names: Names) -> tuple[int, ...]:
         if level in names and len(letter) == 1:
             raise ConstraintError(
                 f"{name!r} is a part of {level!r} in one plan's mesh, where its size depends on the plan: give that mesh to"
-                f" unity.pin or unity.constrain, mesh=plan.mesh_shape, or the sizes of the parts that you mean, outermost first:"
-                f" mesh={{'{level}_a': 2, '{level}_b': 4}}. (docs: constraints#paths)"
+                f" unity.pin or unity.constrain, mesh=plan.mesh_shape, or the sizes of the parts that you mean, outermost first,"
+                f" such as mesh={{'{level}_a': 2, '{level}_b': 4}}. (docs: constraints#paths)"
             )
         shown = [n for n in names if PART not in n and not _is_inner(n, names)]
         near = difflib.get_close_matches(name, shown, 1)
