@@ -362,7 +362,7 @@ class Runs:
     Attributes:
         counterexample: an instance at which the sides differ, and how; empty if there is none.
         number: of instances.
-        substantial: of instances in which every group has a dimension, and the left side an element.
+        substantial: of instances in which every group has a dimension, and the left side an element that is defined.
     """
 
     counterexample: str
@@ -386,6 +386,7 @@ def refute(rule: RankRule, seed: int = 0, number: int = 60) -> Runs:
 
 
 def _has_elements(rule: RankRule, instance: Instance) -> bool:
+    """Return whether the left side has an element that is defined."""
     shape = signature(rule)
-    sizes = Reader(Concrete(shape, instance), shape).tensor(rule.left).sizes
-    return all(n > 0 for vector in sizes.values() for n in vector)
+    domain = Concrete(shape, instance)
+    return bool(np.any(domain.array(Reader(domain, shape).tensor(rule.left))[1]))

@@ -25,7 +25,8 @@ class RankVerdict:
 def verdict(rule: RankRule, execute: bool = False) -> RankVerdict:
     """Judge a rule.
 
-    A proof counts only if the rule has an instance with elements: contradictory conditions prove anything.
+    A proof counts only if the left side has a defined element at some instance: contradictory conditions prove anything, and so
+    does a division by zero.
 
     Args:
         rule: the rule.
@@ -45,7 +46,7 @@ def verdict(rule: RankRule, execute: bool = False) -> RankVerdict:
     if runs.counterexample:
         return RankVerdict(rule, "refuted", runs.counterexample, proof)
     if not runs.substantial:
-        why = "no instance with a dimension in every group, and an element, was found: its conditions may contradict each other"
+        why = "no instance has a dimension in every group and a defined element of the left side: the conditions may be contradictory"
         return RankVerdict(rule, "open", why, proof)
     if proof.status != "proved":
         return RankVerdict(rule, "open", f"{proof.why}; the sides are equal at {runs.number} instances", proof)
