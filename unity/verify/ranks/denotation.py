@@ -373,8 +373,9 @@ def concat(r: Reader, a: Attributes, *operands: Tensor) -> Tensor:
     for x in operands:
         if set(x.sizes) != set(first.sizes) or x.order != first.order or c not in x.sizes:
             raise Inexpressible("the operands of concat have different dimensions")
-        for g in set(first.sizes) - {c}:
-            r.same(g, first.sizes[g], x.sizes[g])
+        for g in first.sizes:
+            if g != c:
+                r.same(g, first.sizes[g], x.sizes[g])
         total = (total[0] + x.sizes[c][0],)
 
     def at(i: Index) -> Any:
@@ -415,8 +416,9 @@ def _joined(r: Reader, x: Tensor, y: Tensor, apart: Sequence[str] = ()) -> dict[
     """Return the sizes of both operands of a product; those of shared groups must be equal."""
     if x.order or y.order:
         raise Inexpressible("a product of transposed operands; transpose its result")
-    for g in (set(x.sizes) & set(y.sizes)) - set(apart):
-        r.same(g, x.sizes[g], y.sizes[g])
+    for g in x.sizes:
+        if g in y.sizes and g not in apart:
+            r.same(g, x.sizes[g], y.sizes[g])
     return {**x.sizes, **y.sizes}
 
 
@@ -424,9 +426,9 @@ def _joined(r: Reader, x: Tensor, y: Tensor, apart: Sequence[str] = ()) -> dict[
 def dot(r: Reader, a: Attributes, x: Tensor, y: Tensor) -> Tensor:
     """`dot(K, x, y)`: the product summed over groups; other groups of both operands are batch dimensions."""
     sizes = _joined(r, x, y)
+    for operand in (x, y):
+        _check_groups(a, operand)
     boxes = [(g, sizes[g]) for g in a.groups]
-    if not set(a.groups) <= set(x.sizes) & set(y.sizes):
-        raise Inexpressible("an operand of dot lacks a contracted group")
 
     def at(i: Index) -> Any:
         def body(j: tuple[Vector, ...]) -> Any:
@@ -442,6 +444,12 @@ def dot(r: Reader, a: Attributes, x: Tensor, y: Tensor) -> Tensor:
 def conv(r: Reader, a: Attributes, x: Tensor, w: Tensor) -> Tensor:
     """`conv(F, S[stride, low, high, dilation, window_dilation], x, w)`: `F` is summed, `S` is windowed."""
     ((s, fields),) = a.fields.items()
+    for operand in (x, w):
+        _check_groups(a, operand)
+    if s in a.groups:
+        raise Inexpressible(f"{s} is summed and windowed")
+    if grouped := set(x.sizes) & set(w.sizes) - {s, *a.groups}:
+        raise Inexpressible(f"a convolution in groups: both operands have the dimensions {', '.join(sorted(grouped))}")
     sizes = _joined(r, x, w, (s,))
     n, m = x.sizes[s], w.sizes[s]
     stride, low, high, dilation, spread = (_default(f, n, 1) for f in fields)

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from unity.verify.ranks.denotation import Reader
-from unity.verify.ranks.forms import WORDED, Inexpressible, is_group
+from unity.verify.ranks.forms import WORDED, is_group
 from unity.verify.ranks.instances import NAMES, Concrete, Instance, TooLarge, compare, elementwise
 from unity.verify.ranks.rule import RankRule, signature
 
@@ -208,8 +208,6 @@ class Runner:
         windowed, features = self.dims([s]), self.dims(bare)
         batch = tuple(d for d in x.dims if d not in windowed + features)
         channels = tuple(d for d in w.dims if d not in windowed + features)
-        if set(batch) & set(channels):
-            raise Inexpressible("a convolution in groups")
         sizes = dict(zip(w.dims + x.dims, w.array.shape + x.array.shape, strict=True))
 
         def merged(v: Positioned, first: tuple[Dimension, ...], second: tuple[Dimension, ...]) -> Any:
