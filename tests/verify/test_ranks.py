@@ -81,6 +81,16 @@ reverse(G, x) = x   where some(G == 1)
 """
 
 
+SQUEEZED = """
+reduce(add, K, dynamic_update_slice(K[0], reduce(add, L, x[K:2, L]), reduce(add, L, y[K:2, L])))
+    = reduce(add, L, squeeze(K, slice(K[0:1], y)))   via L = L / K = 0, L = L; L = L / K = 0, L = L
+"""
+
+
+def test_a_sum_at_a_known_index_has_the_summands_of_any_index():
+    assert verdict(rule(SQUEEZED)).status == "refuted"
+
+
 @pytest.mark.parametrize("body", FALSE.strip().splitlines())
 def test_a_false_rule_is_refuted(body):
     result = verdict(rule(body))

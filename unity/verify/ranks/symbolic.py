@@ -125,7 +125,7 @@ class Symbolic:
         if group in self.signature.single or not group:
             return formula
         if z3.is_true(formula):
-            return True
+            return formula
         key = group, formula.sexpr()
         if key not in self.atoms:
             self.atoms[key] = Atom(z3.Bool(f"all {group} {next(self._numbers)}", self.context), group, formula)

@@ -46,7 +46,7 @@ def verdict(rule: RankRule, execute: bool = False) -> RankVerdict:
     if runs.counterexample:
         return RankVerdict(rule, "refuted", runs.counterexample, proof)
     if not runs.substantial:
-        why = "no instance has a dimension in every group and a defined element of the left side: the conditions may be contradictory"
+        why = "no instance with a dimension in every group has a defined element: the conditions may contradict each other"
         return RankVerdict(rule, "open", why, proof)
     if proof.status != "proved":
         return RankVerdict(rule, "open", f"{proof.why}; the sides are equal at {runs.number} instances", proof)
