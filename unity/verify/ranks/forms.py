@@ -100,7 +100,7 @@ def check_names(groups: Iterable[str], others: Iterable[str]) -> None:
         if not re.fullmatch("[A-Z][A-Za-z_]*", group):
             raise Inexpressible(f"a group of dimensions has a name such as G, of letters, not {group}: K2 is the second index of K")
     for name in others:
-        if name in RESERVED or re.fullmatch("i[A-Z].*", name):
+        if name in RESERVED or re.fullmatch("i[A-Z].*|[A-Z][A-Za-z_]*[0-9].*", name):
             raise Inexpressible(f"{name} means something else in this language; call the tensor or the size otherwise")
 
 
@@ -124,7 +124,7 @@ class Checker:
         if isinstance(literal, ast.Constant):
             if isinstance(literal.value, bool) and literal is node:
                 return TRUTH
-            if type(literal.value) in (int, float) and math.isfinite(literal.value):  # type: ignore[arg-type]
+            if _is_number(literal.value):
                 if self.integers and isinstance(literal.value, float):
                     raise Inexpressible(f"{literal.value} in a rule of integers, which iota and rem make of it")
                 return NUMBER
@@ -212,7 +212,7 @@ class Checker:
 
     def number(self, node: ast.expr, group: str, condition: bool = False) -> None:
         """Check an expression of sizes, attributes and scalars; only a condition compares scalars that are no integers."""
-        if isinstance(node, ast.Constant) and type(node.value) is int:
+        if isinstance(node, ast.Constant) and type(node.value) is int and _is_number(node.value):
             return
         if isinstance(node, ast.Name):
             self._named_number(node.id, group, condition)
@@ -267,6 +267,13 @@ class Checker:
             raise Inexpressible(
                 f"{ast.unparse(node)} is no condition on sizes; expected a comparison, or one of {', '.join(sorted(STATEMENTS))}"
             )
+
+
+def _is_number(value: object) -> bool:
+    """Return whether a literal is a finite number; a whole one has at most 32 bits, like those of JAX."""
+    if type(value) is int:
+        return abs(value) < 2**31
+    return type(value) is float and math.isfinite(value)
 
 
 HINTS = {

@@ -284,6 +284,8 @@ def _tables(
     domain = Concrete(shape, everything)
     reader = Reader(domain, shape)
     reader.tensor(rule.left)
+    for group, size in (dimension for tensor in shape.tensors.values() for dimension in tensor):
+        domain.require(group, tuple(n >= 0 for n in reader.integers(size, group)))
     for node in rule.conditions:
         if not _is_call(node):
             domain.require(reader.condition_group(node), reader.condition(node, reader.condition_group(node)))

@@ -180,7 +180,8 @@ def _condition(node: ast.expr, reader: Reader, obligations: Obligations) -> list
             return []
         if node.func.id == "some":
             group = reader.condition_group(node)
-            return [z3.Not(reader.domain.every(group, tuple(z3.Not(c) for c in reader.condition(node.args[0], group))))]
+            opposite = tuple(z3.Not(obligations.domain.truth(c)) for c in reader.condition(node.args[0], group))
+            return [z3.Not(reader.domain.every(group, opposite))]
     group = reader.condition_group(node)
     condition = reader.condition(node, group)[0]
     obligations.assume(group, obligations.domain.truth(condition))

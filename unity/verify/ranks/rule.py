@@ -158,6 +158,8 @@ def _parse(name: str, body: str) -> RankRule:
 def _expression(text: str) -> ast.expr:
     if not text.strip():
         raise ValueError("an expression is missing")
+    if "#" in text:
+        raise ValueError("a comment is a line before the rule")
     return ast.parse(text.strip(), mode="eval").body
 
 
