@@ -30,6 +30,9 @@ concat(C, x[G, C:n], y[G, C:m], x)
 iota(C, G[n], C[m])
 reduce(add, K, L, x[G, K, H, L])
 reduce(max, K, transpose(o, x[G, K]))
+reduce(max, K, iota(K, K[n], G[m]))
+min(rem(x, y), reduce(min, K, z[K]))
+max(f(x, rem(x, 5)), least)
 reduce(logical_or, K, p[K, G])
 dot(K, L, x[B, K, M, L], y[L, B, N, K])
 conv(F, S[a, l, h, d, e], x[S:n, B, F], w[O, F, S:m])
@@ -244,6 +247,12 @@ def test_what_differs_far_away_is_refuted(body):
     ],
 )
 def test_partial_functions_are_proved_where_they_are_evaluated(body):
+    assert verdict(rule(body), execute=True).status == "proved"
+
+
+@pytest.mark.parametrize("body", ["reduce(max, K, iota(K, K[n], G[m])) = reduce(max, K, neg(neg(iota(K, K[n], G[m]))))",
+                                  "max(rem(x, 3), least) = max(least, rem(x, 3))"])  # fmt: skip
+def test_extrema_of_integers_are_run_by_jax(body):
     assert verdict(rule(body), execute=True).status == "proved"
 
 

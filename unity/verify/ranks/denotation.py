@@ -49,6 +49,10 @@ class Domain(Protocol):
         """Return one of two integers or elements."""
         ...
 
+    def whole(self, number: Any) -> Any:
+        """Return whether an element is a whole number."""
+        ...
+
     def quotient(self, number: Any, divisor: Any) -> tuple[Any, Any]:
         """Return the quotient, rounded down, and the remainder of a division by a positive number."""
         ...
@@ -72,6 +76,16 @@ class Domain(Protocol):
     def require(self, group: str, conditions: Vector) -> None:
         """Note a condition under which an operator is defined."""
         ...
+
+
+PARTIAL: dict[str, Callable[..., Any]] = {  # functions of elements that are not defined everywhere, and where they are
+    "div": lambda d, a, b: b != 0,
+    "rem": lambda d, a, b: b != 0,
+    "sqrt": lambda d, a: a >= 0,
+    "rsqrt": lambda d, a: a > 0,
+    "log": lambda d, a: a > 0,
+    "pow": lambda d, a, b: d.choose(a > 0, True, d.choose(a == 0, b >= 0, d.whole(b))),
+}
 
 
 @dataclass(frozen=True)

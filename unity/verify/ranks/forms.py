@@ -68,7 +68,30 @@ FORMS = {
     ),
 }
 WORDED = {name for name, form in FORMS.items() if form.word}
-MONOIDS = {"add": NUMBER, "mul": NUMBER, "f": NUMBER, "max": BOUND, "min": BOUND, "logical_and": TRUTH, "logical_or": TRUTH}
+
+
+@dataclass(frozen=True)
+class Monoid:
+    """The commutative monoid of a reduction.
+
+    Attributes:
+        kind: of its elements.
+        unit: the neutral element: a constant, `least` or `greatest`; None if it is unknown.
+    """
+
+    kind: str
+    unit: bool | int | str | None
+
+
+MONOIDS = {
+    "add": Monoid(NUMBER, 0),
+    "mul": Monoid(NUMBER, 1),
+    "max": Monoid(BOUND, "least"),
+    "min": Monoid(BOUND, "greatest"),
+    "logical_and": Monoid(TRUTH, True),
+    "logical_or": Monoid(TRUTH, False),
+    "f": Monoid(NUMBER, None),
+}
 ALIKE = "alike"  # operands of one kind, which is that of the result
 ELEMENTWISE: dict[str, tuple[tuple[str, ...], str]] = {
     **dict.fromkeys(("neg", "abs", "sign", "exp", "log", "sqrt", "rsqrt"), ((NUMBER,), NUMBER)),
@@ -203,9 +226,10 @@ class Checker:
             assert isinstance(word, ast.Name)
             if word.id not in MONOIDS:
                 raise refuse(f"{word.id} is no commutative monoid; there are {', '.join(MONOIDS)}")
-            if kinds[0] != MONOIDS[word.id] and (kinds[0], MONOIDS[word.id]) != (NUMBER, BOUND):
+            kind = MONOIDS[word.id].kind
+            if kinds[0] != kind and (kinds[0], kind) != (NUMBER, BOUND):
                 raise refuse(f"{word.id} of a {kinds[0]}")
-            return MONOIDS[word.id]
+            return kind
         if name in ("dot", "conv") and set(kinds) != {NUMBER}:
             raise refuse(f"a product of a {kinds[0]} and a {kinds[1]}")
         return self._joined(node, kinds)

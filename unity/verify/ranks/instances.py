@@ -14,17 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from unity.verify.ranks.denotation import Index, Reader, Tensor, Vector
+from unity.verify.ranks.denotation import PARTIAL, Index, Reader, Tensor, Vector
+from unity.verify.ranks.forms import GENERIC, MONOIDS
 from unity.verify.ranks.rule import RankRule, Signature, names_of, signature
 
-PARTIAL: dict[str, Callable[..., Any]] = {  # where functions are defined
-    "div": lambda a, b: b != 0,
-    "rem": lambda a, b: b != 0,
-    "sqrt": lambda a: a >= 0,
-    "rsqrt": lambda a: a > 0,
-    "log": lambda a: a > 0,
-    "pow": lambda a, b: (a > 0) | ((a == 0) & (b >= 0)) | ((a < 0) & (b == np.round(b))),
-}
 CANDIDATES = 6_000  # combinations of sizes and attributes of a dimension, before those that are not legal are left out
 LARGEST, WIDEST = 5, 8  # sizes: at most instances, and at some
 MOST = 300_000  # indices of a side and its sums together
@@ -100,6 +93,10 @@ class Concrete:
             return Elements(np.where(condition, yes.value, no.value), np.where(condition, yes.defined, no.defined))
         return np.where(condition, yes, no)
 
+    def whole(self, number: Any) -> Any:
+        """Return where numbers are whole."""
+        return number == np.round(number)
+
     def quotient(self, number: Any, divisor: Any) -> tuple[Any, Any]:
         """Return quotient and remainder; of a division by zero, anything."""
         divisor = np.where(np.equal(divisor, 0), 1, divisor)
@@ -129,7 +126,7 @@ class Concrete:
         values = [e.value for e in elements]
         with np.errstate(all="ignore"):
             value = elementwise(name, self.signature.integers)(*values)
-            defined = self.both(*(e.defined for e in elements), PARTIAL[name](*values) if name in PARTIAL else True)
+            defined = self.both(*(e.defined for e in elements), PARTIAL[name](self, *values) if name in PARTIAL else True)
         return Elements(value, defined)
 
     def reduce(self, monoid: str, boxes: Sequence[tuple[str, Vector]], body: Callable[[tuple[Vector, ...]], Any]) -> Any:
@@ -148,9 +145,8 @@ class Concrete:
         self.axes, self.volume = before, outer
         if not lengths:
             return terms
-        function, unit = MONOIDS[monoid]
-        if self.signature.integers and monoid in ("max", "min"):
-            unit = elementwise("least" if monoid == "max" else "greatest", True)()
+        name, unit = monoid_at_instances(monoid, self.signature.integers)
+        function = elementwise(name, self.signature.integers)
 
         def combined(array: Any, function: Any, unit: Any) -> np.ndarray:
             array = np.asarray(array)
@@ -185,19 +181,9 @@ def _mixed(*elements: Any) -> Any:
     """Return an arbitrary function of its operands, in which none is like another."""
     total = 0.0
     for k, e in enumerate(elements):
-        total = total * 1.7 + np.asarray(e) * (1 + k) + 0.25 * np.asarray(e) ** 2
+        total = total * 1.7 + e * (1 + k) + 0.25 * e**2
     return total + 1.3
 
-
-MONOIDS: dict[str, tuple[Any, Any]] = {
-    "add": (np.add, 0),
-    "mul": (np.multiply, 1),
-    "max": (np.maximum, -np.inf),
-    "min": (np.minimum, np.inf),
-    "logical_and": (np.logical_and, True),
-    "logical_or": (np.logical_or, False),
-    "f": (np.multiply, 1),  # as good as any other commutative monoid
-}
 
 NAMES = {
     **{
@@ -217,15 +203,22 @@ def elementwise(name: str, integers: bool) -> Callable[..., Any]:
     """Return an elementwise function by its name in the rule language."""
     special: dict[str, Callable[..., Any]] = {
         "constant": lambda value: np.asarray(value if isinstance(value, bool) or integers else float(value)),
-        "least": lambda: np.asarray(np.iinfo(int).min if integers else -np.inf),
-        "greatest": lambda: np.asarray(np.iinfo(int).max if integers else np.inf),
+        "least": lambda: np.asarray(np.iinfo(np.int32).min if integers else -np.inf),
+        "greatest": lambda: np.asarray(np.iinfo(np.int32).max if integers else np.inf),
         "clamp": lambda lo, x, hi: np.minimum(np.maximum(x, lo), hi),
         "select": np.where,
         "rem": lambda x, y: np.where(np.equal(y, 0), np.nan, np.fmod(x, np.where(np.equal(y, 0), 1, y))),
         "rsqrt": lambda x: 1 / np.sqrt(x),
-        **dict.fromkeys("fgh", _mixed),
+        **dict.fromkeys(GENERIC, _mixed),
     }
     return special[name] if name in special else getattr(np, NAMES.get(name, name))
+
+
+def monoid_at_instances(monoid: str, integers: bool) -> tuple[str, Any]:
+    """Return the operator and the unit by which a reduction is run; a product stands for an unknown monoid."""
+    name = "mul" if MONOIDS[monoid].unit is None else monoid
+    unit = MONOIDS[name].unit
+    return name, elementwise(unit, integers)()[()] if isinstance(unit, str) else unit
 
 
 def instances(rule: RankRule, seed: int, number: int, largest_rank: int = 2) -> Iterator[Instance]:

@@ -19,8 +19,8 @@ from typing import Any
 
 import z3
 
-from unity.verify.ranks.denotation import Index, Vector
-from unity.verify.ranks.forms import Inexpressible
+from unity.verify.ranks.denotation import PARTIAL, Index, Vector
+from unity.verify.ranks.forms import GENERIC, MONOIDS, Inexpressible
 from unity.verify.ranks.rule import Signature
 
 Box = tuple[str, Vector]
@@ -157,6 +157,10 @@ class Symbolic:
             yes = z3.IntVal(yes, self.context)
         return z3.If(condition, yes, no)
 
+    def whole(self, number: Any) -> Any:
+        """Return whether a number is whole."""
+        return z3.IsInt(number)
+
     def quotient(self, number: Any, divisor: Any) -> tuple[Any, Any]:
         """Return quotient and remainder; by symbols, they are functions that satisfy Euclid's equation."""
         if isinstance(divisor, int) and divisor < 1:
@@ -219,12 +223,10 @@ class Symbolic:
 
     def unit(self, monoid: str) -> Any:
         """Return the neutral element of a monoid."""
-        units = {"add": 0, "mul": 1, "logical_and": True, "logical_or": False}
-        if monoid in units:
-            return self.apply("constant", units[monoid])
-        if monoid in ("max", "min"):
-            return self.apply("least" if monoid == "max" else "greatest")
-        return z3.Const(f"unit of {monoid}", self.element_sort)
+        unit = MONOIDS[monoid].unit
+        if unit is None:
+            return z3.Const(f"unit of {monoid}", self.element_sort)
+        return self.apply(unit) if isinstance(unit, str) else self.apply("constant", unit)
 
     def _summands(self, value: Any, monoid: str) -> tuple[Summand, ...]:
         if isinstance(value, Sums):
@@ -263,7 +265,7 @@ class Symbolic:
         """Apply a function to sums, where it distributes over them."""
         monoid = next(v.monoid for v in values if isinstance(v, Sums))
         defined = z3.And([self.defined(v) for v in values])
-        if name == monoid and name not in "fgh":
+        if name == monoid and name not in GENERIC:
             return Sums(monoid, tuple(s for v in values for s in self._summands(v, monoid)), defined)
         if monoid == "add" and name == "sub":
             return self._distributed("add", (values[0], self.apply("neg", values[1])))
@@ -319,8 +321,9 @@ class Symbolic:
             conditions = [self.defined(a) for a in arguments]
             if value.decl().kind() == z3.Z3_OP_ITE:
                 conditions = [conditions[0], z3.If(arguments[0], *conditions[1:])]
-            if value.decl().name() in PARTIAL:
-                conditions.append(PARTIAL[value.decl().name()](*arguments))
+            name = {"/": "div"}.get(value.decl().name(), value.decl().name())
+            if name in PARTIAL:
+                conditions.append(self.truth(PARTIAL[name](self, *arguments)))
             self._defined[value.get_id()] = value, z3.simplify(z3.And([*conditions, self.truth(True)]))
         return self._defined[value.get_id()][1]
 
@@ -338,15 +341,6 @@ class Symbolic:
         for a in exponentials:
             laws += [z3.Implies(a.arg(0) == -b.arg(0), a * b == 1) for b in exponentials]
         return laws
-
-
-PARTIAL: dict[str, Callable[..., Any]] = {  # functions of Z3, and when they are defined
-    "/": lambda a, b: b != 0,
-    "rem": lambda a, b: b != 0,
-    "sqrt": lambda a: a >= 0,
-    "log": lambda a: a > 0,
-    "pow": lambda a, b: z3.Or(a > 0, z3.And(a == 0, b >= 0), z3.And(a < 0, z3.IsInt(b))),
-}
 
 
 def _remainder(d: Symbolic, a: Any, b: Any) -> Any:
