@@ -121,6 +121,20 @@ def test_a_false_rule_is_not_proved(body):
     assert prove(rule(body)).status in ("open", "ill-typed")
 
 
+OUT_OF_REACH = """
+abs(reduce(add, K, x[K, G])) = abs(reduce(add, K, neg(neg(x))))
+reduce(add, K, div(x[K, G], y[K, G])) = reduce(add, K, mul(x, div(1, y)))
+reduce(mul, K, reduce(add, L, x[K, L])) = reduce(mul, K, reduce(add, L, neg(neg(x))))
+"""
+
+
+@pytest.mark.parametrize("body", OUT_OF_REACH.strip().splitlines())
+def test_a_term_that_is_not_reasoned_about_is_open_and_run(body):
+    assert verdict(rule(body)).status == "open"
+    left, _, right = body.partition(" = ")
+    assert verdict(rule(f"{left} = add({right}, 1)")).status == "refuted"
+
+
 ILL_TYPED = [
     (
         "mul(reduce(add, K, x[K:2]), reduce(add, K, K2, mul(broadcast(K2[2], iota(K, K[2])), w[K:2, K2:2])))"
@@ -182,7 +196,8 @@ ILL_TYPED = [
     ("x = x   where zz >= 0", "zz is neither a size"),
     ("x = x   where some()", "expected some"),
     ("x = x   where nonempty(Z)", "no group of dimensions Z"),
-    ("x = x   where positive(y)", "no tensor y"),
+    ("x = x   where positive(y)", "no tensor of numbers y"),
+    ("select(p, x, y) = x   where positive(p)", "no tensor of numbers p"),
 ]
 
 

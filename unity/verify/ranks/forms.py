@@ -267,13 +267,13 @@ class Checker:
         """Check a condition."""
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in STATEMENTS:
             word = node.func.id
-            known = self.tensors if word == "positive" else groups
+            known = [n for n in self.tensors if n[0] not in "pq"] if word == "positive" else groups
             if word == "some" and len(node.args) == 1:
                 return self.comparison(node.args[0])
             if word == "some" or not node.args or node.keywords:
                 raise Inexpressible(f"{ast.unparse(node)}: expected some(CONDITION), one(G), nonempty(G) or positive(x)")
             if unknown := [ast.unparse(a) for a in node.args if not isinstance(a, ast.Name) or a.id not in known]:
-                kind = "tensor" if word == "positive" else "group of dimensions"
+                kind = "tensor of numbers" if word == "positive" else "group of dimensions"
                 raise Inexpressible(f"{ast.unparse(node)}: the rule has no {kind} {', '.join(unknown)}")
             return None
         return self.comparison(node)

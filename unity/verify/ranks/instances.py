@@ -152,7 +152,8 @@ class Concrete:
             array = np.asarray(array)
             shape = (1,) * (before + len(lengths) - array.ndim) + array.shape
             array = np.broadcast_to(array.reshape(shape), (*lengths, *shape[len(lengths) :]))
-            return function.reduce(array, axis=tuple(range(len(lengths))), initial=unit)
+            with np.errstate(all="ignore"):
+                return function.reduce(array, axis=tuple(range(len(lengths))), initial=unit)
 
         return Elements(combined(terms.value, function, unit), combined(terms.defined, np.logical_and, True))
 

@@ -30,7 +30,7 @@ import z3
 from unity.base.errors import RuleError
 from unity.verify.ranks.denotation import Reader, Tensor, Vector
 from unity.verify.ranks.rule import Pairing, RankRule, signature
-from unity.verify.ranks.symbolic import Summand, Sums, Symbolic
+from unity.verify.ranks.symbolic import OutOfReach, Summand, Sums, Symbolic
 
 ROUNDS = 25  # of proposals and lemmas, for one obligation
 MILLISECONDS = 3_000  # for one question to Z3
@@ -53,10 +53,6 @@ class RankProof:
     why: str = ""
     seconds: float = 0.0
     lemmas: int = 0
-
-
-class Unpaired(Exception):
-    """An index of a sum that the rule's bijection does not give."""
 
 
 class Obligations:
@@ -146,8 +142,10 @@ def prove(rule: RankRule) -> RankProof:
         status, why = _attempt(rule, domain, obligations)
     except RuleError as error:
         return RankProof("ill-typed", error.reason, time.process_time() - start)
+    except OutOfReach as error:
+        return RankProof("open", str(error), time.process_time() - start)
     except z3.Z3Exception as error:
-        return RankProof("ill-typed", f"elements of different types: {error}", time.process_time() - start)
+        return RankProof("open", f"Z3 failed: {error}", time.process_time() - start)
     return RankProof(status, why, time.process_time() - start, obligations.lemmas)
 
 
@@ -219,11 +217,7 @@ def _equal_elements(
         chosen = [next(hints) for _ in parts]
         if swapped:
             chosen = [Pairing(h.backward, h.forward) for h in chosen]
-        try:
-            same = _same_sum(whole, parts, chosen, monoid, premises, reader, obligations)
-        except Unpaired as error:
-            return "open", str(error)
-        if not same:
+        if not _same_sum(whole, parts, chosen, monoid, premises, reader, obligations):
             return "open", "the terms of the sums may differ"
     if next(hints, None) in rule.pairings:
         return "open", "via has more pairings than there are sums"
@@ -256,7 +250,7 @@ def _image(
         elif (name, group) in known:
             image.append(known[name, group])
         else:
-            raise Unpaired(f"the index {name} of a sum has no counterpart; give it with via")
+            raise OutOfReach(f"the index {name} of a sum has no counterpart; give it with via")
     return tuple(image)
 
 
@@ -286,7 +280,7 @@ def _same_sum(
     for part, hint in zip(parts, hints, strict=True):
         known = {n for n, _ in _named(part)}, {n for n, _ in own}
         if unknown := {*(set(hint.forward) - known[0]), *(set(hint.backward) - known[1])}:
-            raise Unpaired(f"via gives {', '.join(sorted(unknown))}, which is no index of the sum")
+            raise OutOfReach(f"via gives {', '.join(sorted(unknown))}, which is no index of the sum")
 
     def index(summand: Summand, names: list[tuple[str, str]], side: str) -> tuple[Vector, ...]:
         return tuple(domain.integer_symbol(f"{side} {name}") for name, _ in names)

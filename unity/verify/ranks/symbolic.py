@@ -26,6 +26,10 @@ from unity.verify.ranks.rule import Signature
 Box = tuple[str, Vector]
 
 
+class OutOfReach(Exception):
+    """The reason why a rule that has a meaning is neither proved nor disproved."""
+
+
 @dataclass(frozen=True)
 class Summand:
     """An element for every index of boxes."""
@@ -231,7 +235,7 @@ class Symbolic:
     def _summands(self, value: Any, monoid: str) -> tuple[Summand, ...]:
         if isinstance(value, Sums):
             if value.monoid != monoid:
-                raise Inexpressible(f"a reduction with {value.monoid} inside of one with {monoid}")
+                raise OutOfReach(f"a reduction with {value.monoid} inside of one with {monoid}")
             return value.summands
         if z3.is_expr(value) and value.eq(self.unit(monoid)):
             return ()
@@ -249,7 +253,7 @@ class Symbolic:
         self._depth -= 1
         always = self.truth(True)
         if not self.defined(inner).eq(always):
-            raise Inexpressible("a partial function inside of a reduction")
+            raise OutOfReach("a partial function inside of a reduction")
         if monoid == "add" and z3.is_add(inner):
             parts = (Summand(tuple(boxes), lambda j, k=k: body(j).arg(k)) for k in range(inner.num_args()))
             return Sums(monoid, tuple(parts), always)
@@ -271,7 +275,7 @@ class Symbolic:
             return self._distributed("add", (values[0], self.apply("neg", values[1])))
         linear = name in ("neg", "mul") or (name == "div" and not isinstance(values[1], Sums))
         if monoid != "add" or not linear:
-            raise Inexpressible(f"{name} of a reduction with {monoid}")
+            raise OutOfReach(f"{name} of a reduction with {monoid}")
         if name == "div":
             defined = z3.And(defined, values[1] != 0)
 
