@@ -53,6 +53,7 @@ class RankRule:
         pairings: bijections between sums, in the order in which the sums are compared.
         reason: the comment before the rule.
         obstacle: the reason why the rule has no terms; empty if it has.
+        unproved: the reason why the rule is expected to be open; empty if it is expected to be proved.
         line: of the text.
         fault: why the text is no well-formed rule; empty if it is.
         text: of a rule that has no sides.
@@ -65,6 +66,7 @@ class RankRule:
     pairings: tuple[Pairing, ...] = ()
     reason: str = ""
     obstacle: str = ""
+    unproved: str = ""
     line: int = 0
     fault: str = ""
     text: str = ""
@@ -74,7 +76,8 @@ class RankRule:
             return f"{self.name}   {self.text or f'not expressible: {self.obstacle}'}"
         where = f"   where {', '.join(map(ast.unparse, self.conditions))}" if self.conditions else ""
         via = f"   via {'; '.join(map(str, self.pairings))}" if self.pairings else ""
-        return f"{self.name}   {ast.unparse(self.left)} = {ast.unparse(self.right)}{where}{via}"
+        mark = f"   open: {self.unproved}" if self.unproved else ""
+        return f"{self.name}   {ast.unparse(self.left)} = {ast.unparse(self.right)}{where}{via}{mark}"
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,8 @@ def _parse(name: str, body: str) -> RankRule:
     nothing = ast.Constant(None)
     if body.startswith("not expressible:"):
         return RankRule(name, nothing, nothing, obstacle=body.removeprefix("not expressible:").strip())
-    equation, _, via = f"{body} ".partition(" via ")
+    equation, _, unproved = body.partition(" open: ")
+    equation, _, via = f"{equation} ".partition(" via ")
     equation, where, conditions = equation.partition(" where ")
     sides = equation.split(" = ")
     try:
@@ -143,10 +147,11 @@ def _parse(name: str, body: str) -> RankRule:
             raise ValueError(f"{len(sides) - 1} equals signs between sides, expected one")
         left, right = map(_expression, sides)
         parsed = tuple(_expression(c) for c in _separated(conditions)) if where else ()
-        rule = RankRule(name, left, right, parsed, tuple(map(_pairing, via.split(";"))) if via.strip() else ())
+        pairings = tuple(map(_pairing, via.split(";"))) if via.strip() else ()
+        rule = RankRule(name, left, right, parsed, pairings, unproved=unproved)
     except (SyntaxError, ValueError, RecursionError) as error:
         why = error.msg if isinstance(error, SyntaxError) else str(error)
-        fault = f"{why}; expected NAME SIDE = SIDE [where CONDITIONS] [via PAIRINGS]"
+        fault = f"{why}; expected NAME SIDE = SIDE [where CONDITIONS] [via PAIRINGS] [open: REASON]"
         return RankRule(name, nothing, nothing, fault=fault, text=body)
     try:
         signature(rule)

@@ -21,6 +21,11 @@ class RankVerdict:
     why: str
     proof: RankProof
 
+    @property
+    def expected(self) -> bool:
+        """Whether the rule is proved, or not for the reason that its text gives."""
+        return self.status in ("proved", "not expressible") or (self.status == "open" and bool(self.rule.unproved))
+
 
 def verdict(rule: RankRule, execute: bool = False) -> RankVerdict:
     """Judge a rule.
