@@ -88,7 +88,16 @@ def test_imported_rules_are_proved_and_written_as_text(
     assert [print_rule(r) for r in parse_rules(out.read_text())] == [print_rule(rules[0]), print_rule(rules[2])]
 
 
-@pytest.mark.parametrize("name", ["none.rules", "none.json"])
+@pytest.mark.parametrize("name", ["none.rules", "none.ranks", "none.json"])
 def test_a_missing_file_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture, name: str) -> None:
     assert main(["rules", "verify", str(tmp_path / name)]) == 1
-    assert name in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert name in error
+    assert name == "none.json" or "No such file or directory (docs: command-line#in-scripts)" in error
+
+
+@pytest.mark.parametrize(("name", "page"), [("mine.rules", "write-rules"), ("mine.ranks", "rules#rules-for-every-rank")])
+def test_a_file_that_is_no_text_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture, name: str, page: str) -> None:
+    (tmp_path / name).write_bytes(b"\xff")
+    assert main(["rules", "verify", str(tmp_path / name)]) == 1
+    assert f"no text in UTF-8, by byte 0 (docs: {page})" in capsys.readouterr().err

@@ -349,10 +349,3 @@ def test_a_broken_rule_does_not_hide_the_others(tmp_path, capsys):
     assert f"{path}:3: worse   add(x, 0 = x\n    ill-typed: '(' was never closed" in out
     assert "two rules are called good; the first is in line 1" in out
     assert "1 of 4 rules proved" in out
-
-
-def test_a_file_that_is_no_text_is_told(tmp_path, capsys):
-    path = tmp_path / "mine.ranks"
-    path.write_bytes(b"neg   neg(neg(x)) = x\xff")
-    assert main(["rules", "verify", str(path)]) != 0
-    assert "no text in UTF-8, by byte 21" in capsys.readouterr().err

@@ -28,6 +28,7 @@ from unity.substitutions.language.drawing import draw
 from unity.substitutions.language.library import Library, LibraryEntry, load
 from unity.substitutions.language.text import parse_rules, print_rule
 from unity.verify.proofs.library import RuleVerdict, verify
+from unity.verify.ranks.forms import Inexpressible
 from unity.verify.ranks.rule import parse_rank_rules
 from unity.verify.ranks.verdict import verdicts
 
@@ -144,7 +145,7 @@ def run_verify(options: argparse.Namespace) -> int:
     if options.path.suffix == ".ranks":
         return _verify_ranks(options)
     is_text = options.path.suffix == ".rules"
-    rules = parse_rules(_read(options.path)) if is_text else load(options.path).rules
+    rules = parse_rules(_read(options.path, RuleError.docs)) if is_text else load(options.path).rules
     with stage("proving") as say:
         proofs = verify(rules, axioms(), options.execute, say)
     proved, unproved = [r for r in proofs if r.status == "proved"], [r for r in proofs if r.status != "proved"]
@@ -172,7 +173,7 @@ def _verify_ranks(options: argparse.Namespace) -> int:
     if options.out is not None:
         raise RuleError("rules of every rank are not written as a library; expected -o with a text of .rules")
     with stage("proving") as say:
-        results = verdicts(parse_rank_rules(_read(options.path)), options.execute, say)
+        results = verdicts(parse_rank_rules(_read(options.path, Inexpressible.docs)), options.execute, say)
     counts = Counter(r.status for r in results)
     failures = [r for r in results if not r.expected]
     if options.json:
@@ -184,7 +185,7 @@ def _verify_ranks(options: argparse.Namespace) -> int:
         print_json({"proved": counts["proved"], "of": len(results), "results": rows})
     else:
         for result in failures:
-            link = " (docs: rules#rules-for-every-rank)" if result.status == "ill-typed" else ""
+            link = f" (docs: {Inexpressible.docs})" if result.status == "ill-typed" else ""
             print(f"{options.path}:{result.rule.line}: {result.rule}\n    {result.status}: {result.why}{link}")
         marked = sum(r.expected and r.status == "open" for r in results)
         rest = f"{counts['not expressible']} not expressible, {marked} open for a reason that the text gives"
@@ -207,13 +208,12 @@ def _verify_operators(which: str, as_data: bool) -> int:
     return 1 if any(v.answer == "refuted" for _, v in verdicts) else 0
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, page: str) -> str:
+    """Return a text of rules; an error about its contents refers to a page of the documentation."""
     try:
         return path.read_text(encoding="utf-8")
-    except OSError as problem:
-        raise RuleError(f"{path}: {problem.strerror}") from None
     except UnicodeDecodeError as problem:
-        raise RuleError(f"{path}: no text in UTF-8, by byte {problem.start}") from None
+        raise RuleError(f"{path}: no text in UTF-8, by byte {problem.start} (docs: {page})") from None
 
 
 def run_show(options: argparse.Namespace) -> int:

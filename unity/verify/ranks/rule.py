@@ -111,7 +111,7 @@ def parse_rank_rules(text: str) -> list[RankRule]:
     A rule that is not well-formed has a `fault`, and the others are parsed nevertheless.
 
     Raises:
-        RuleError: the text has no rule.
+        Inexpressible: the text has no rule.
     """
     rules: dict[str, RankRule] = {}
     reason: list[str] = []
@@ -130,7 +130,7 @@ def parse_rank_rules(text: str) -> list[RankRule]:
             reason = []
         line += block.count("\n") + 1
     if not rules:
-        raise RuleError("the text has no rule (docs: rules#rules-for-every-rank)")
+        raise Inexpressible("the text has no rule")
     return list(rules.values())
 
 
