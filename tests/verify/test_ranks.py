@@ -269,6 +269,12 @@ def test_extrema_of_integers_are_run_by_jax(body):
     assert verdict(rule(body), execute=True).status == "proved"
 
 
+def test_a_rule_that_only_rounding_breaks_is_told():
+    result = verdict(rule("eq(div(x, 3), mul(x, div(1, 3))) = broadcast(G[G], True)"))
+    assert (result.proof.status, result.status) == ("proved", "refuted")
+    assert result.why.endswith("rounding")
+
+
 @pytest.mark.parametrize("via", ["K = 0 / K = 0", "K = K / K = 0", "K = K + 1 / K = K - 1"])
 def test_sums_are_equal_by_bijections_alone(via):
     body = "reduce(add, K, x[K, G]) = reduce(add, K, reverse(K, x))"

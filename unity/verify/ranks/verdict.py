@@ -49,7 +49,8 @@ def verdict(rule: RankRule, execute: bool = False) -> RankVerdict:
     except RuleError as error:
         return RankVerdict(rule, "ill-typed", error.reason, proof)
     if runs.counterexample:
-        return RankVerdict(rule, "refuted", runs.counterexample, proof)
+        rounding = "; real numbers have a proof, so the difference may be one of rounding" if proof.status == "proved" else ""
+        return RankVerdict(rule, "refuted", runs.counterexample + rounding, proof)
     if not runs.substantial:
         why = "no instance with a dimension in every group has a defined element: the conditions may contradict each other"
         return RankVerdict(rule, "open", why, proof)
