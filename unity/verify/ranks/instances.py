@@ -324,7 +324,7 @@ def difference(rule: RankRule, instance: Instance) -> str:
     (a, where), (b, defined) = domain.array(left), domain.array(right)
     if not np.all(defined | ~where):
         return "an element of the right side is not defined"
-    if compare(a, b, where | np.isnan(b)):
+    if compare(a, b, where):
         return ""
     return f"{a.tolist()} is not {b.tolist()}"
 
