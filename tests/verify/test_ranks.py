@@ -163,6 +163,7 @@ ILL_TYPED = [
     ("conv(F, S[1, 0, 0, 1, 1], x[F, S], w[S]) = x", "lacks the dimensions F"),
     ("conv(S, S[1, 0, 0, 1, 1], x[S], w[S:m]) = x", "S is summed and windowed"),
     ("conv(F, S[1, 0, 0, 1, 1], x[B, F, S], w[B, F, S:m]) = x", "a convolution in groups"),
+    ("dynamic_update_slice(G[s], x, c[()]) = x", "an update has other dimensions"),
     ("pad(G[0:1], x, y) = x", "the value of a padding is a scalar"),
     ("broadcast(H, x[G]) = x", "bare groups"),
     ("dynamic_slice(G, x) = x", "bare groups"),

@@ -324,9 +324,9 @@ def dynamic_slice(r: Reader, a: Attributes, x: Tensor) -> Tensor:
 def dynamic_update_slice(r: Reader, a: Attributes, x: Tensor, update: Tensor) -> Tensor:
     """`dynamic_update_slice(G[start], x, update)`; dimensions without a start have start 0."""
     _check_groups(a, x)
-    starts = {g: _clamped(r, f[0], update.sizes[g], x.sizes[g]) for g, f in a.fields.items()}  # type: ignore[arg-type]
     if set(update.sizes) != set(x.sizes) or update.order != x.order:
         raise Inexpressible("an update has other dimensions than its operand")
+    starts = {g: _clamped(r, f[0], update.sizes[g], x.sizes[g]) for g, f in a.fields.items()}  # type: ignore[arg-type]
     for g in x.sizes:
         r.domain.require(g, tuple(m <= n if g in starts else m == n for m, n in zip(update.sizes[g], x.sizes[g], strict=True)))
 
