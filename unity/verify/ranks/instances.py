@@ -16,7 +16,7 @@ import numpy as np
 
 from unity.verify.ranks.denotation import PARTIAL, Index, Reader, Tensor, Vector
 from unity.verify.ranks.forms import GENERIC, MONOIDS
-from unity.verify.ranks.rule import RankRule, Signature, names_of, signature
+from unity.verify.ranks.rule import RankRule, Signature, names_in, names_of, signature
 
 CANDIDATES = 6_000  # combinations of sizes and attributes of a dimension, before those that are not legal are left out
 LARGEST, WIDEST = 5, 8  # sizes: at most instances, and at some
@@ -226,7 +226,7 @@ def instances(rule: RankRule, seed: int, number: int, largest_rank: int = 2) -> 
     """Yield legal instances of a rule at random; fewer if it has hardly any."""
     generator = np.random.default_rng(seed)
     shape = signature(rule)
-    dims = {name for tensor in shape.tensors.values() for _, size in tensor for name in _names_of(size)}
+    dims = {name for tensor in shape.tensors.values() for _, size in tensor for name in names_in(size)}
     for k in range(number):
         largest, low, high = (WIDEST if k % 4 == 3 else LARGEST), (1 if k % 4 == 1 else 0), largest_rank + (k % 8 == 6)
         scalars = {n: _elements(generator, n, (), shape) for n, groups in shape.tensors.items() if not groups}
@@ -253,10 +253,6 @@ def _orders(rule: RankRule, ranks: dict[str, int], generator: np.random.Generato
     dimensions = [(g, k) for g, r in ranks.items() for k in range(r)]
     orders = sorted(names_of("transpose", rule))
     return {order: dict(zip(dimensions, generator.permutation(len(dimensions)).tolist(), strict=True)) for order in orders}
-
-
-def _names_of(node: Any) -> list[str]:
-    return [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
 
 
 def _elements(generator: np.random.Generator, name: str, sizes: tuple[int, ...], shape: Signature) -> np.ndarray:
@@ -304,29 +300,41 @@ def _holds(node: Any, reader: Reader) -> bool:
     return bool(np.all(np.asarray(reader.condition(node, reader.condition_group(node)))))
 
 
-def difference(rule: RankRule, instance: Instance) -> str:
-    """Return how the sides differ at a legal instance; an empty text if they do not, wherever the left one is defined.
+@dataclass(frozen=True)
+class Run:
+    """The run of a rule at an instance.
+
+    Attributes:
+        difference: how the sides differ where the left one is defined; empty if they do not.
+        substantial: whether every group has a dimension, and the left side a defined element.
+    """
+
+    difference: str
+    substantial: bool = False
+
+
+def run(rule: RankRule, shape: Signature, instance: Instance) -> Run:
+    """Run a rule at a legal instance.
 
     Raises:
         TooLarge: the instance takes too much memory.
     """
-    shape = signature(rule)
     domain = Concrete(shape, instance)
     reader = Reader(domain, shape)
     left = reader.tensor(rule.left)
     domain.legal.clear()
     right = reader.tensor(rule.right)
     if not all(np.all(x) for x in domain.legal.values()):
-        return "the right side is not defined"
+        return Run("the right side is not defined")
     if {g: list(map(int, n)) for g, n in left.sizes.items()} != {g: list(map(int, n)) for g, n in right.sizes.items()}:
-        return "the sides have different shapes"
+        return Run("the sides have different shapes")
     right = Tensor({g: right.sizes[g] for g in left.sizes}, right.at, right.order)
     (a, where), (b, defined) = domain.array(left), domain.array(right)
     if not np.all(defined | ~where):
-        return "an element of the right side is not defined"
+        return Run("an element of the right side is not defined")
     if compare(a, b, where):
-        return ""
-    return f"{a.tolist()} is not {b.tolist()}"
+        return Run("", all(instance.ranks.values()) and bool(np.any(where)))
+    return Run(f"{a.tolist()} is not {b.tolist()}")
 
 
 def compare(a: np.ndarray, b: np.ndarray, where: Any = True, tolerance: float = 1e-7, infinite: bool = True) -> bool:
@@ -358,7 +366,7 @@ class Runs:
     Attributes:
         counterexample: an instance at which the sides differ, and how; empty if there is none.
         number: of instances.
-        substantial: of instances in which every group has a dimension, and the left side an element that is defined.
+        substantial: of substantial ones (`Run`).
     """
 
     counterexample: str
@@ -368,21 +376,15 @@ class Runs:
 
 def refute(rule: RankRule, seed: int = 0, number: int = 60) -> Runs:
     """Run a rule until an instance refutes it."""
+    shape = signature(rule)
     runs = substantial = 0
     for instance in instances(rule, seed, number):
         try:
-            why = difference(rule, instance)
+            outcome = run(rule, shape, instance)
         except TooLarge:
             continue
         runs += 1
-        if why:
-            return Runs(f"{instance}: {why}", runs, substantial)
-        substantial += all(instance.ranks.values()) and _has_elements(rule, instance)
+        if outcome.difference:
+            return Runs(f"{instance}: {outcome.difference}", runs, substantial)
+        substantial += outcome.substantial
     return Runs("", runs, substantial)
-
-
-def _has_elements(rule: RankRule, instance: Instance) -> bool:
-    """Return whether the left side has an element that is defined."""
-    shape = signature(rule)
-    domain = Concrete(shape, instance)
-    return bool(np.any(domain.array(Reader(domain, shape).tensor(rule.left))[1]))

@@ -206,7 +206,8 @@ def names_of(operator: str, rule: RankRule) -> set[str]:
     return {ast.unparse(c.args[0]) for c in calls(rule.left, rule.right) if _operator(c) == operator}
 
 
-def _names(*nodes: ast.AST) -> Iterator[str]:
+def names_in(*nodes: ast.AST) -> Iterator[str]:
+    """Yield the names in expressions, without those of functions."""
     for node in nodes:
         functions = [n.func for n in ast.walk(node) if isinstance(n, ast.Call)]
         yield from (n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n not in functions)
@@ -228,7 +229,7 @@ def signature(rule: RankRule) -> Signature:
     attributes += [(group, size) for shape in tensors.values() for group, size in shape]
     numbers: dict[str, str] = {}
     for group, node in attributes:
-        for name in _names(node):
+        for name in names_in(node):
             if name not in tensors and numbers.setdefault(name, group) != group:
                 raise Inexpressible(f"{name} belongs to the groups {numbers[name]} and {group}; name one of them differently")
     groups = list(dict.fromkeys([g for shape in tensors.values() for g, _ in shape] + [g for g, _ in attributes]))
