@@ -76,6 +76,12 @@ def test_a_derivative_rule_whose_value_has_other_padding_than_the_function():
     check(lambda w: magnitude(w).T @ magnitude(w), jnp.asarray(MATRIX))
 
 
+def test_calls_with_a_derivative_rule_that_close_over_arrays():
+    polynomial = jax.custom_jvp(jax.jit(lambda x: jnp.polyval(np.arange(1.0, 4.0), x)))
+    polynomial.defjvp(lambda xs, ts: (polynomial(*xs), ts[0] * (2 * xs[0] + 2)))
+    check(polynomial, jnp.asarray(MATRIX))
+
+
 def test_nested_programs_without_equations():
     def fn(w):
         swapped, _ = jax.lax.scan(lambda c, _: ((c[1], c[0]), None), (w, jnp.tanh(w)), None, length=3)

@@ -475,11 +475,14 @@ class PaddedProgram:
             return tuple(out[:count]), tuple(out[count:])
 
         operands = tuple(v.variable for v in values if v is not None)
-        (traced,) = close(jax.make_jaxpr(call)(*(self.writer.tensors[v].struct for v in operands))).equations
+        program = close(jax.make_jaxpr(call)(*(self.writer.tensors[v].struct for v in operands)))
+        (traced,) = program.equations  # JAX makes arrays that the function closes over operands of the call
+        atoms = {v: (a, still) for v, a, still in zip(program.inputs, operands, e.still, strict=True)}
+        reads, still = zip(*(atoms[a] if isinstance(a, int) else (a, True) for a in traced.operands), strict=True)
         variables = tuple(
             self.register(v, r.sizes, r.fill).variable for v, r in zip(e.results, results, strict=True) if r is not None
         )
-        return replace(traced, operands=operands, results=variables, source=e.source, scope=e.scope, group=e.group, still=e.still)
+        return replace(traced, operands=reads, results=variables, source=e.source, scope=e.scope, group=e.group, still=still)
 
 
 def _slice(value: PaddedValue) -> tuple[Sizes, Fill] | None:
