@@ -23,12 +23,12 @@ from jax import lax
 from jax.extend import core
 
 from unity.pcg.ir.program import Body, Tensor, tensor_type
-from unity.pcg.local.halo_exchange import neutral_element
 from unity.pcg.local.interpreter import BodyInterpreter
 from unity.pcg.operators.layout import PlacedTensor
 from unity.pcg.propagation.placement import placing
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.factors import TABLE, Halo, facts_of
+from unity.pcg.types.neutral_elements import neutral_element
 from unity.pcg.types.parallel_type import UNUSED, Shape, Type, local_shape
 from unity.pcg.types.varying_axes import CASTS, vary, varying
 
@@ -70,7 +70,8 @@ class _Alone(BodyInterpreter):
     def exchange(self, x: Any, placed: PlacedTensor, dim: int, halo: Halo) -> Any:
         """Return the array, padded to its size with halos."""
         sizes = [(halo.before, halo.after, 0) if i == dim else (0, 0, 0) for i in range(x.ndim)]
-        return lax.pad(x, vary(neutral_element(halo.outside, x.dtype), varying(x)), sizes)
+        beyond = jnp.asarray(neutral_element(halo.outside, x.dtype), x.dtype)
+        return lax.pad(x, vary(beyond, varying(x)), sizes)
 
 
 def programs_of(operator: LocalOperator, operands: Sequence[Any]) -> tuple[Program, Program | None, Sequence[Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ from jax import lax
 from unity.pcg.operators.layout import PlacedTensor
 from unity.pcg.propagation.halos import Message, messages
 from unity.pcg.types.factors import WRAPPED, Halo
+from unity.pcg.types.neutral_elements import neutral_element
 from unity.pcg.types.varying_axes import vary, varying
 
 
@@ -32,7 +32,7 @@ def exchanged(x: jax.Array, placed: PlacedTensor, dim: int, halo: Halo) -> jax.A
     for k, rows in zip((-devices, devices), short, strict=True):
         if rows > 0:
             shape = (*x.shape[:dim], rows, *x.shape[dim + 1 :])
-            parts[k] = vary(jnp.broadcast_to(neutral_element(halo.outside, x.dtype), shape), varying(x))
+            parts[k] = vary(jnp.full(shape, neutral_element(halo.outside, x.dtype), x.dtype), varying(x))
     return jnp.concatenate([parts[k] for k in sorted(parts)], dim)
 
 
@@ -45,16 +45,5 @@ def _received(edge: jax.Array, names: tuple[str, ...], devices: int, message: Me
     if wrapped or outside == "sum":  # a device that receives nothing has zeros
         return received
     sender = lax.axis_index(names) - ahead
-    return jnp.where((sender >= 0) & (sender < devices), received, neutral_element(outside, edge.dtype))
-
-
-def neutral_element(outside: str, dtype: Any) -> jax.Array:
-    """Return the neutral element of a "sum", "max" or "min", or zero."""
-    if outside in ("sum", WRAPPED):
-        return jnp.zeros((), dtype)
-    low = outside == "max"
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.asarray(-jnp.inf if low else jnp.inf, dtype)
-    if jnp.issubdtype(dtype, jnp.bool_):
-        return jnp.asarray(not low)
-    return jnp.asarray(jnp.iinfo(dtype).min if low else jnp.iinfo(dtype).max, dtype)
+    beyond = jnp.asarray(neutral_element(outside, edge.dtype), edge.dtype)
+    return jnp.where((sender >= 0) & (sender < devices), received, beyond)

@@ -62,24 +62,6 @@ def filled(x: jax.Array, true: Mapping[int, int], fill: Fill) -> jax.Array:
     return lax.select(inside(x.shape, true), x, jnp.full(x.shape, fill, x.dtype))
 
 
-def neutral(name: str, dtype: Any) -> Fill:
-    """Return the element that does not change a reduction by the primitive `name`."""
-    if name in ("reduce_max", "reduce_min"):
-        if jnp.issubdtype(dtype, jnp.inexact):
-            return _extreme(dtype, name == "reduce_min")
-        if jnp.issubdtype(dtype, bool):
-            return name == "reduce_min"
-        return int(jnp.iinfo(dtype).min if name == "reduce_max" else jnp.iinfo(dtype).max)
-    return name == "reduce_and" if jnp.issubdtype(dtype, bool) else 0
-
-
-def _extreme(dtype: Any, largest: bool) -> float:
-    """Return the largest or the smallest number of a type: an infinity, unless the type has none."""
-    if np.isinf(np.asarray(np.inf).astype(dtype)):
-        return np.inf if largest else -np.inf
-    return float(jnp.finfo(dtype).max if largest else jnp.finfo(dtype).min)
-
-
 def is_elementwise(e: Equation, spec: Spec, operands: Sequence[Tensor], results: Sequence[Tensor]) -> bool:
     """Return whether each element of the only result is a function of the operands' elements at its place.
 

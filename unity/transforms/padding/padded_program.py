@@ -29,6 +29,7 @@ from unity.pcg.propagation.derivative_rules import is_readable, jvp_body
 from unity.pcg.propagation.nested_programs import nested_body
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import Factor, Slot, Spec
+from unity.pcg.types.neutral_elements import neutral_element
 from unity.transforms.padding.equation_writer import EquationWriter
 from unity.transforms.padding.fills import (
     Fill,
@@ -37,7 +38,6 @@ from unity.transforms.padding.fills import (
     enlarged,
     filled,
     is_elementwise,
-    neutral,
     result_fill,
 )
 from unity.transforms.padding.look_ups import can_look_up, looked_up
@@ -233,13 +233,12 @@ class PaddedProgram:
         if is_elementwise(e, spec, operands, results):
             return self.elementwise(e, operands, wanted, ends[0])
         values = [self.wide(a, dims, e) if dims else None for a, dims in zip(e.operands, wanted, strict=True)]
-        reduced = [
-            any(f.reduction and isinstance(f.operands[p], Slot) and not self.looked_up(e, f) for f in sizes)
-            for p in range(len(values))
-        ]
         for p, value in enumerate(values):
-            if value is not None and reduced[p]:
-                values[p] = self.refilled(e.operands[p], value, neutral(e.name, operands[p].dtype), e, always=e.name in REDUCTIONS)
+            reductions = {f.reduction for f in sizes if isinstance(f.operands[p], Slot) and not self.looked_up(e, f)} - {""}
+            if value is not None and reductions:
+                (reduction,) = reductions
+                fill = neutral_element(reduction, operands[p].dtype)
+                values[p] = self.refilled(e.operands[p], value, fill, e, always=e.name in REDUCTIONS)
         atoms = [self.own(a, e) if v is None else v.variable for a, v in zip(e.operands, values, strict=True)]
         params = _params(e, operands, wanted, results, ends)
         looked = {d: operands[0].shape[d] for f in sizes for d in self.looked_up(e, f)}
