@@ -8,7 +8,6 @@ product adds up over padding is its neutral element.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -22,25 +21,6 @@ from unity.pcg.types.factors import Role, Slot, Spec, facts_of
 from unity.pcg.types.parallel_type import Shape
 
 Fill = Any  # a Python number; None for integers and booleans whose padding has several values
-
-
-@dataclass(frozen=True)
-class PaddedValue:
-    """A variable that is larger than the value of the program that it stands for.
-
-    Attributes:
-        variable: The variable.
-        sizes: The size of each padded dimension, by its number.
-        fill: The value of all elements outside of the program's value.
-    """
-
-    variable: int
-    sizes: Mapping[int, int]
-    fill: Fill
-
-    def shape(self, true: Shape) -> Shape:
-        """Return the shape of the variable for the shape of the program's value."""
-        return enlarged(true, self.sizes)
 
 
 def enlarged(shape: Shape, sizes: Mapping[int, int]) -> Shape:
