@@ -193,7 +193,7 @@ class Body:
 
     @cached_property
     def numbering(self) -> tuple[int, ...]:
-        """The variables in order: bodies of equal key are the same to whoever names their variables if these are equal, too."""
+        """The numbers of the variables in order. What names variables of a body also fits one of equal key and equal numbering."""
         return (*self.inputs, *(v for e in self.equations for v in e.results))
 
     @cached_property
@@ -287,8 +287,7 @@ class _Builder:
         self.hoisted: dict[int, tuple[int, Any]] = {}  # id of a large constant → its variable, itself
         self.calls = 0
         self.active: set[int] = set()  # variables to which gradients may flow
-        self.producers: dict[int, Equation] = {}
-        self.values: dict[int, Any] = {}  # of variables that depend on small constants alone; None for any other
+        self.constants: set[int] = set()  # variables that depend on small constants alone
 
     def new(self, aval: Any, where: str = "") -> int:
         number = len(self.tensors)
@@ -359,7 +358,9 @@ class _Builder:
             what = eqn.primitive, eqn.params, operands, numbers
             still = still if eqn.primitive.name in RULED else ()
             self.equations.append(Equation(*what, place.line, group, eqn, place.scope, still))
-            self.producers.update(dict.fromkeys(numbers, self.equations[-1]))
+            constant = eqn.primitive.name in TABLE and all(isinstance(a, Literal) or a in self.constants for a in operands)
+            if constant and all(self.tensors[v].nbytes <= HOISTED for v in numbers):
+                self.constants.update(numbers)
         return tuple(read(a) for a in jaxpr.outvars)
 
     def program(self, eqn: core.JaxprEqn, operands: Sequence[Atom]) -> core.ClosedJaxpr | None:
@@ -386,19 +387,23 @@ class _Builder:
 
     def value(self, atom: Atom) -> Any:
         """Return the value of an atom that depends on small constants alone, None for any other."""
-        if isinstance(atom, Literal):
-            return np.asarray(atom.value, atom.tensor.dtype)
-        if atom not in self.values:
-            self.values[atom] = None
-            e = self.producers.get(atom)
-            if e is not None and e.name in TABLE and all(self.tensors[v].nbytes <= HOISTED for v in e.results):
-                operands = [self.value(a) for a in e.operands]
-                if all(x is not None for x in operands):
-                    with jax.ensure_compile_time_eval():
-                        results = e.primitive.bind(*operands, **e.params)
-                    several = results if e.primitive.multiple_results else [results]
-                    self.values.update(zip(e.results, several, strict=True))
-        return self.values[atom]
+        if isinstance(atom, int) and atom not in self.constants:
+            return None
+        needed, equations = {atom}, list[Equation]()
+        for e in reversed(self.equations):
+            if not needed.isdisjoint(e.results):
+                equations.append(e)
+                needed.update(a for a in e.operands if isinstance(a, int))
+        values: dict[int, Any] = {}
+
+        def read(a: Atom) -> Any:
+            return values[a] if isinstance(a, int) else np.asarray(a.value, a.tensor.dtype)
+
+        with jax.ensure_compile_time_eval():
+            for e in reversed(equations):
+                results = e.primitive.bind(*map(read, e.operands), **e.params)
+                values.update(zip(e.results, results if e.primitive.multiple_results else [results], strict=True))
+        return read(atom)
 
     def tensor(self, atom: Atom) -> Tensor:
         return atom.tensor if isinstance(atom, Literal) else self.tensors[atom]
