@@ -6,7 +6,7 @@ import inspect
 import os
 import subprocess
 import sys
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 
 import capture_cases
@@ -256,6 +256,7 @@ INDICES = {
     "of a range": lambda: jnp.arange(3)[1],
     "largest": lambda: jnp.argmax(jnp.array([0.0, 2.0])),
     "compared": lambda: jnp.float32(2) < 3,
+    "counted": lambda: reduce(lambda k, _: k + 1, range(2001), jnp.int32(-2000)),
 }
 
 
@@ -280,6 +281,15 @@ def test_an_index_that_is_computed_keeps_its_branches():
 
     x = jnp.ones((8, 8))
     assert capture(chosen, x, x, jnp.int32(1)).body.primitives.count("cond") == 2
+
+
+@pytest.mark.parametrize("unroll", [0, 1, 2])
+def test_a_scan_of_no_steps_returns_its_carry(unroll):
+    args = X, np.ones((0, *X.shape), X.dtype)
+    captured = capture(lambda w, xs: lax.scan(lambda c, x: (c * x, c), w, xs, unroll=unroll), *args)
+    carry, stack = jax.tree.leaves(run(captured, args))
+    np.testing.assert_array_equal(carry, X)
+    assert stack.shape == args[1].shape
 
 
 def test_a_mean_is_taken_once():

@@ -42,7 +42,7 @@ def _straight(eqn: core.JaxprEqn) -> core.JaxprEqn:
 def _looped_steps(scan: core.JaxprEqn) -> int | None:
     """Return how many steps of a scan remain in a loop; None if all do, or the others are too many equations."""
     length = scan.params["length"]
-    unroll = scan.params["unroll"] or length
+    unroll = scan.params["unroll"] or max(length, 1)  # 0 writes out all steps
     looped = length // unroll * unroll if length >= 2 * unroll else 0
     written = (length - looped) * sum(1 for _ in equations(scan))
     return looped if looped < length and written <= LARGEST else None
