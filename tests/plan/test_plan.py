@@ -403,6 +403,19 @@ def test_save_and_load(tmp_path: Path) -> None:
     assert again.frontier[-1].program.pcg.key == plan.frontier[-1].program.pcg.key
 
 
+def test_a_plan_of_a_program_that_was_captured_differently_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def single(w: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda c, a: (jnp.tanh(c @ a), None), x, w)[0].sum()
+
+    args = jnp.ones((1, 8, 8)), jnp.ones((8, 8))
+    with monkeypatch.context() as before:
+        before.setattr("unity.pcg.capture.capture.with_straight_scans", lambda program: program)
+        plan = unity.optimize(single, *args, machine=unity.Machine.grid(1, 2), search="captured", progress=False)
+        plan.files.save(tmp_path / "plan.json")
+    with pytest.raises(unity.PlanError, match=r"(?s)scan.*If it is the same function, another version of unity captured it"):
+        unity.load(tmp_path / "plan.json", single, *args)
+
+
 def test_foreign_plans_are_refused_with_the_difference(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     planned().files.save(path)

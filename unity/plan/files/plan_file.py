@@ -179,7 +179,10 @@ def load(
     if captured.graph.key != document.graph:
         different = _first_operator(_captured_graph(path, document), captured.graph)
         name = getattr(fn, "__name__", "this function")
-        raise PlanError(f"{path} was made for another function than {name}{different}. Plan again with unity.optimize.")
+        raise PlanError(
+            f"{path} was made for another function than {name}{different}. If it is the same function, another version of unity"
+            " captured it as another program. Plan again with unity.optimize."
+        )
     library = None if rules is None else library_of(rules)
     family, chosen = restore(path, document, captured, fn, lambda: library_of(library))
     plan = Plan(family, chosen)
