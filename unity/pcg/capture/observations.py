@@ -139,9 +139,10 @@ class _Lifting:
         for branch, p in ((k, p) for k, pending in enumerate(effects) for p in pending):
             outside = replace(p, values=tuple(next(numbers) for _ in p.values))
             if e.name == COND:
-                around += _taken(outside, e.operands[0], branch, len(programs))
-            else:
-                around.append(_looped(outside, times, bool(e.params["reverse"])) if loop else outside)
+                outside = _in_branch(outside, e.operands[0], branch, len(programs))
+            elif loop:
+                outside = _looped(outside, times, bool(e.params["reverse"]))
+            around.append(outside)
         return equation, around
 
     def accepts(self, pending: _Pending, body: Body, times: int) -> bool:
@@ -219,15 +220,15 @@ def _looped(p: _Pending, length: int, reverse: bool) -> _Pending:
     return replace(p, run=run)
 
 
-def _taken(p: _Pending, index: Atom, branch: int, count: int) -> list[_Pending]:
+def _in_branch(p: _Pending, index: Atom, branch: int, count: int) -> _Pending:
     """Return an effect in a branch as one of the program around it, which reads the index of the branch, too."""
-    assert isinstance(index, int), "a conditional with a constant index is its branch"
+    assert isinstance(index, int), "a conditional with a constant index is captured as its branch"
 
     def run(values: Sequence[Any]) -> None:
         in_branch = jnp.clip(values[0], 0, count - 1) == branch
         lax.cond(in_branch, lambda rest: p.run(rest), lambda rest: None, tuple(values[1:]))
 
-    return [replace(p, values=(index, *p.values), run=run)]
+    return replace(p, values=(index, *p.values), run=run)
 
 
 def _with_values(programs: Sequence[Body], effects: Sequence[Sequence[_Pending]]) -> tuple[Body, ...]:
