@@ -204,8 +204,9 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
         name, repeated = context.forward_name(node, *key), context.repeat_name(node, *key)
         itemsize, turns = forward_dtype(tensor.dtype, step.before, graph.axes).itemsize // tensor.words, turned(step, step.axes)
         runs, less = context.runs(node), context.hoisted_by(node)
-        size = elements, itemsize
-        yield Collective(there, step.axes, *size, *runs, FORWARD, node, False, name, repeated, turned=turns, hoisted=less)
+        yield Collective(
+            there, step.axes, elements, itemsize, *runs, FORWARD, node, name=name, repeated=repeated, turned=turns, hoisted=less
+        )
     if back and over and context.flow(Value(node)):
         name = (BACKWARD, back, _movement(step, over), numbering.cotangent(Value(node)))
         merged = step.kind == "replicate" and context.outermost and of_argument(node)
@@ -298,8 +299,10 @@ def _of_halos(node: Node, context: _Context) -> Iterator[Collective]:
         there, back = (wire(dtype, type_, graph.axes).itemsize for wire in wires)
         repeats = max(context.whole.recomputation.computed(node, v) for v in body.equations[x.edge.equation].results)
         runs, less = context.runs(node, repeats), context.hoisted_by(node)
-        size, names = (x.elements, there), (name, name and (BACKWARD, *name))
-        yield Collective("collective-permute", x.axes, *size, *runs, FORWARD, node, False, *names, hoisted=less)
+        repeated = name and (BACKWARD, *name)
+        yield Collective(
+            "collective-permute", x.axes, x.elements, there, *runs, FORWARD, node, name=name, repeated=repeated, hoisted=less
+        )
         if variable in active:
             yield Collective("collective-permute", x.axes, x.elements, back, *context.once, BACKWARD, node)
 
