@@ -13,7 +13,7 @@ from typing import Any
 
 import unity
 from benchmarks.models import get
-from benchmarks.record import BESIDE, asked, by_case, in_order, record, results, show
+from benchmarks.record import record_cases, show
 from unity.machine.machine import Machine
 
 MACHINE = Machine.preset("dgx-h100")
@@ -52,11 +52,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    cases, whole = asked(__doc__, MODELS, BESIDE)
-    rows = {} if whole else by_case(results("micro_batches")["rows"], "model")
-    for name in cases:
-        rows[name] = rows_of(name)
-        record("micro_batches", in_order(rows, MODELS), device=MACHINE.name, missing=[n for n in MODELS if n not in rows])
+    record_cases("micro_batches", __doc__, MODELS, "model", rows_of, device=MACHINE.name)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 import unity
 from benchmarks.models import get
 from benchmarks.models.recommenders import CRITEO_KAGGLE
-from benchmarks.record import BESIDE, asked, by_case, in_order, record, results, show
+from benchmarks.record import record_cases, show
 from unity.machine.machine import Machine
 
 ONE, FOUR = Machine.preset("dgx-h100"), Machine.preset("dgx-h100-4x8")
@@ -74,11 +74,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    cases, whole = asked(__doc__, CASES, BESIDE)
-    rows = {} if whole else by_case(results("odd_sizes")["rows"], "case")
-    for name in cases:
-        rows[name] = rows_of(name)
-        record("odd_sizes", in_order(rows, CASES), missing=[n for n in CASES if n not in rows])
+    record_cases("odd_sizes", __doc__, CASES, "case", rows_of)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.models import get
-from benchmarks.record import BESIDE, asked, by_case, in_order, record, results, show
+from benchmarks.record import record_cases, show
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured, capture
 from unity.search.cost.assembly import Listed
@@ -87,15 +87,17 @@ class Case:
         return rows
 
 
+def rows_of(name: str) -> list[dict[str, Any]]:
+    """Return the rows of a model."""
+    model, sizes = MODELS[name]
+    built = get(model, **sizes)
+    rows = Case(capture(built.loss, built.params, built.batch)).rows(name)
+    show("recomputed layers", rows)
+    return rows
+
+
 def main() -> None:
-    cases, whole = asked(__doc__, MODELS, BESIDE)
-    rows = {} if whole else by_case(results("recomputation")["rows"], "model")
-    for name in cases:
-        model, sizes = MODELS[name]
-        built = get(model, **sizes)
-        rows[name] = Case(capture(built.loss, built.params, built.batch)).rows(name)
-        show("recomputed layers", rows[name])
-        record("recomputation", in_order(rows, MODELS), device=MACHINE.name, missing=[n for n in MODELS if n not in rows])
+    record_cases("recomputation", __doc__, MODELS, "model", rows_of, device=MACHINE.name)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import datetime
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,6 +67,31 @@ def asked(description: str | None, cases: Iterable[str], recorded: str = "not re
     if unknown := [name for name in chosen if name not in every]:
         parser.error(f"there are no cases {', '.join(map(repr, unknown))}, only {', '.join(map(repr, every))}")
     return [name for name in every if not chosen or name in chosen], not chosen
+
+
+def record_cases(
+    name: str,
+    description: str | None,
+    cases: Collection[str],
+    column: str,
+    rows_of: Callable[[str], list[dict[str, Any]]],
+    **notes: Any,
+) -> None:
+    """Run the cases that the command line names, and record the rows of each beside those of the others.
+
+    Args:
+        name: the benchmark.
+        description: its description, for `--help`.
+        cases: all cases, in the order of the file.
+        column: the column that names the case of a row.
+        rows_of: returns the rows of a case.
+        notes: what else is recorded.
+    """
+    chosen, whole = asked(description, cases, BESIDE)
+    rows = {} if whole else by_case(results(name)["rows"], column)
+    for case in chosen:
+        rows[case] = rows_of(case)
+        record(name, in_order(rows, cases), **notes, missing=[c for c in cases if c not in rows])
 
 
 def show(title: str, rows: list[dict[str, Any]]) -> None:
