@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.scipy import special
 from precision import in_64_bits
 
 from unity.pcg.capture.capture import capture
@@ -94,6 +95,32 @@ def test_nested_programs_without_equations():
 def test_operators_whose_parameters_contain_shapes():
     def fn(w):
         return jnp.split(w, 1, axis=0)[0], jnp.tile(w, (1, 1)), jnp.ldexp(w, 3)
+
+    check(fn, jnp.asarray(MATRIX))
+
+
+def test_library_functions_that_are_singular_at_zero():
+    def fn(w):
+        p = jax.nn.sigmoid(w)
+        return special.entr(p), special.xlogy(p * (p > 0.5), p[::-1]), special.rel_entr(p, p[::-1])
+
+    check(fn, jnp.asarray(MATRIX))
+
+
+@pytest.mark.parametrize("start", [(4, 9), (-1, 100)])
+def test_slices_and_updates_that_start_anywhere(start):
+    def fn(w, i):
+        part = jax.lax.dynamic_slice(w, (i[0], i[1]), (3, 2))
+        return part, jax.lax.dynamic_update_slice(w, part[::-1], (i[1], i[0])), w.at[i].add(w[:2]), w[i], jnp.roll(w, i[0], 0)
+
+    check(fn, jnp.asarray(MATRIX), jnp.asarray(start, jnp.int32))
+
+
+def test_concatenations_and_pads():
+    def fn(w):
+        joined = jnp.concatenate([w, jnp.ones((9, 5))], 1), jnp.concatenate([w, w[:2]], 0), jnp.stack([w, 0 * w + 3], 1)
+        pads = jnp.pad(w, 1), jnp.pad(w, ((0, 0), (2, 1)), constant_values=3.0), jnp.pad(w, 2, mode="reflect")
+        return *joined, *pads, jnp.roll(w, 2, 0), jnp.roll(w, 1), w[::-2], jnp.diff(w, axis=1)
 
     check(fn, jnp.asarray(MATRIX))
 
