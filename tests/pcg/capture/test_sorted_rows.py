@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 from unity.pcg.capture.routing import without_sorting
+from unity.pcg.capture.routing.integer_tables import IntegerTables
 from unity.pcg.ir.program import Body, close
 from unity.pcg.local.interpreter import run_body
 
@@ -218,10 +219,31 @@ MISCOUNTED = (
     in_groups(lambda e: e, lambda e: jnp.bincount(e, length=EXPERTS).astype(bool).astype(int), "numbers as truth values"),
     in_groups(lambda e: e, lambda e: numbers(e, EXPERTS).astype(jnp.int4).astype(int), "numbers that wrap around"),
     in_groups(lambda e: e, lambda e: jnp.broadcast_to((e == 0)[:, None], (TOKENS, EXPERTS)).sum(0), "numbers of one label"),
+    in_groups(lambda e: (e - 1).astype(jnp.uint8), lambda e: numbers((e - 1.0).astype(jnp.uint8), 4), "saturated labels"),
+    in_groups(lambda e: (e * 60).astype(jnp.int8) & 7, lambda e: numbers((e * 60.0).astype(jnp.int8) & 7, EXPERTS), "from floats"),
     in_groups(lambda e: e * TOKENS + jnp.arange(TOKENS), lambda e: numbers(e, EXPERTS), "labels and places"),
 )
+
+
+def in_two_orders(x: Any, router: Any, up: Any, down: Any) -> Any:
+    """Rows that are sorted, and put back, by two sorts of which one is not stable."""
+    experts = jnp.argmax(x @ router, -1)
+    sizes = jnp.bincount(experts, length=EXPERTS)
+    _, order = lax.sort((experts, jnp.arange(TOKENS)), num_keys=1, is_stable=False)
+    return lax.ragged_dot(lax.ragged_dot(x[order], up, sizes), down, sizes)[jnp.argsort(jnp.argsort(experts))]
+
+
+def of_sorted_sizes(x: Any, router: Any, up: Any, down: Any) -> Any:
+    """As many experts as tokens, whose groups have the sizes of those of the tokens' places."""
+    up, down = (jnp.tile(a, (3, 1, 1))[:TOKENS] for a in (up, down))
+    experts = jnp.argmax(x @ jnp.tile(router, (1, 3))[:, :TOKENS], -1)
+    order = jnp.argsort(experts)
+    sizes = numbers(experts, TOKENS).at[order].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    return lax.ragged_dot(lax.ragged_dot(x[order], up, sizes), down, sizes)[jnp.argsort(order)]
+
+
 OTHERS = (counted_otherwise, out_of_range, left_sorted, summed_along, shifted, numbered, of_all, taken_apart, numbered_backward)
-OTHERS += MISCOUNTED
+OTHERS += (*MISCOUNTED, in_two_orders, of_sorted_sizes)
 
 
 @pytest.mark.parametrize("other", OTHERS, ids=lambda f: f.__name__)
@@ -236,3 +258,62 @@ def test_gradients_inside_of_the_program_are_products_of_rows_with_labels_too() 
     body = without_sorting(program(differentiated))
     assert GROUPED not in body.primitives
     np.testing.assert_allclose(run(body, *ARRAYS), differentiated(*ARRAYS), rtol=1e-4, atol=1e-5)
+
+
+def of_large_labels(x: Any, router: Any, up: Any, down: Any) -> Any:
+    """Labels beyond all groups that 32 bits with a sign do not have."""
+    experts = jnp.argmax(x @ router, -1).astype(jnp.uint32) * jnp.uint32(3 << 30)
+    order, sizes = jnp.argsort(experts), numbers(experts, EXPERTS)
+    return lax.ragged_dot(lax.ragged_dot(x[order], up, sizes), down, sizes)[jnp.argsort(order)]
+
+
+def of_halved_labels(x: Any, router: Any, up: Any, down: Any) -> Any:
+    """Labels from the smallest integer, divided."""
+    experts = jnp.argmax(x @ router, -1).astype(jnp.int8)
+    keys = lax.div(experts * jnp.int8(2) + jnp.int8(-128), jnp.int8(2)) + jnp.int8(64)
+    order, sizes = jnp.argsort(keys), numbers(experts, EXPERTS)
+    return lax.ragged_dot(lax.ragged_dot(x[order], up, sizes), down, sizes)[jnp.argsort(order)]
+
+
+def of_bytes(x: Any, router: Any, up: Any, down: Any) -> Any:
+    """Bytes that are added up in bytes."""
+    experts = lax.top_k(x @ router, TWO)[1].reshape(-1)
+    order, sizes = jnp.argsort(experts), jnp.bincount(experts, length=EXPERTS)
+    rows, matrices = (10 * x).astype(jnp.int8)[order // TWO], (10 * up).astype(jnp.int8)
+    products = lax.ragged_dot(rows, matrices, sizes, preferred_element_type=jnp.int8)
+    return jnp.zeros((TOKENS, HIDDEN), jnp.int8).at[order // TWO].add(products)
+
+
+def beside_nothing(x: Any, router: Any, up: Any, down: Any) -> Any:
+    return of_one(x, router, up, down) + (jnp.arange(0) + 1).sum()
+
+
+def by_places_in_a_column(x: Any, router: Any, up: Any, down: Any) -> Any:
+    experts = jnp.argmax(x @ router, -1)
+    order, sizes = jnp.argsort(experts), jnp.bincount(experts, length=EXPERTS)
+    column = jnp.zeros((TOKENS, 1), order.dtype).at[order].set(jnp.arange(TOKENS)[:, None])
+    later = jnp.broadcast_to(column, (TOKENS, EXPERTS)) > jnp.arange(EXPERTS)
+    y = lax.ragged_dot(lax.ragged_dot(x[order], up, sizes), down, sizes)
+    return y[column.reshape(-1)] + later.sum(1, keepdims=True)
+
+
+TYPED = (of_large_labels, of_halved_labels, of_bytes, beside_nothing, by_places_in_a_column)
+
+
+@pytest.mark.parametrize("form", TYPED, ids=lambda f: f.__name__)
+def test_labels_places_and_rows_of_any_type_have_the_values_of_the_program(form: Callable[..., Any]) -> None:
+    body = without_sorting(program(form))
+    assert GROUPED not in body.primitives
+    result, wanted = run(body, *ARRAYS), form(*ARRAYS)
+    assert result.dtype == wanted.dtype
+    np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_arrays_that_are_written_into_a_program_are_told_apart() -> None:
+    arrays = [np.roll(np.arange(TOKENS), k) for k in range(8)]
+    body = close(jax.make_jaxpr(lambda x: [x + jnp.asarray(a) * jnp.ones((), int) for a in arrays])(jnp.zeros(TOKENS, int)))
+    known = IntegerTables()
+    for e in body.equations:
+        known.note(body, e)
+    tables = [known.tables[e.results[0]].flat for e in body.equations if e.name == "mul"]
+    np.testing.assert_array_equal(tables, arrays)

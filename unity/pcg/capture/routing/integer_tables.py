@@ -24,6 +24,7 @@ LONGEST, LARGEST = 1 << 26, 1 << 20  # elements of a table of one dimension, and
 FUNCTIONS: Mapping[str, Callable[..., np.ndarray]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "sign": np.sign, "abs": np.abs,
     "max": np.maximum, "min": np.minimum, "rem": np.fmod,
+    "div": lambda x, y: (x - np.fmod(x, y)) // y,
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert,
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
@@ -76,13 +77,19 @@ class IntegerTables:
     def __init__(self) -> None:
         self.tables: dict[int, Table] = {}
         self.counts: dict[int, Counts] = {}
-        self._constants: dict[tuple, Table] = {}  # equal layers share theirs
+        self._constants: dict[tuple, Table | None] = {}  # equal layers share theirs
 
     def of(self, atom: Atom) -> Table | None:
         """Return the table of an atom, if its values are known."""
         if isinstance(atom, int):
             return self.tables.get(atom)
-        return Table(np.asarray(atom.value, atom.tensor.dtype)) if _is_number(atom.tensor.dtype) else None
+        if not _is_number(atom.tensor.dtype):
+            return None
+        key = "literal", atom.key  # not its id, which that of another may equal later
+        if key not in self._constants:
+            values = _exactly(np.asarray(atom.value), atom.tensor.dtype)
+            self._constants[key] = None if values is None else Table(values)
+        return self._constants[key]
 
     def note(self, body: Body, e: Equation) -> None:
         """Note the results of an equation. `body`: a program that has the types of its operands and results."""
@@ -110,19 +117,19 @@ class IntegerTables:
         operand, v = body.tensor(e.operands[0]), e.results[-1]
         axis = e.params["axes"][0] if "axes" in e.params else e.params.get("axis", -1)
         shape = body.tensors[v].shape
-        if shape and operand.shape[axis] < 1 << 16:
-            labels = np.arange(operand.shape[axis], dtype=body.tensors[v].dtype)
+        count = operand.shape[axis]
+        if shape and count < 1 << 16 and _counts_exactly(body.tensors[v].dtype, count):
+            labels = np.arange(count, dtype=body.tensors[v].dtype)
             self.tables[v] = Table(labels.reshape(-1, *(1,) * (len(shape) - 1)), v, len(shape))
 
     def _iota(self, body: Body, e: Equation) -> Table | None:
         shape, dim, dtype = body.tensors[e.results[0]].shape, e.params["dimension"], body.tensors[e.results[0]].dtype
-        if not _is_number(dtype) or shape[dim] > LONGEST:
+        if not _is_number(dtype) or shape[dim] > LONGEST or not _counts_exactly(dtype, shape[dim]):
             return None
         key = "iota", shape[dim], dim, len(shape), str(dtype)
         if key not in self._constants:
-            self._constants[key] = Table(
-                np.arange(shape[dim], dtype=dtype).reshape([-1 if d == dim else 1 for d in range(len(shape))])
-            )
+            sizes = [shape[dim] if d == dim else 1 for d in range(len(shape))]
+            self._constants[key] = Table(np.arange(shape[dim], dtype=dtype).reshape(sizes))
         return self._constants[key]
 
     def _computed(self, body: Body, e: Equation) -> Table | None:
@@ -139,12 +146,9 @@ class IntegerTables:
         if not _is_number(tensor.dtype):
             return None
         if root is None:
-            key = e.name, params_key(e.params), str(tensor), *(id(t) if t.values.size > 1 else t.values.item() for t in operands)
+            key = e.name, params_key(e.params), str(tensor), *(t.values.item() if t.values.size == 1 else id(t) for t in operands)
             if key not in self._constants:
-                table = self._values(body, e, operands, result)
-                if table is None:
-                    return None
-                self._constants[key] = table
+                self._constants[key] = self._values(body, e, operands, result)
             return self._constants[key]
         return self._values(body, e, operands, result)
 
@@ -165,13 +169,15 @@ class IntegerTables:
             return None
         values = [t.values for t in operands]
         if e.name == "convert_element_type":
-            out = values[0]
-        elif e.name == "div" and np.dtype(dtype).kind in "iu":
-            out = _truncated(*values)
+            out = _converted(values[0], dtype)
         else:
-            undefined = (e.name == "rem" and not np.all(values[1])) or (e.name == "select_n" and values[0].dtype != bool)
-            out = None if undefined or e.name not in FUNCTIONS else FUNCTIONS[e.name](*values)
-        return replace(result, values=out.astype(dtype)) if out is not None else None
+            undefined = (e.name in ("div", "rem") and not np.all(values[1])) or (e.name == "select_n" and values[0].dtype != bool)
+            fractional = e.name == "div" and np.dtype(dtype).kind not in "iu"
+            if undefined or fractional or e.name not in FUNCTIONS:
+                return None
+            with np.errstate(all="ignore"):  # integers wrap around, as in XLA
+                out = _exactly(np.asarray(FUNCTIONS[e.name](*values)), dtype)
+        return None if out is None else replace(result, values=out)
 
     def _scattered(self, body: Body, e: Equation) -> Counts | None:
         """Return the counts that a scatter of ones, added to zeros at labels, is."""
@@ -223,9 +229,24 @@ def _reshaped(table: Table, before: Shape, after: Shape) -> Table | None:
     return replace(table, values=values.reshape(-1, *(1,) * (len(after) - 1)), rows=rows)
 
 
-def _truncated(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
-    """Divide integers, rounded toward zero."""
-    return np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(y)) if np.all(y) else None
+def _converted(values: np.ndarray, dtype: Any) -> np.ndarray | None:
+    """Convert values as XLA does: integers wrap around. None for floats out of the range of integers, at which XLA saturates."""
+    wraps = values.dtype.kind != "f" and np.dtype(dtype).kind != "f"
+    return values.astype(dtype) if wraps else _exactly(values, dtype)
+
+
+def _exactly(values: np.ndarray, dtype: Any) -> np.ndarray | None:
+    """Return values in a type that has them all, and that XLA computes with as NumPy does; None for any other type.
+
+    Floats have to be integers: a sum of fractions may be rounded otherwise, as where XLA fuses it with a product.
+    """
+    if values.dtype == dtype and values.dtype.kind != "f":
+        return values
+    with np.errstate(all="ignore"):
+        out = values.astype(dtype)
+    if not np.array_equal(out, values):
+        return None
+    return out if out.dtype.kind != "f" or np.all((np.abs(out) <= 1 << np.finfo(dtype).nmant) & (out == np.trunc(out))) else None
 
 
 def _type(tensor: Tensor) -> tuple[Shape, Any]:

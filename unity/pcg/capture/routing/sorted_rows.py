@@ -40,7 +40,7 @@ REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_and", 
 
 @dataclass(frozen=True)
 class SortedRows:
-    """A value whose rows are those of another value, sorted by their labels.
+    """A value whose rows are those of another value, sorted by their labels. All rows sorted by one variable are in one order.
 
     Attributes:
         labels: the variable with the label of each row.
@@ -107,6 +107,7 @@ class _Walk:
         self.instead: dict[int, Atom] = {}
         self.products: dict[int, int] = {}
         self.alike: set[int] = set()  # variables whose rows are all equal
+        self.stable: dict[int, bool] = {}  # whether the sorts by labels are stable
 
     def run(self) -> Body:
         """Return the body with the equations on rows in their own order."""
@@ -163,12 +164,13 @@ class _Walk:
         return self.known.of(atom)
 
     def counts_from(self, atom: Atom, size: int, one_of: int = 1) -> bool:
-        """Return whether a constant is the numbers `i // one_of` for all rows i."""
+        """Return whether each row i of a constant is `i // one_of`."""
         table = self.table(atom)
         return (
             table is not None
             and table.root is None
             and table.values.size == size
+            and table.values.shape[:1] in ((), (size,))
             and bool(np.array_equal(table.flat, np.arange(size) // one_of))
         )
 
@@ -188,13 +190,17 @@ class _Walk:
         labels = self.table(keys)
         if labels is None or labels.root is None or labels.rows != 1 or any(a in self.rows for a in others if isinstance(a, int)):
             return
+        if keys in self.stable and not (e.params["is_stable"] and self.stable[keys]):
+            return  # rows of equal labels may be in another order than by the first sort
+        self.stable[keys] = e.params["is_stable"]
         self.rows.update((v, SortedRows(keys, a)) for v, a in zip(e.results, e.operands, strict=True))
 
     def place(self, variable: int, labels: int) -> None:
         """Note a variable as the place of each row in sorted order."""
         shape = self.tensors[variable].shape
         self.places[variable] = labels
-        self.known.tables[variable] = Table(np.arange(shape[0]).astype(self.tensors[variable].dtype), variable, 1)
+        values = np.arange(shape[0], dtype=self.tensors[variable].dtype)
+        self.known.tables[variable] = Table(values.reshape(-1, *(1,) * (len(shape) - 1)), variable, 1)
 
     def places_in(self, index: Atom) -> int | None:
         """Return the labels by which rows are sorted whose places an index is; None for any other index."""
@@ -277,7 +283,7 @@ class _Walk:
         numbers, sizes = e.params["ragged_dot_dimension_numbers"], operands[2]
         counts = self.known.counts.get(sizes) if isinstance(sizes, int) else None
         table = self.table(labels)
-        if counts is None or table is None or counts.root != table.root or e.params.get("group_offset") is not None:
+        if which[2] or counts is None or table is None or counts.root != table.root or e.params.get("group_offset") is not None:
             return
         count, rows = counts.weights.shape[1], self.tensors[labels].shape[:1]
         if not _are_labels(table) or prod(self.tensors[counts.root].shape) != rows[0]:
@@ -293,8 +299,8 @@ class _Walk:
         beyond = bool(np.any(table.flat >= count))
 
         def own(labels: Any) -> Any:
-            labels = labels.astype(jnp.int32)
-            return jnp.minimum(labels, count) if beyond else labels
+            labels = jnp.minimum(labels, jnp.asarray(count, labels.dtype)) if beyond else labels
+            return labels.astype(jnp.int32)  # which may not have those beyond all groups
 
         if which[0] and not which[1] and ragged == groups == (0,) and self.now.tensor(x).ndim == 2 and dense[1] == ((), ()):
             if dense[0] not in (((1,), (1,)), ((1,), (2,))):
@@ -323,7 +329,7 @@ def _are_labels(table: Table) -> bool:
 
 def _sums(rows: Any, times: int) -> Any:
     """Return the sums of so many consecutive rows each."""
-    return rows if times == 1 else rows.reshape(-1, times, *rows.shape[1:]).sum(1)
+    return rows if times == 1 else rows.reshape(-1, times, *rows.shape[1:]).sum(1, dtype=rows.dtype)
 
 
 def _takes_rows(numbers: Any, sizes: Sequence[int], shape: Sequence[int]) -> bool:
