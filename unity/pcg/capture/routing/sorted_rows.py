@@ -12,6 +12,7 @@ sorted rows stays as it is.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -24,7 +25,7 @@ from jax import lax
 
 from unity.pcg.capture.routing.integer_tables import IntegerTables, Table
 from unity.pcg.ir.dead_code import used
-from unity.pcg.ir.program import Atom, Body, Equation, close
+from unity.pcg.ir.program import Atom, Body, Equation, Tensor, close
 from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, SCANNED
 from unity.pcg.operators.kernel_primitive import KERNEL
 from unity.pcg.operators.routed_product import FREE, routed_dot
@@ -94,6 +95,10 @@ class _Walk:
         rows: the variables that are sorted rows of others.
         places: the variables with the place of each row in sorted order, each with the labels.
         instead: the variables in whose place others are read.
+        types: a body that has the types of all variables, and no equations.
+        numbers: the numbers of new variables.
+        alike: the variables whose rows are all equal.
+        stable: whether the sorts by labels are stable, by the labels.
         products: the results of ragged products that are sorted rows of routed products, each with the labels.
     """
 
@@ -101,13 +106,15 @@ class _Walk:
         self.body, self.kept = body, kept
         self.equations: list[Equation] = []
         self.tensors = dict(body.tensors)
+        self.types = Body((), (), (), self.tensors)
+        self.numbers = itertools.count(max(self.tensors) + 1)
         self.known = IntegerTables()
         self.rows: dict[int, SortedRows] = {}
         self.places: dict[int, int] = {}
         self.instead: dict[int, Atom] = {}
         self.products: dict[int, int] = {}
-        self.alike: set[int] = set()  # variables whose rows are all equal
-        self.stable: dict[int, bool] = {}  # whether the sorts by labels are stable
+        self.alike: set[int] = set()
+        self.stable: dict[int, bool] = {}
 
     def run(self) -> Body:
         """Return the body with the equations on rows in their own order."""
@@ -121,39 +128,36 @@ class _Walk:
                 self.follow(e)
             elif e.name in ("scatter-add", "scatter"):
                 self.put(e)
-        return replace(self.now, outputs=tuple(map(self.current, self.body.outputs)))
+        return Body(self.body.inputs, tuple(map(self.current, self.body.outputs)), tuple(self.equations), self.tensors)
 
     def current(self, atom: Atom) -> Atom:
         """Return the atom that is read in the place of another."""
         return self.instead.get(atom, atom) if isinstance(atom, int) else atom
 
-    @property
-    def now(self) -> Body:
-        return Body(self.body.inputs, self.body.outputs, tuple(self.equations), self.tensors)
-
     def add(self, e: Equation) -> None:
         self.equations.append(e)
-        types = Body((), (), (), self.tensors)
-        self.known.note(types, e)
+        self.known.note(self.types, e)
         self.alike.update(_alike(e))
+
+    def variables(self, types: Sequence[Tensor]) -> tuple[int, ...]:
+        """Return new variables of some types."""
+        results = tuple(itertools.islice(self.numbers, len(types)))
+        self.tensors.update(zip(results, types, strict=True))
+        return results
 
     def emit(self, e: Equation, operands: Sequence[Atom]) -> tuple[int, ...]:
         """Add an equation like another, of other operands, and return its results."""
-        start = max(self.tensors) + 1
-        results = tuple(range(start, start + len(e.results)))
-        self.tensors.update(zip(results, (self.tensors[v] for v in e.results), strict=True))
+        results = self.variables([self.tensors[v] for v in e.results])
         self.add(replace(e.reading(tuple(operands)), results=results))
         return results
 
     def compute(self, run: Callable[..., Any], operands: Sequence[Atom], like: Equation) -> Atom:
         """Add the equations of a function, at the place of another equation, and return its result."""
-        structs = [self.now.tensor(a).struct for a in operands]
+        structs = [self.types.tensor(a).struct for a in operands]
         program = close(jax.make_jaxpr(run)(*structs))
-        start = max(self.tensors) + 1
         names: dict[int, Atom] = dict(zip(program.inputs, operands, strict=True))
         for e in program.equations:
-            results = tuple(range(start, start := start + len(e.results)))
-            self.tensors.update((r, program.tensors[v]) for v, r in zip(e.results, results, strict=True))
+            results = self.variables([program.tensors[v] for v in e.results])
             read = tuple(names[a] if isinstance(a, int) else a for a in e.operands)
             self.add(replace(e, operands=read, results=results, source=like.source, group=like.group, scope=like.scope))
             names.update(zip(e.results, results, strict=True))
@@ -212,8 +216,8 @@ class _Walk:
         """Note zeros to which rows are added at their places as sorted rows."""
         into, index, updates = e.operands
         zeros, labels = self.table(into), self.places_in(index)
-        same = self.tensors[e.results[0]] == self.now.tensor(updates)
-        if labels is not None and same and _puts_rows(self.now, e) and zeros is not None and not np.any(zeros.values):
+        same = self.tensors[e.results[0]] == self.types.tensor(updates)
+        if labels is not None and same and _puts_rows(self.types, e) and zeros is not None and not np.any(zeros.values):
             self.rows[e.results[0]] = SortedRows(labels, updates)
 
     def follow(self, e: Equation) -> None:
@@ -232,20 +236,20 @@ class _Walk:
             self.product(e, which, operands, labels)
         elif e.name in REDUCTIONS and 0 in e.params["axes"]:  # in any order
             self.instead.update(zip(e.results, self.emit(e, operands), strict=True))
-        elif _treats_rows_alike(self.now, e, self.rows, self.alike):
+        elif _treats_rows_alike(self.types, e, self.rows, self.alike):
             results = self.emit(e, operands)
             self.rows.update((v, SortedRows(labels, r)) for v, r in zip(e.results, results, strict=True))
 
     def gather(self, e: Equation, which: Sequence[bool], operands: Sequence[Atom], labels: int) -> None:
         """Follow a look-up of sorted rows at their places, which is the rows in their own order, or one at sorted indices."""
         table, index = operands
-        shape, numbers = self.now.tensor(table).shape, e.params["dimension_numbers"]
-        whole_rows = _takes_rows(numbers, e.params["slice_sizes"], shape) and self.now.tensor(index).shape[1:] == (1,)
-        n = self.now.tensor(index).shape[0]
+        shape, numbers = self.types.tensor(table).shape, e.params["dimension_numbers"]
+        whole_rows = _takes_rows(numbers, e.params["slice_sizes"], shape) and self.types.tensor(index).shape[1:] == (1,)
+        n = self.types.tensor(index).shape[0]
         if which == [True, False]:
             if whole_rows and n == shape[0] and self.places_in(index) == labels:
                 self.instead[e.results[0]] = table
-        elif which == [False, True] and self.now.tensor(index).ndim == 2 and 0 not in numbers.offset_dims:
+        elif which == [False, True] and self.types.tensor(index).ndim == 2 and 0 not in numbers.offset_dims:
             if numbers.operand_batching_dims:
                 return
             times = n // shape[0] if shape[0] and n % shape[0] == 0 else 0
@@ -259,8 +263,8 @@ class _Walk:
     def scatter(self, e: Equation, which: Sequence[bool], operands: Sequence[Atom], labels: int) -> None:
         """Follow a scatter of sorted rows at sorted indices: each row goes where it would in any order."""
         into, index, updates = operands
-        shape, n = self.now.tensor(into).shape, self.now.tensor(index).shape[0]
-        if which[0] or not which[1] or not _puts_rows(self.now, e):
+        shape, n = self.types.tensor(into).shape, self.types.tensor(index).shape[0]
+        if which[0] or not which[1] or not _puts_rows(self.types, e):
             return
         if not (which[2] or updates in self.alike or e.name == "scatter"):
             return
@@ -288,7 +292,7 @@ class _Walk:
         count, rows = counts.weights.shape[1], self.tensors[labels].shape[:1]
         if not _are_labels(table) or prod(self.tensors[counts.root].shape) != rows[0]:
             return
-        if any(self.now.tensor(a).shape[:1] != rows for a, is_sorted in zip(operands, which, strict=True) if is_sorted):
+        if any(self.types.tensor(a).shape[:1] != rows for a, is_sorted in zip(operands, which, strict=True) if is_sorted):
             return
         if not np.array_equal(counts.weights, table.flat[:, None] == np.arange(count)):
             return
@@ -302,7 +306,7 @@ class _Walk:
             labels = jnp.minimum(labels, jnp.asarray(count, labels.dtype)) if beyond else labels
             return labels.astype(jnp.int32)  # which may not have those beyond all groups
 
-        if which[0] and not which[1] and ragged == groups == (0,) and self.now.tensor(x).ndim == 2 and dense[1] == ((), ()):
+        if which[0] and not which[1] and ragged == groups == (0,) and self.types.tensor(x).ndim == 2 and dense[1] == ((), ()):
             if dense[0] not in (((1,), (1,)), ((1,), (2,))):
                 return
 
@@ -313,7 +317,7 @@ class _Walk:
             value = self.compute(run, [x, y, labels], e)
             self.rows[e.results[0]] = SortedRows(labels, value)
         elif which[0] and which[1] and ragged == (0,) and dense == (((0,), (0,)), ((), ())):
-            if self.now.tensor(x).ndim != 2 or self.now.tensor(y).ndim != 2:
+            if self.types.tensor(x).ndim != 2 or self.types.tensor(y).ndim != 2:
                 return
             value = self.compute(lambda x, y, i: routed_dot(x, y, own(i), count, True, **options), [x, y, labels], e)
             self.instead[e.results[0]] = value
