@@ -65,6 +65,15 @@ def test_a_mapped_product_is_that_of_each_element(axes: tuple[int | None, ...]) 
         same(*(jax.jit(jax.vmap(derivatives(fn), axes))(*mapped) for fn in (product, by_row)))
 
 
+def test_labels_may_have_too_few_bits_for_their_number() -> None:
+    x, y = jnp.ones((2, 3, 1)), jnp.arange(200.0).reshape(200, 1, 1)
+    labels = jnp.asarray([[0, 5, 127], [126, 1, 2]], jnp.int8)
+    product = jax.vmap(lambda x, labels: routed_dot(x, y, labels, 200))(x, labels)
+    np.testing.assert_array_equal(product[..., 0], labels)
+    with_matrices = jax.vmap(lambda x, y, labels: routed_dot(x, y, labels, 200))(x, jnp.stack([y, -y]), labels)
+    np.testing.assert_array_equal(with_matrices[..., 0], [labels[0], -labels[1]])
+
+
 def test_each_row_is_multiplied_about_twice_however_many_labels_there_are() -> None:
     """Not once for every label, as `lax.ragged_dot` does on CPUs and GPUs."""
     for count in (8, 32, 128):

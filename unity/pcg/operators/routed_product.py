@@ -53,7 +53,7 @@ def local_product(
     Args:
         x: rows `[r, k]`.
         y: a matrix for each label, `[count, k, n]`, or rows `[r, n]` if rows are contracted.
-        labels: the label of each row, from 0; rows with label `count` belong to none, and count as zeros.
+        labels: the label of each row, from 0, in int32; rows with label `count` belong to none, and count as zeros.
         count: the number of labels.
         contracted: whether to add up the products of the rows of each label, to `[count, k, n]`; otherwise the result
             is `[r, n]`.
@@ -62,7 +62,6 @@ def local_product(
     """
     dtype = jnp.dtype(preferred_element_type or jnp.promote_types(x.dtype, y.dtype))
     options: dict[str, Any] = {"precision": precision, "preferred_element_type": preferred_element_type}
-    labels = labels.astype(jnp.int32)
     order = jnp.argsort(labels)
     sizes = (labels[:, None] == jnp.arange(count, dtype=jnp.int32)[None, :]).sum(0, dtype=jnp.int32)
     block = block_rows(x.shape[0], count)
@@ -133,10 +132,10 @@ def routed_dot(
 ) -> jax.Array:
     """Multiply each row with the matrix of its label, or add up the products of the rows of each label.
 
-    The arguments are those of `local_product`.
+    The arguments are those of `local_product`; labels of any type that has them.
     """
     params = {"precision": precision, "preferred_element_type": preferred_element_type}
-    return routed_product.bind(x, y, labels, count=count, contracted=contracted, **params)
+    return routed_product.bind(x, y, labels.astype(jnp.int32), count=count, contracted=contracted, **params)
 
 
 routed_product = core.Primitive(ROUTED)
@@ -188,7 +187,7 @@ def _batched(operands: Any, dims: Any, *, count: int, contracted: bool, **params
     number = count if shared else size * count
     if not shared:
         starts = count * jnp.arange(size, dtype=jnp.int32)[:, None]
-        labels = jnp.where(labels < count, labels.astype(jnp.int32) + starts, number)
+        labels = jnp.where(labels < count, labels + starts, number)
     merged = [a if k == 1 and shared else a.reshape(-1, *a.shape[2:]) for k, a in enumerate((x, y, labels))]
     out = routed_product.bind(*merged, count=number, contracted=contracted, **params)
     return out.reshape(size, -1, *out.shape[1:]), 0

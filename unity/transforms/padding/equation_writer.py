@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import jax
@@ -13,15 +14,16 @@ from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, close
 
 @dataclass(eq=False)
 class EquationWriter:
-    """The equations of a program that is being built, and the types of its variables."""
+    """The equations of a program that is being built, the types of its variables, and the numbers of new ones."""
 
     tensors: dict[int, Tensor]
+    numbers: Iterator[int]
     equations: list[Equation] = field(default_factory=list)
 
     @classmethod
     def beside(cls, body: Body) -> EquationWriter:
         """Return a writer whose new variables have other numbers than those of a program."""
-        return cls(dict(body.tensors))
+        return cls(dict(body.tensors), count(max(body.tensors, default=-1) + 1))
 
     def tensor(self, atom: Atom) -> Tensor:
         """Return the type of an atom."""
@@ -29,7 +31,7 @@ class EquationWriter:
 
     def new(self, tensor: Tensor) -> int:
         """Return a new variable."""
-        variable = len(self.tensors) if len(self.tensors) not in self.tensors else max(self.tensors) + 1
+        variable = next(self.numbers)
         self.tensors[variable] = tensor
         return variable
 

@@ -7,6 +7,8 @@ of `G` its own `s`, `e` and `p`. Tensors whose names begin with `p` or `q` are t
     slice-of-slice   slice(G[t:f], slice(G[s:e], x)) = slice(G[s + t:s + f], x)
     remove-reverse   reverse(G, x) = x   where G == 1
 
+Behind the conditions, `via` pairs the indices of sums (`Pairing`), and `open: REASON` says that no proof is expected.
+
 The text of a side is a Python expression, so `ast` parses it and mutations are transformations of it.
 """
 

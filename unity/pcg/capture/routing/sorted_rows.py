@@ -300,11 +300,10 @@ class _Walk:
         ragged, groups = tuple(numbers.lhs_ragged_dimensions), tuple(numbers.rhs_group_dimensions)
         options = {"precision": e.params["precision"], "preferred_element_type": e.params["preferred_element_type"]}
         x, y, _ = operands
-        beyond = bool(np.any(table.flat >= count))
+        beyond = bool(np.any(table.flat >= count))  # perhaps too large for int32
 
         def own(labels: Any) -> Any:
-            labels = jnp.minimum(labels, jnp.asarray(count, labels.dtype)) if beyond else labels
-            return labels.astype(jnp.int32)  # which may not have those beyond all groups
+            return jnp.minimum(labels, jnp.asarray(count, labels.dtype)) if beyond else labels
 
         if which[0] and not which[1] and ragged == groups == (0,) and self.types.tensor(x).ndim == 2 and dense[1] == ((), ()):
             if dense[0] not in (((1,), (1,)), ((1,), (2,))):

@@ -130,10 +130,10 @@ def routed_pieces(operands: list[jax.Array], layout: Layout) -> list:
     labelled = layout.results[0] if layout.params["contracted"] else layout.operands[1]
     if not labelled.along(0):
         return layout.bind(x, y, labels)
-    here, labels = labelled.find(labels.astype(jnp.int32), 0)  # of fewer bits, it may not represent the number of labels
+    here, places = labelled.find(labels, 0)
+    here &= labels < layout.params["count"]
     count = labelled.local_shape[0]
-    here &= operands[2] < layout.params["count"]
-    return layout.bind(x, y, jnp.where(here, labels, count), count=count)
+    return layout.bind(x, y, jnp.where(here, places, count), count=count)
 
 
 @operator(ROUTED, local=routed_pieces, facts=PRODUCT)
