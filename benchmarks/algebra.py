@@ -8,6 +8,7 @@ compiled: for the GPU that JAX has, where both are run in turns as well; else fo
 `jax[cuda13]`. Flops and bytes accessed are XLA's own. Kernels are counted in the entry computation of the compiled program: those
 of a loop's body are not. A gain is *real* where the rewritten step takes less time or, where it is not run, accesses fewer bytes.
 A model that is not rewritten is one program, and is not compiled. Means are of the models on record, and of as many as they say.
+Models of packages are those of `benchmarks.packages`; one whose package is not installed is left out.
 """
 
 from __future__ import annotations
@@ -18,24 +19,33 @@ import os
 import re
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import unity
+from benchmarks import packages
 from benchmarks.alternate import alternate, ratio
 from benchmarks.models import concrete
 from benchmarks.models.bert import attention_stack, bert
+from benchmarks.models.candle import candle_uno
 from benchmarks.models.gpt import gpt
 from benchmarks.models.inception import inception_v3
+from benchmarks.models.llama import llama
+from benchmarks.models.mixtral import mixtral
 from benchmarks.models.model import Model, Tree, f32
 from benchmarks.models.recommenders import dlrm, xdl
-from benchmarks.models.recurrent import rnnlm
+from benchmarks.models.recurrent import nmt, rnnlm
 from benchmarks.models.resnet import resnet
+from benchmarks.models.squeezenet import squeezenet
 from benchmarks.models.unrolled import rnnlm_unrolled
+from benchmarks.models.vit import vit
 from benchmarks.record import record, results, show
 
 ROUNDS = 20
@@ -74,8 +84,11 @@ def nas_cell(*, steps: int = 8, width: int = 512, batch: int = 512) -> Model:
     return Model("nas cell", loss, params, {"x": f32(steps, batch, width), "h": f32(batch, width)}, {"x": 0, "h": 0})
 
 
+Case = tuple[Callable[..., Any], tuple[Any, ...], Callable[[], Any]]
+"""A loss, its abstract arguments, and a function of none that draws real ones."""
+
 TABLES = (1_000_000,) * 8
-CASES: dict[str, Callable[[], Model]] = {
+OWN: dict[str, Callable[[], Model]] = {
     "bert_unity": lambda: attention_stack(layers=4),
     "bert_large, 4 layers": lambda: bert(layers=4),
     "blocked attention": blocked_attention,
@@ -87,16 +100,56 @@ CASES: dict[str, Callable[[], Model]] = {
     "lstm, scanned": lambda: rnnlm(steps=20, hidden=1024, vocab=4096, batch=128),
     "inception_v3": lambda: inception_v3(batch=32),
     "resnext50": lambda: resnet(batch=32, groups=32, group_width=4),
+    "squeezenet": squeezenet,
+    "mixtral, 1 layer": lambda: mixtral(layers=1, hidden=1024, heads=16, feed_forward=3584, seq=1024, batch=8),
+    "llama3_8b, 1 layer": lambda: llama(layers=1, vocab=32000, seq=2048, batch=2),
+    "vit_large, 4 layers": lambda: vit(layers=4, batch=64),
+    "nmt, scanned": nmt,
+    "candle_uno": candle_uno,
 }
+PACKAGED = {
+    f"{case.package}: {case.name}": case
+    for case in packages.MODELS
+    if case.name not in ("VGG16", "Llama-7B", "GPT-2", "RoBERTa") and find_spec(case.package.replace("-", "_"))
+}
+CASES = (*OWN, *PACKAGED)
 
 
-def plan_of(model: Model, path: Path) -> unity.Plan:
-    """Return a model's plan, from its file where there is one."""
-    args = model.params, model.batch
+def case_of(name: str) -> Case:
+    """Return a case by its name."""
+    if name in OWN:
+        model = OWN[name]()
+        return model.loss, (model.params, model.batch), lambda: concrete(model)
+    fn, args = PACKAGED[name].build()
+
+    def loss(*args: Any) -> jax.Array:
+        value = fn(*args)
+        return value[0] if isinstance(value, tuple) else value
+
+    return loss, args, lambda: drawn(args)
+
+
+def drawn(args: Any) -> Any:
+    """Return arrays for abstract arguments: positive numbers, since some are variances, and indices that any table has."""
+    rng = np.random.default_rng(0)
+
+    def array(leaf: Any) -> Any:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.key(0)
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            return jnp.asarray(rng.uniform(0.01, 0.05, leaf.shape), leaf.dtype)
+        return jnp.asarray(rng.integers(2, size=leaf.shape), leaf.dtype)
+
+    return jax.tree.map(array, args)
+
+
+def plan_of(name: str, path: Path) -> unity.Plan:
+    """Return a case's plan, from its file where there is one."""
+    loss, args, _ = case_of(name)
     if not path.exists():
         machine = unity.Machine.grid(1, 1, "h200")
-        unity.optimize(model.loss, *args, machine=machine, seconds=BUDGET, progress=False).files.save(path)
-    return unity.load(path, model.loss, *args)
+        unity.optimize(loss, *args, machine=machine, seconds=BUDGET, progress=False).files.save(path)
+    return unity.load(path, loss, *args)
 
 
 def compiled(step: Callable[..., Any], args: Any) -> Any:
@@ -127,7 +180,7 @@ def applied(plan: unity.Plan) -> str:
 
 def case(name: str, plan: unity.Plan) -> dict[str, Any]:
     """Return one model's figures; ratios are the function's over the rewritten program's, so above 1 is a gain."""
-    model = CASES[name]()
+    loss, args, real_args = case_of(name)
     row: dict[str, Any] = {
         "case": name,
         "predicted": 1.0,
@@ -138,13 +191,12 @@ def case(name: str, plan: unity.Plan) -> dict[str, Any]:
     }
     if not applied(plan):
         return row
-    captured = unity.optimize(
-        model.loss, model.params, model.batch, machine=plan.inspect.machine, search="captured", progress=False
-    )
+    captured = unity.optimize(loss, *args, machine=plan.inspect.machine, search="captured", progress=False)
     row["predicted"] = captured.time / plan.time
-    real = concrete(model) if jax.default_backend() == "gpu" else (model.params, model.batch)
-    steps = {"function": jax.value_and_grad(model.loss), "rewritten": jax.value_and_grad(plan)}
-    programs = {which: compiled(step, real) for which, step in steps.items()}
+    real = real_args() if jax.default_backend() == "gpu" else args
+    steps = {"function": jax.value_and_grad(loss), "rewritten": jax.value_and_grad(plan)}
+    with ThreadPoolExecutor() as pool:
+        programs = dict(zip(steps, pool.map(lambda step: compiled(step, real), steps.values()), strict=True))
     before, after = (figures(programs[which]) for which in steps)
     row |= {what: before[what] / after[what] for what in before}
     row |= {"kernels before": before["kernels"], "kernels after": after["kernels"]}
@@ -178,7 +230,7 @@ def main() -> None:
         folder = options.plans or Path(cache)
         folder.mkdir(parents=True, exist_ok=True)
         for name in names:
-            plan = plan_of(CASES[name](), folder / f"{name}.json")
+            plan = plan_of(name, folder / f"{name.replace('/', ' ')}.json")
             print(f"{name}: {plan.time * 1e3:.3g} ms, {plan.inspect.search_seconds:.0f} s, {applied(plan)}", flush=True)
             if options.search:
                 continue

@@ -17,6 +17,7 @@ from .model import Model
 from .recommenders import dlrm, dlrm_kaggle, xdl
 from .recurrent import nmt, rnnlm, rnntc
 from .resnet import resnet, resnext50_unity
+from .squeezenet import squeezenet
 from .unrolled import nmt_unrolled, rnnlm_unrolled, rnntc_unrolled
 from .vgg import vgg16
 from .vit import vit
@@ -43,6 +44,7 @@ _MODELS: Mapping[str, _Entry] = {
     "lenet5": _Entry(lenet5, {"batch": 8}),
     "alexnet": _Entry(alexnet, {"image": 63, "width": 64, "batch": 4, "classes": 10}),
     "vgg16": _Entry(vgg16, {"image": 32, "channels": 8, "width": 32, "batch": 4, "classes": 10}),
+    "squeezenet": _Entry(squeezenet, {"image": 63, "batch": 2, "classes": 10}),
     "inception_v3": _Entry(inception_v3, _TINY_INCEPTION),
     "inception_v3_unity": _Entry(inception_v3, {**_TINY_INCEPTION, "unit": biased}, {"unit": biased, "classes": 10}),
     "resnet50": _Entry(resnet, _TINY_RESNET),

@@ -25,9 +25,10 @@ PUBLISHED = {
     "lenet5": 61_706,
     "llama3_8b": 8_030_261_248,
     "mixtral_8x7b": 46_702_792_704,
-    "resnet101": 44_549_160,  # torchvision, as the next four
+    "resnet101": 44_549_160,  # torchvision, as the next five
     "resnet50": 25_557_032,
     "resnext50": 25_028_904,
+    "squeezenet": 1_235_496,  # version 1.1
     "vgg16": 138_357_544,
     "vit_large": 304_326_632,  # torchvision, patches of 16
     "wide_resnet50": 68_883_240,
