@@ -21,7 +21,7 @@ from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.types.parallel_type import slice_count
 from unity.plan.plan import Plan
 from unity.plan.undivided import Undivided, headline, undivided
-from unity.plan.warnings import undividable
+from unity.plan.warnings import misaligned, undividable
 from unity.search.cost.prediction import CollectiveTerm, OperatorTerm, Prediction, predict
 from unity.search.cost.profile_lookup import ROOFLINE
 from unity.search.memory.backend import backend_of
@@ -196,8 +196,8 @@ def _collectives(prediction: Prediction, names: AxisNames) -> Table:
 
 
 def blocked(plan: Plan) -> list[str]:
-    """Return lines about operators and dimensions that cannot be divided, with reasons."""
-    return list(map(str, undividable(plan.program)))
+    """Return lines about what cannot be divided, with reasons, and about products that their sizes make slow."""
+    return [str(warning) for warnings in (undividable, misaligned) for warning in warnings(plan.program)]
 
 
 def frontier_table(candidates: Sequence[Candidate], chosen: Candidate, exact: bool) -> Table:

@@ -58,6 +58,10 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+ALIGNMENT = 16
+"""Bytes: tensor cores load from addresses that are multiples of it."""
+
+
 @dataclass(frozen=True)
 class Device:
     """One accelerator, or one share of a host's cores.
@@ -70,6 +74,8 @@ class Device:
         bandwidth: bytes/s of its memory, reading and writing counted together.
         efficiency: part of the peak that a large dense matrix product reaches, above 0 and at most 1.
         launch: seconds of fixed overhead per operator.
+        misaligned: how many times as long the arithmetic of a matrix product takes if the last dimension of one of its arrays is
+            not a multiple of `ALIGNMENT` bytes, at least 1.
 
     Raises:
         MachineError: a figure is missing, not positive, or not finite.
@@ -82,6 +88,7 @@ class Device:
     bandwidth: float
     efficiency: float
     launch: float
+    misaligned: float = 1.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -96,6 +103,9 @@ class Device:
         if self.efficiency > 1:
             raise MachineError(f"device.efficiency is a part of the peak and at most 1, got {self.efficiency!r}")
         check_not_negative("device.launch", self.launch, "seconds")
+        check_positive("device.misaligned", self.misaligned, "times as long")
+        if self.misaligned < 1:
+            raise MachineError(f"device.misaligned is how many times as long, and at least 1, got {self.misaligned!r}")
         object.__setattr__(self, "flops", dict(self.flops))  # a copy, so that the caller's dict cannot change a machine
 
     def flops_of(self, dtype: object) -> float:

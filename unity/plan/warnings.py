@@ -1,4 +1,4 @@
-"""Warnings about a plan, by the user's line: effects that it drops, and operators and dimensions that it does not divide."""
+"""Warnings about a plan, by the user's line: effects that it drops, what it does not divide, and products that are slow."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Literal
 
 from unity.base.documents import Record
 from unity.base.formatting import pattern, short
+from unity.machine.hardware import ALIGNMENT
 from unity.pcg.capture.capture import unparallelized
 from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.user_lines import source_of_use
@@ -16,21 +17,23 @@ from unity.pcg.propagation.halos import undivided_windows
 from unity.plan.effects import dropped_effects
 from unity.plan.planned_program import PlannedProgram
 from unity.plan.undivided import undivided
-from unity.search.cost.prediction import Prediction
+from unity.search.cost.alignment import depends_on_alignment, misaligned_rows
+from unity.search.cost.prediction import Prediction, local_shapes, predict
+from unity.search.cost.roofline import dense_work
 
 LARGE = 16  # indices of a dimension that is worth dividing
 WORTH_WARNING = 0.01  # share of the predicted computation that an operator takes
 
-Topic = Literal["dropped", "unknown", "windows", "dimension", "whole"]
+Topic = Literal["dropped", "unknown", "windows", "dimension", "whole", "misaligned"]
 
 
 class PlanWarning(Record):
-    """A part of the user's program that a plan drops or does not divide.
+    """A part of the user's program that a plan drops, does not divide, or runs slowly.
 
     Attributes:
         topic: "dropped" (an effect that does not run), "unknown" (an operator that cannot be divided), "windows" (a dimension along
-            which windows cannot be divided), "dimension" (an argument's dimension that no axis divides) or "whole" (an operator
-            that could be divided, but runs whole on every device).
+            which windows cannot be divided), "dimension" (an argument's dimension that no axis divides) "whole" (an operator
+            that could be divided, but runs whole on every device) or "misaligned" (a matrix product that its sizes make slow).
         line: the user's line.
         subject: the effect, operator or argument. Warnings of one topic about one subject at one line are the same.
         text: the warning.
@@ -49,7 +52,8 @@ def warnings_of(program: PlannedProgram, prediction: Prediction | None = None) -
     """Return the warnings about a plan."""
     refused = tuple(undividable(program))
     known = {(w.line, w.subject) for w in refused}
-    return (*_dropped(program), *refused, *(w for w in _whole(program, prediction) if (w.line, w.subject) not in known))
+    whole = (w for w in _whole(program, prediction) if (w.line, w.subject) not in known)
+    return (*_dropped(program), *refused, *whole, *misaligned(program, prediction))
 
 
 def undividable(program: PlannedProgram) -> Iterator[PlanWarning]:
@@ -94,3 +98,24 @@ def _whole(program: PlannedProgram, prediction: Prediction | None) -> Iterator[P
         if row.part >= WORTH_WARNING:
             text = f"{row.kind} runs whole on every device, {row.part:.0%} of the computing: {row.reason}"
             yield PlanWarning("whole", row.line, row.kind, text)
+
+
+def misaligned(program: PlannedProgram, prediction: Prediction | None = None) -> Iterator[PlanWarning]:
+    """Yield the matrix products that are slow because rows do not begin at multiples of `ALIGNMENT` bytes, with their sizes."""
+    machine = program.family.search.machine
+    prediction = prediction or predict(program.pcg, machine, program.family.differentiated)
+    seconds = Counter[tuple[str, str, tuple[int, ...]]]()
+    for term in prediction.operators:
+        body = term.node.body
+        if body is None or not depends_on_alignment(machine.device, body):
+            continue
+        if rows := misaligned_rows(dense_work(body)[1], local_shapes(term.node, program.pcg)):
+            seconds[short(term.node.source), term.node.kind, rows] += term.forward + term.backward
+    for (line, kind, sizes), taken in seconds.items():
+        if taken >= WORTH_WARNING * prediction.computing:
+            times, elements = f"{machine.device.misaligned:g} times", ", ".join(map(str, sizes))
+            text = (
+                f"{kind} takes about {times} as long with rows of {elements} elements, which are no multiple of"
+                f" {ALIGNMENT} bytes: other sizes, or padding=True, may be faster"
+            )
+            yield PlanWarning("misaligned", line, f"rows of {kind}", text)

@@ -188,7 +188,7 @@ class Task(Request):
     def padded(self, keeping: PlanFamily, prices: Prices, than: Solution | None) -> Solution | None:
         """Return a program with padded dimensions, or None if none fits and is better than the solution without, `than`."""
         wish = Wish(**self.wish(prices, than, None))
-        best = best_padding(keeping.captured, prices.machine.devices, wish, prices.pack, prices.bodies)
+        best = best_padding(keeping.captured, prices.machine, wish, prices.pack, prices.bodies)
         if best is None:
             return None
         return self.if_better((keeping.then(best.transformation, best.search), best.candidate), than, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from unity.pcg.ir.program import Body, Tensor
 from unity.pcg.propagation.choices import Run
 from unity.pcg.propagation.halos import HaloEdge, sent
 from unity.pcg.types.accumulation import accumulator, growth
+from unity.search.cost.alignment import depends_on_alignment, slowdown
 from unity.search.cost.profile_lookup import ROOFLINE, Piece, lookup
 from unity.search.cost.roofline import dense_work, roofline, touches
 from unity.search.space.configurations import Domain, distinct_types, shapes_of, work_shares
@@ -86,7 +87,8 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     tensors = zip((*(p.tensor for p in site.ports), *site.results), touches(body), strict=True)
     touched = sum((t.nbytes * part * fraction(domain, k, machine) for k, (t, part) in enumerate(tensors)), zero)
     flows = training.backward and any(site.flows)
-    sizes = None if machine.profile is None else local_sizes(site, domain, machine)
+    by_size = machine.profile is not None or depends_on_alignment(machine.device, body)
+    sizes = local_sizes(site, domain, machine) if by_size else None
     pieces = Pieces(work_shares(domain.choices, domain.picks, machine.axes), touched, sizes)
     shapes = shapes_of(site)
     forward, backward, _ = seconds(body, shapes, pieces, [flows and p.gradient for p in site.ports], machine)
@@ -109,8 +111,8 @@ class Pieces:
     Args:
         share: The fraction of the work.
         touched: Bytes of operands and results that are read or written.
-        sizes: Local sizes of all dimensions, one tensor after the other, [ways, dimensions]; None without a profile, as only a
-            profile needs them.
+        sizes: Local sizes of all dimensions, one tensor after the other, [ways, dimensions]; None if the seconds do not depend on
+            them.
     """
 
     share: Array
@@ -137,7 +139,11 @@ def seconds(
         return nothing, nothing, (ROOFLINE,) * len(nothing)
     flops, dtype = dense_work(body)
     if machine.profile is None or pieces.sizes is None:
-        bounds = roofline(machine.device, flops * pieces.share, dtype, pieces.touched, sum(differentiated), bool(body.equations))
+        slower = 1.0, 1.0
+        if pieces.sizes is not None and depends_on_alignment(machine.device, body):
+            slower = slowdown(machine.device, dtype, *_last_sizes(pieces.sizes, shapes))
+        count, launched = sum(differentiated), bool(body.equations)
+        bounds = roofline(machine.device, flops * pieces.share, dtype, pieces.touched, count, launched, slower)
         return *bounds, (ROOFLINE,) * len(pieces.share)
     keys = np.column_stack([pieces.sizes, pieces.share])
     _, first, index = np.unique(keys, axis=0, return_index=True, return_inverse=True)
@@ -149,6 +155,13 @@ def seconds(
     index = index.reshape(-1)
     forward, backward = (np.array([getattr(t, name) for t in distinct])[index] for name in ("forward", "backward"))
     return forward, backward, [distinct[k].how for k in index]
+
+
+def _last_sizes(sizes: Array, shapes: Sequence[tuple[int, ...]]) -> tuple[list[Array], Array]:
+    """Return the local sizes of the last dimensions of a product's operands, and of its result, for every way to parallelize it."""
+    ends = accumulate(len(shape) for shape in shapes)
+    *operands, result = (sizes[:, end - 1] if shape else np.ones(len(sizes), int) for end, shape in zip(ends, shapes, strict=True))
+    return operands, result
 
 
 def _split(sizes: Iterable[int], ranks: Iterable[int]) -> Shapes:

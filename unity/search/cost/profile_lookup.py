@@ -22,6 +22,7 @@ from statistics import median
 from unity.machine.hardware import Device
 from unity.machine.profiles.profile import Measurement, Profile, Shapes
 from unity.pcg.ir.program import Body
+from unity.search.cost.alignment import PRODUCT, depends_on_alignment, slowdown_of_shapes
 from unity.search.cost.roofline import dense_work, roofline
 
 MEASURED, INTERPOLATED, CALIBRATED, ROOFLINE = "measured", "interpolated", "calibrated", "roofline"
@@ -68,7 +69,8 @@ def lookup(profile: Profile, device: Device, body: Body, piece: Piece, different
     if measurement is not None:
         return Seconds(measurement.forward, measurement.backward, MEASURED)
     dtype, count = dense_work(body)[1], sum(differentiated)
-    forward, backward = roofline(device, piece.work, dtype, piece.nbytes, count, bool(body.equations))
+    slower = slowdown_of_shapes(device, dtype, piece.shapes) if depends_on_alignment(device, body) else (1.0, 1.0)
+    forward, backward = roofline(device, piece.work, dtype, piece.nbytes, count, bool(body.equations), slower)
     plain = float(forward), float(backward)
     neighbours = profile.alike.get((body.key, differentiated))
     if neighbours:
@@ -82,10 +84,17 @@ def lookup(profile: Profile, device: Device, body: Body, piece: Piece, different
     return Seconds(plain[0] * forward, plain[1] * backward, CALIBRATED)
 
 
+def _plain(m: Measurement, device: Device) -> tuple[float, float]:
+    """Return the roofline's seconds of a measured operator, forward and backward."""
+    slower = slowdown_of_shapes(device, m.dtype, m.shapes) if m.kind == PRODUCT else (1.0, 1.0)
+    forward, backward = roofline(device, m.work, m.dtype, m.nbytes, m.count, slowdown=slower)
+    return float(forward), float(backward)
+
+
 def _ratios(m: Measurement, device: Device) -> tuple[float, float]:
     """Return the ratios of a measurement's seconds to the roofline's, forward and backward."""
-    forward, backward = roofline(device, m.work, m.dtype, m.nbytes, m.count)
-    return max(m.forward, LEAST) / float(forward), max(m.backward, LEAST) / float(backward) if m.count else 1.0
+    forward, backward = _plain(m, device)
+    return max(m.forward, LEAST) / forward, max(m.backward, LEAST) / backward if m.count else 1.0
 
 
 def _interpolated_ratios(device: Device, neighbours: Sequence[Measurement], piece: Piece) -> tuple[float, float]:
@@ -127,12 +136,12 @@ def calibration(profile: Profile, device: Device) -> Mapping[str, Calibration]:
     """Return every kind's ratios on a device: the median of the measurements of each magnitude."""
     logarithms: dict[str, tuple[dict[int, list[float]], dict[int, list[float]]]] = {}
     for m in profile.measurements:
-        plain = roofline(device, m.work, m.dtype, m.nbytes, m.count)
+        plain = _plain(m, device)
         ratios = _ratios(m, device)
         for kind in (m.kind, PRODUCTS if m.work else OTHERS):
             for table, seconds, ratio in zip(logarithms.setdefault(kind, ({}, {})), plain, ratios, strict=True):
                 if seconds > 0:  # a measurement without gradients has no backward seconds
-                    table.setdefault(_magnitude(float(seconds)), []).append(log(ratio))
+                    table.setdefault(_magnitude(seconds), []).append(log(ratio))
     return {kind: Calibration(_medians(forward), _medians(backward)) for kind, (forward, backward) in logarithms.items()}
 
 

@@ -51,7 +51,13 @@ def touches(body: Body) -> tuple[float, ...]:
 
 
 def roofline(
-    device: Device, work: Array | float, dtype: str, touched: Array | float, differentiated: int, launched: bool = True
+    device: Device,
+    work: Array | float,
+    dtype: str,
+    touched: Array | float,
+    differentiated: int,
+    launched: bool = True,
+    slowdown: tuple[Array | float, Array | float] = (1.0, 1.0),
 ) -> tuple[Array, Array]:
     """Return the seconds forward and backward of an operator on one device.
 
@@ -65,11 +71,12 @@ def roofline(
         touched: Bytes read or written.
         differentiated: The number of operands with a gradient.
         launched: Whether the operator is launched as a kernel; one without equations is not.
+        slowdown: How many times as long the arithmetic takes, forward and backward.
     """
     compute = work / (device.flops_of(dtype) * device.efficiency)
     traffic = touched / device.bandwidth
     launch = device.launch if launched else 0.0
-    forward = np.maximum(compute, traffic) + launch
+    forward = np.maximum(compute * slowdown[0], traffic) + launch
     if not differentiated:
         return forward, np.zeros_like(forward)
-    return forward, np.maximum(compute * min(differentiated, 2), 2 * traffic) + launch
+    return forward, np.maximum(compute * slowdown[1] * min(differentiated, 2), 2 * traffic) + launch

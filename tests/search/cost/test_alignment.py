@@ -1,0 +1,93 @@
+"""The slowdown of matrix products with misaligned rows: which products, by how much, and what a plan says and does about it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import unity
+from unity.machine.machine import Machine
+from unity.plan.warnings import warnings_of
+from unity.search.cost.alignment import slowdown
+from unity.search.cost.prediction import predict
+from unity.transforms.padding.choose import padded_size
+
+H100 = Machine.grid(1, 1, "h100")
+SLOWER = H100.device.misaligned
+OPTIONS = {"search": "captured", "pipelines": False, "branches": False, "recompute": False, "progress": False}
+
+
+def product(m, k, n, dtype="bfloat16", machine=H100):
+    """Return the seconds of a product and its gradients, of a size at which arithmetic takes all the time."""
+    x, w = jax.ShapeDtypeStruct((m, k), dtype), jax.ShapeDtypeStruct((k, n), dtype)
+    plan = unity.optimize(lambda w, x: (x @ w).astype("float32").sum(), w, x, machine=machine, **OPTIONS)
+    terms = predict(plan.program.pcg, machine, plan.program.family.differentiated).operators
+    (term,) = [t for t in terms if t.node.kind == "dot_general"]
+    return np.array([term.forward, term.backward])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "slower"),
+    [
+        ((4096, 4096, 4104), "bfloat16", (1, 1)),  # 16 bytes are 8 elements
+        ((4096, 4096, 4100), "bfloat16", (SLOWER, SLOWER)),
+        ((4096, 4100, 4096), "bfloat16", (SLOWER, 1)),  # the contracted dimension is the last of an operand
+        ((4100, 4096, 4096), "bfloat16", (1, 1)),  # rows may have any number
+        ((4096, 4096, 4100), "float32", (1, 1)),
+        ((4096, 4096, 4098), "float32", (SLOWER, SLOWER)),
+        ((4096, 4096, 4097), "float64", (1, 1)),
+    ],
+)
+def test_products_are_slower_whose_last_dimension_is_no_multiple_of_16_bytes(sizes, dtype, slower):
+    with jax.enable_x64(dtype == "float64"):
+        aligned, given = product(4096, 4096, 4096, dtype), product(*sizes, dtype)
+    np.testing.assert_allclose(given / aligned, slower, rtol=3e-2)
+
+
+def test_devices_without_the_figure_have_no_such_products():
+    machine = Machine.grid(1, 1, "a100")
+    assert machine.device.misaligned == 1
+    np.testing.assert_allclose(product(4096, 4096, 4097, machine=machine), product(4096, 4096, 4096, machine=machine), rtol=1e-3)
+
+
+def test_what_counts_is_the_part_of_one_device():
+    """4,112 columns are aligned, and an eighth of them, 514, is not."""
+    forward, backward = slowdown(H100.device, "bfloat16", [np.array([4096, 4096]), np.array([4112, 514])], np.array([4112, 514]))
+    np.testing.assert_array_equal(forward, [1, SLOWER])
+    np.testing.assert_array_equal(backward, [1, SLOWER])
+
+
+def head(params, tokens):
+    x = params["table"][tokens]
+    logits = x @ params["table"].T
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], -1))
+
+
+def test_a_plan_names_such_products_and_pads_them_if_it_may(capsys):
+    params, tokens = {"table": jax.ShapeDtypeStruct((5001, 2048), "float32")}, jax.ShapeDtypeStruct((8, 2048), "int32")
+    plan = unity.optimize(head, params, tokens, machine=H100, **OPTIONS)
+    (warning,) = [w for w in warnings_of(plan.program) if w.topic == "misaligned"]
+    assert "rows of 5001 elements" in warning.text
+    assert "test_alignment.py" in warning.line
+    plan.explain()
+    assert "rows of 5001 elements" in " ".join(capsys.readouterr().out.split())
+    padded = unity.optimize(head, params, tokens, machine=H100, padding=True, pack=True, **OPTIONS)
+    assert padded.program.padding.sizes == {5001: 5004}
+    assert padded.time < plan.time
+    padded.explain()
+    assert "rows of" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("size", "devices", "unit", "padded"),
+    [
+        (50257, 1, 8, 50264),
+        (50257, 8, 8, 50304),
+        (50257, 8, 1, 50264),
+        (1000, 8, 4, 1024),  # the devices divide it, but not into aligned parts
+        (1024, 8, 8, None),
+        (17, 8, 8, 24),  # 64 would be much more
+    ],
+)
+def test_padded_sizes_are_aligned_on_each_device_where_that_is_not_much_more(size, devices, unit, padded):
+    assert padded_size(size, devices, unit) == padded

@@ -1,0 +1,62 @@
+"""The slowdown of matrix products whose rows do not all begin at an address that a tensor core loads from.
+
+A GPU's library has its fast kernels for arrays whose last dimension is a multiple of 16 bytes; others take several times as long
+(NVIDIA, Matrix Multiplication Background User's Guide, "Requirements to use Tensor Cores"): `Device.misaligned` times.
+Rows of any number make no difference, as far as was measured (`benchmarks.gpu_kernels`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from unity.machine.hardware import ALIGNMENT, Device
+from unity.pcg.ir.program import Body
+
+Array = np.ndarray
+PRODUCT = "dot_general"
+WIDEST = 4  # bytes of an element: float64 has kernels of its own
+
+
+def depends_on_alignment(device: Device, body: Body) -> bool:
+    """Return whether a body is a single matrix product, on a device where its alignment matters."""
+    return device.misaligned > 1 and [e.name for e in body.equations] == [PRODUCT]
+
+
+def slowdown(device: Device, dtype: str, operands: Sequence[Array | int], result: Array | int) -> tuple[Array, Array]:
+    """Return how many times as long a product's arithmetic takes, forward and backward.
+
+    Backward, the result's cotangent is an operand of both products. That an operand of the forward product is misaligned slows
+    them by less than a fifth, which is neglected.
+
+    Args:
+        device: The device.
+        dtype: The dtype of the operands.
+        operands: The local size of each operand's last dimension.
+        result: The local size of the result's last dimension.
+    """
+    backward, *others = (_is_misaligned(dtype, size) for size in (result, *operands))
+    forward = np.logical_or.reduce([backward, *others])
+    return np.where(forward, device.misaligned, 1.0), np.where(backward, device.misaligned, 1.0)
+
+
+def slowdown_of_shapes(device: Device, dtype: str, shapes: Sequence[tuple[int, ...]]) -> tuple[Array, Array]:
+    """Return the `slowdown` of a product by the local shapes of its operands and its result."""
+    *operands, result = _last(shapes)
+    return slowdown(device, dtype, operands, result)
+
+
+def misaligned_rows(dtype: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the sizes of the last dimensions of a product's arrays that are not aligned, each once."""
+    return tuple(sorted({n for n in _last(shapes) if _is_misaligned(dtype, n)}))
+
+
+def _last(shapes: Sequence[tuple[int, ...]]) -> Iterator[int]:
+    return (shape[-1] if shape else 1 for shape in shapes)
+
+
+def _is_misaligned(dtype: str, size: Array | int) -> Array:
+    itemsize = jnp.dtype(dtype).itemsize
+    return np.asarray(size) * itemsize % ALIGNMENT * (itemsize <= WIDEST) > 0
