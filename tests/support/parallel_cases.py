@@ -29,7 +29,7 @@ from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, UNUSED, Type, misfit, partitioned
 from unity.pcg.types.varying_axes import vary
 
-MOST = 10  # combinations of choices for one application and mesh: compiling them is what takes the time
+MOST = 6  # combinations of choices for one application and mesh: compiling them is what takes the time
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute")
 
 
