@@ -23,7 +23,7 @@ from unity.pcg.types.parallel_type import REPLICATED
 from unity.verify.proofs.operators import GradientProof, OperatorProof, check_body, check_operator, fits
 
 # An older JAX has other primitives and derivatives, which every kind of case meets; the variants of a kind follow from the table.
-NAMES = CASES.keys() if jax.__version_info__ >= (0, 12) else KINDS
+DERIVED = CASES if jax.__version_info__ >= (0, 12) else KINDS
 LARGE = {"batch norm", "group norm"}  # their derivatives: proved on smaller ones
 AGAIN = {"conv, 2-D", "conv, other dimension numbers", "dot product attention"}  # they take seconds, and others say the same
 PAIRED = (
@@ -65,7 +65,7 @@ def faults(verdicts) -> list[str]:
     return [str(v) for v in verdicts if v.answer != "proved"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_every_choice_is_proved(name):
     body, args = operator(name)
     verdicts = check_body(body, (2,), args)
@@ -85,7 +85,7 @@ def beyond(name: str, verdicts) -> list[str]:
     return wrong[1:]
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - LARGE - AGAIN))
+@pytest.mark.parametrize("name", sorted({*DERIVED} - LARGE - AGAIN))
 def test_derivatives_are_proved(name):
     body, args = operator(name)
     proof = GradientProof(body, args)

@@ -94,7 +94,7 @@ def test_a_program_that_fits_by_recomputation_is_the_function(name: str, tmp_pat
     assert_right(name, runpy.run_path(str(tmp_path / "exported.py"), run_name="exported")["fn"], args)
 
 
-@pytest.mark.parametrize("name", ["dropped", "scanned"])
+@pytest.mark.parametrize("name", ["partly", "scanned"])
 def test_every_point_of_the_frontier_of_a_recomputed_program_is_right(name: str) -> None:
     plan = planned(MODELS[name](), memory_limit=PARTS[1] * leanest(name).memory)
     assert plan.frontier[-1].memory < PARTS[1] * leanest(name).memory
