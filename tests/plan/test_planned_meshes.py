@@ -123,7 +123,7 @@ def requests(draw):
 
 
 @given(requests())
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_a_plan_runs_in_the_users_mesh_as_its_function(tmp_path_factory: pytest.TempPathFactory, request_) -> None:
     name, mesh, pins = request_
     fn = FUNCTIONS[name][0]
