@@ -14,7 +14,7 @@ from jax import lax
 import unity
 from unity.base.errors import PlanError
 
-GRID = unity.Machine.grid(2, 4, "a100")
+GRID = unity.Machine.grid(2, 2, "a100")
 
 
 def f(*shape: int) -> jax.ShapeDtypeStruct:
