@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -189,3 +190,9 @@ def test_joined_digits_slice_as_before(states: list[State]) -> None:
     own = [digit for digit in digits(tuple(states), axes) if digit is not None]
     assume(not any(one.overlaps(other) for one, other in combinations(own, 2)))
     assert digits(joined_digits(tuple(states), axes), axes) == digits(tuple(states), axes)
+    names = AxisNames(axes, ("node", "device")).telling_apart([tuple(states)])
+    merged = zip(digits(names.run_type(tuple(states)), names.shown), names.shown, names.groups, strict=True)
+    whole = digits(tuple(states), axes)
+    for digit, axis, group in merged:
+        first = whole[group[0]]
+        assert digit == (None if first is None else replace(first, size=axis.size))

@@ -32,7 +32,7 @@ def within_mesh(axes: Sequence[Axis], wide: bool, run: Callable[[], T]) -> T:
         wide: whether 64-bit types are enabled.
         run: the function.
     """
-    names, sizes = tuple(a.name for a in axes) or ("d0",), tuple(a.size for a in axes) or (1,)
+    names, sizes = tuple(a.name for a in axes) or ("device",), tuple(a.size for a in axes) or (1,)
     mesh = AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(sizes))
     results: list[T] = []
 

@@ -15,7 +15,8 @@ from unity.base.errors import ParallelTypeError
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.graph import PCG, Node
-from unity.pcg.parallel.check import check
+from unity.pcg.parallel.axis_names import AxisNames, names_in
+from unity.pcg.parallel.check import check, check_by_names
 from unity.pcg.parallel.parallelize import Assignment, parallelize
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
 from unity.search.cost.assembly import assemble
@@ -31,7 +32,9 @@ def test_whatever_the_search_can_choose_typechecks(name: str) -> None:
         captured = capture(model.loss, model.params, model.batch)
     assembled = assemble(captured.graph, captured.differentiated, MACHINE, Training())
     for seed in range(5):
-        check(parallelize(captured.graph, assembled.assignment(random_point(assembled, np.random.default_rng(seed)))))
+        graph = parallelize(captured.graph, assembled.assignment(random_point(assembled, np.random.default_rng(seed))))
+        check(graph)
+        check(names_in(graph, MACHINE.named_levels).run_graph(graph))  # as exported files run it
 
 
 def product(x: tuple[State, ...], y: tuple[State, ...], z: tuple[State, ...], out: tuple[State, ...] | None = None) -> PCG:
@@ -40,6 +43,14 @@ def product(x: tuple[State, ...], y: tuple[State, ...], z: tuple[State, ...], ou
     (node,) = [n for n in graph.nodes if n.kind != "input"]
     results = {id(n): (t,) for n, t in zip(graph.inputs, (x, y), strict=True)} | {id(node): (z,)}
     return parallelize(graph, Assignment(MACHINE.axes[:1], results, {}, {(id(graph), 0): (out,)} if out else {}))
+
+
+def test_errors_name_axes_as_specifications_do() -> None:
+    wrong = product((partitioned(0),), (UNUSED,), (partitioned(0),))
+    with pytest.raises(ParallelTypeError, match='along axis "n0"'):
+        check(wrong)
+    with pytest.raises(ParallelTypeError, match='along axis "node"'):
+        check_by_names(wrong, AxisNames.of_every_axis(wrong.axes, MACHINE.named_levels))
 
 
 def test_right_types_pass() -> None:

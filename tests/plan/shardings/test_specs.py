@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -102,6 +103,18 @@ def test_specs_of_whole_levels_are_pins(pinned):
     assert again.in_specs == pinned.in_specs
 
 
+def test_shardings_results_and_gradients_are_on_the_mesh_of_the_specifications(pinned):
+    assert pinned.in_shardings == jax.tree.map(partial(NamedSharding, pinned.inspect.mesh), pinned.in_specs)
+    assert dict(pinned.inspect.mesh.shape) == pinned.mesh_shape
+    args = pinned.shard(*jax.tree.map(lambda s: jnp.ones(s.shape) / 8, (PARAMS, struct(64, 64))))
+    for plan in (pinned, jax.jit(pinned), pinned.constrained()):
+        results, gradients = plan(*args), jax.jit(jax.grad(lambda p, x, plan=plan: plan(p, x)[0]))(*args)
+        assert {x.sharding.mesh for x in jax.tree.leaves((results, gradients))} == {pinned.inspect.mesh}
+        assert all(jax.tree.leaves(jax.tree.map(lambda x, s: x.sharding == s, gradients, pinned.in_shardings[0])))
+    mesh = jax.make_mesh(tuple(pinned.mesh_shape.values()), tuple(pinned.mesh_shape))
+    assert pinned.on(mesh).inspect.mesh == mesh
+
+
 def test_one_device_is_a_mesh_of_one_axis():
     plan = unity.optimize(loss, PARAMS, struct(64, 64), machine=unity.Machine.grid(1, 1, "a100"), progress=False)
     assert plan.mesh_shape == {"device": 1}
@@ -115,7 +128,7 @@ def test_a_plan_runs_on_other_devices(pinned):
     assert list(there.inspect.mesh.devices.flat) == jax.devices()[::-1]
     np.testing.assert_allclose(there(*placed)[0], loss(*args)[0], rtol=1e-5)
     assert pinned.on(there.inspect.mesh).inspect.mesh == there.inspect.mesh
-    assert all(point.inspect.mesh == there.inspect.mesh for point in there.frontier)
+    assert all(list(point.inspect.mesh.devices.flat) == jax.devices()[::-1] for point in there.frontier)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ tell the types of a program apart, `device_a` and `device_b`. A graph, its table
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -17,7 +17,7 @@ from msgspec import structs
 
 from unity.pcg.ir.graph import PCG, Node, Value, reserved_axes
 from unity.pcg.types.axis import Axis, LevelPart, joined_names
-from unity.pcg.types.parallel_type import Type, joined_digits, show
+from unity.pcg.types.parallel_type import State, Type, digits, joined_digits, partitioned, show
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,12 @@ class AxisNames:
         """Return names that tell apart these types, too."""
         return replace(self, cuts=self.cuts | _cuts(self.axes, (joined_digits(t, self.axes) for t in types if t)))
 
+    def with_whole_levels(self, types: Iterable[Type]) -> AxisNames:
+        """Return names in which a level is in parts only if two parts of it have other states in one of these types."""
+        apart = AxisNames(self.axes, self.levels).telling_apart(types).cuts
+        in_parts = {self.axes[k].level for k in apart}
+        return replace(self, cuts=frozenset(k for k in self.cuts | apart if self.axes[k].level in in_parts))
+
     def type(self, type_: Type) -> Type:
         """Return a type over the axes that users see."""
         if not self.levels:
@@ -105,8 +111,31 @@ class AxisNames:
         return show(self.type(type_), self.shown, rank) if self.levels else show(type_, self.axes, rank)
 
     def graph(self, graph: PCG) -> PCG:
-        """Return a parallel graph over the axes that users see, or a serial graph as it is."""
-        return graph if not self.levels or not graph.axes else _Renamed(self).graph(graph)
+        """Return a parallel graph over the axes that users see, as texts show it, or a serial graph as it is."""
+        return graph if not self.levels or not graph.axes else _Renamed(self, self.type, self.names_of).graph(graph)
+
+    def run_type(self, type_: Type) -> Type:
+        """Return a type over the axes that users see, with the slices of `type_` at digits that operators follow.
+
+        `type` joins digits that nest, for texts. An operator follows each digit by itself, as that of a dimension which it merges
+        with another one.
+        """
+        own, taken, states = digits(type_, self.axes), dict[State, int](), list[State]()
+        for group in self.groups:
+            state, digit = type_[group[0]], own[group[0]]
+            if digit is not None:
+                if digit.outer != state.outer * taken.get(state, 1):
+                    state = partitioned(digit.dim, digit.outer)
+                taken[state] = taken.get(state, 1) * self._size(group)
+            states.append(state)
+        return tuple(states)
+
+    def run_graph(self, graph: PCG) -> PCG:
+        """Return a parallel graph over the axes that users see, as devices run it."""
+        return graph if not self.levels or not graph.axes else _Renamed(self, self.run_type, self._names_of_groups).graph(graph)
+
+    def _names_of_groups(self, axes: Collection[int]) -> list[str]:
+        return [axis.name for axis, group in zip(self.shown, self.groups, strict=True) if group[0] in axes]
 
     def positions(self, names: Iterable[str]) -> tuple[int, ...]:
         """Return the positions of the program's axes with some names."""
@@ -188,10 +217,17 @@ def _cuts(axes: Sequence[Axis], rows: Iterable[Sequence[Any]]) -> frozenset[int]
 
 
 class _Renamed:
-    """Graphs over the axes that users see."""
+    """Graphs over the axes that users see.
 
-    def __init__(self, names: AxisNames) -> None:
-        self.names, self.nodes = names, dict[int, Node]()
+    Attributes:
+        names: the names of the axes.
+        type: converts a type.
+        along: returns the names of axes, given by position.
+    """
+
+    def __init__(self, names: AxisNames, type_: Callable[[Type], Type], along: Callable[[Collection[int]], list[str]]) -> None:
+        self.names, self.type, self.along = names, type_, along
+        self.nodes = dict[int, Node]()
 
     def graph(self, graph: PCG) -> PCG:
         nodes = {id(node): self.node(node) for node in graph.nodes}
@@ -204,7 +240,7 @@ class _Renamed:
             self.nodes[id(node)] = replace(
                 node,
                 operands=tuple(Value(self.nodes[id(v.node)], v.index) for v in node.operands),
-                types=tuple(map(self.names.type, node.types)),
+                types=tuple(map(self.type, node.types)),
                 inside=None if node.inside is None else self.graph(node.inside),
                 payload=self.payload(node),
             )
@@ -212,5 +248,5 @@ class _Renamed:
 
     def payload(self, node: Node) -> Any:
         """Return the payload with the names of stages' or groups' axes."""
-        along, names, payload = reserved_axes(node), self.names, node.payload
-        return structs.replace(payload, along=tuple(names.names_of(names.positions(along)))) if along and payload else payload
+        along, payload = reserved_axes(node), node.payload
+        return structs.replace(payload, along=tuple(self.along(self.names.positions(along)))) if along and payload else payload

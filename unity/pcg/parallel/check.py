@@ -27,6 +27,7 @@ from unity.pcg.ir.graph import (
     carried_by,
     reserved_axes,
 )
+from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.parallel.branches import check_boundary_types
 from unity.pcg.parallel.resharding import absolute, kind_of, stationary
 from unity.pcg.parallel.stages import ends_of, inside_state, outside_state, stacked_state, stage_axes
@@ -48,6 +49,15 @@ def check(graph: PCG) -> None:
                     " program so.\n    Reduce or combine it first. (docs: types#changes)"
                 )
     _check_graph(graph, {})
+
+
+def check_by_names(graph: PCG, names: AxisNames) -> None:
+    """Check a parallel graph like `check`, with the names of axes that users see in the error."""
+    try:
+        check(graph)
+    except ParallelTypeError:
+        check(names.run_graph(graph))
+        raise
 
 
 # Axes, by position, along which devices do not run a graph together, each with the operator that the graph is nested in.

@@ -39,7 +39,7 @@ class Inspection:
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The devices as a mesh of prime axes, arranged so that the machine's levels are made of whole hosts; or the user's mesh.
+        """The devices as a mesh of the axes of `plan.mesh_shape`, arranged so that the machine's levels are made of whole hosts.
 
         The first access compares the plans of several processes. Raises PlanError if there are fewer devices than planned for, if
         the hosts do not form the machine's levels, or if the processes have different plans.
@@ -49,10 +49,8 @@ class Inspection:
     @property
     def abstract_mesh(self) -> AbstractMesh:
         """The mesh of `plan.in_specs`, without devices."""
-        devices = self._devices
-        if isinstance(devices, Mesh) and self.machine.has_mesh(devices.shape):
-            return devices.abstract_mesh
-        return self._plan.program.boundary.mesh
+        devices, boundary = self._devices, self._plan.program.boundary
+        return devices.abstract_mesh if isinstance(devices, Mesh) and boundary.has_mesh(devices.shape) else boundary.mesh
 
     def spec_rules(self, argument: int = 0) -> SpecRules:
         """Return the specifications of one argument's leaves as pairs (regular expression, `PartitionSpec`).
