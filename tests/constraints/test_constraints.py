@@ -27,6 +27,7 @@ from unity.constraints.bound_constraints import BoundConstraints, BoundRecord, b
 from unity.constraints.conflicts import smallest
 from unity.constraints.kinds import Constraint, OperatorPin, Passed
 from unity.constraints.paths import matching
+from unity.exec import lowering
 from unity.pcg.capture.capture import Captured, capture
 from unity.pcg.ir.graph import PCG
 from unity.pcg.parallel.check import check
@@ -79,8 +80,9 @@ def same_as(fn: Callable[..., Any], plan: unity.Plan, params: Any, batch: Any) -
 
 
 def spec_of(plan: unity.Plan, path: str) -> P:
-    (k,) = (k for k, n in enumerate(plan.program.pcg.inputs) if n.name == path)
-    return jax.tree.leaves(plan.in_shardings)[k].spec
+    """Return the specification of an argument over the axes of the search."""
+    (node,) = (n for n in plan.program.pcg.inputs if n.name == path)
+    return lowering.spec_of(node.types[0], plan.program.pcg.axes, node.tensors[0].ndim)
 
 
 def obeys(entry: Any, names: Sequence[str], machine: unity.Machine) -> bool:

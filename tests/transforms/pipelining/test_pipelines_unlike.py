@@ -81,7 +81,7 @@ def test_only_a_stages_own_devices_hold_packed_weights():
     weights = jax.tree.leaves(plan.shard(*args)[0])
     for x in weights:
         if x.size:
-            assert "n0" in str(x.sharding.spec[0])
+            assert "node" in str(x.sharding.spec[0])
     for own, wanted in zip(jax.tree.leaves(plan.shard.unpack(plan.shard(*args)[0])), jax.tree.leaves(args[0]), strict=True):
         np.testing.assert_array_equal(own, wanted)
     found = (traffic(p.program.pcg, p.program.family.captured.differentiated) for p in (plan, planned(mlp, args, TREE.axes[:1])))
