@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from unity.__main__ import main
 from unity.pcg.ir import graph_json
 from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.types.parallel_type import UNUSED, State, digits, joined_digits, partitioned
+from unity.plan.files.plan_file import sealed
 from unity.report import content, of_plan
 from unity.report.content import of_file
 
@@ -100,6 +101,8 @@ def texts(plan: unity.Plan, path: Path, capsys: pytest.CaptureFixture[str]) -> I
         main([words[0], str(path), *words[1:]])
         yield f"unity {' '.join(words)}", visible(capsys.readouterr().out)
     yield "simulate", str(plan.inspect.simulate())
+    plan.files.export(path.with_name("exported.py"))
+    yield "export", path.with_name("exported.py").read_text()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -156,6 +159,32 @@ def test_a_difference_of_two_plans_names_the_same_devices_alike() -> None:
     wider = unity.optimize(fn, *args, progress=False, search="captured", machine=unity.Machine.grid(4, 8, "a100"))
     same = unity.optimize(fn, *args, progress=False, search="captured", machine=TREE)
     assert "node of 2" in str(same.inspect.diff(wider))
+
+
+def test_errors_about_an_edited_file_name_no_axes_of_the_search(tmp_path: Path) -> None:
+    def fn(w: Any, x: Any) -> Any:
+        return jnp.mean((jax.nn.gelu(x @ w["up"]) @ w["down"]) ** 2)
+
+    args, file = ({"up": f(64, 256), "down": f(256, 64)}, f(128, 64)), tmp_path / "plan.json"
+    machine = unity.Machine.grid(2, 4, "a100")
+    unity.optimize(fn, *args, machine=machine, search="fsdp", progress=False).files.save(file)
+    data, errors = json.loads(file.read_text()), []
+    for k, row in product(range(len(data["points"][0]["nodes"])), range(len(data["rows"]))):
+        points = [{**point, "nodes": [row if i == k else n for i, n in enumerate(point["nodes"])]} for point in data["points"]]
+        file.write_text(json.dumps(sealed({**data, "points": points})))
+        try:
+            unity.load(file, fn, *args)
+        except unity.PlanError as error:
+            errors.append(str(error))
+    assert any('along axis "node"' in error for error in errors)
+    assert not [error for error in errors if re.search(rf"\b({'|'.join(axis.name for axis in machine.axes)})\b", error)]
+
+
+def test_the_legend_of_explain_names_an_axis_of_the_plan(tmp_path: Path) -> None:
+    text = io.StringIO()
+    planned("a mesh of the user's", tmp_path).explain(file=text)
+    assert "dimension 1 is sliced over model" in text.getvalue()
+    assert "sliced over device" not in text.getvalue()
 
 
 def test_a_part_is_named_only_where_types_need_it() -> None:

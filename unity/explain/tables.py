@@ -32,9 +32,9 @@ from unity.transforms.pipelining import scans
 
 ROWS = 25  # rows of a table that are shown; the others are counted
 RECOMPUTATION = ("", ", inner values again", ", again")  # suffix of an operator's name, by `Recompute`
-TYPES = (
-    "[-, device]: dimension 1 is sliced over device, dimension 0 is whole; +device: a partial sum over device;"
-    " *device: its gradient is a partial sum (docs: types)"
+TYPES = (  # with the name of an axis
+    "[-, {0}]: dimension 1 is sliced over {0}, dimension 0 is whole; +{0}: a partial sum over {0}; *{0}: its gradient is a partial"
+    " sum (docs: types)"
 )
 CHANGES = (
     "combine: slices are gathered; reduce: partial sums are added up; replicate: gradients are added up; partition: slices are"
@@ -164,7 +164,8 @@ def _operators(prediction: Prediction, names: AxisNames) -> Table:
     If any operator was measured, every time is followed by its origin (`unity.search.cost.profile_lookup`).
     """
     table = Table("operator", "×", "result on each device", "forward + backward", "line", title="operators", title_justify="left")
-    table.caption, table.caption_justify = TYPES, "left"
+    axis = names.shown[-1].name if names.shown else "device"
+    table.caption, table.caption_justify = TYPES.format(axis), "left"
     has_origins = any(t.how != ROOFLINE for t in prediction.operators)
 
     def key(t: OperatorTerm) -> tuple[str, str, str, str]:

@@ -120,7 +120,7 @@ def misfit(shape: Shape, type_: Type, axes: Sequence[Axis]) -> str | None:
     for state, axis in zip(type_, axes, strict=True):
         if state.kind == "P":
             if not 0 <= state.dim < len(shape):
-                return f'axis "{axis.name}" partitions dimension {state.dim} of a tensor of rank {len(shape)}'
+                return f"a type partitions dimension {state.dim} of a tensor of rank {len(shape)}"
             slots = by_dim.setdefault(state.dim, {})
             slots[state.outer] = slots.get(state.outer, 1) * axis.size
     for dim, slots in by_dim.items():

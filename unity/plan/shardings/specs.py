@@ -74,7 +74,7 @@ class Boundary:
             own = tuple(first[n] for n in ((names,) if isinstance(names, str) else names) if n in first)
             return own[0] if len(own) == 1 else own
 
-        return _trimmed([entry(names) for names in spec])
+        return trimmed([entry(names) for names in spec])
 
 
 def spec_over(names: AxisNames, type_: Type, rank: int) -> PartitionSpec:
@@ -84,10 +84,10 @@ def spec_over(names: AxisNames, type_: Type, rank: int) -> PartitionSpec:
         state = type_[group[0]]
         if state.kind == "P":
             dims[state.dim].append(axis.name)
-    return _trimmed([tuple(names) if len(names) > 1 else names[0] if names else None for names in dims])
+    return trimmed([tuple(names) if len(names) > 1 else names[0] if names else None for names in dims])
 
 
-def _trimmed(entries: list[Any]) -> PartitionSpec:
+def trimmed(entries: list[Any]) -> PartitionSpec:
     """Return a partition specification without trailing entries for whole dimensions."""
     while entries and entries[-1] is None:
         entries.pop()
