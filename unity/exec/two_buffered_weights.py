@@ -38,9 +38,10 @@ from unity.exec.pipelines.guarded import Pullback, Zeros, zeros_of
 from unity.exec.pipelines.half_ticks import Batch, HalfTickLoop, LoopState, Sums, batch_of
 from unity.exec.pipelines.one_forward_one_backward import scaled
 from unity.pcg.ir.gradient_flow import gradients
-from unity.pcg.ir.graph import PCG
+from unity.pcg.ir.graph import PCG, Value
 from unity.pcg.parallel.pipeline_cut import Cut, cut
 from unity.pcg.parallel.stages import schedule_of
+from unity.pcg.types.accumulation import storage_dtype
 from unity.pcg.types.varying_axes import vary, varying
 
 
@@ -237,6 +238,10 @@ class _Local:
         jax.eval_shape(begin)  # traced so that the structure of the pullback is known
         return self.run_after(flight, pullback, loop, state)
 
+    def stored(self, v: Value) -> Any:
+        """Return the element type of a value's local piece."""
+        return storage_dtype(v.tensor.dtype, v.type, self.graph.axes)
+
     def zero_input(self, number: int) -> Any:
         """Return zeros that stand for one of the graph's inputs."""
         node, axes = self.graph.inputs[number], self.graph.axes
@@ -268,20 +273,22 @@ class _Local:
     def run_after(self, flight: _Flight, pullback: Pullback, loop: HalfTickLoop, state: LoopState) -> tuple[Arrays, Arrays]:
         """Run the operators after the tail, forward and backward, and those before the pipeline backward."""
         sums = state.sums[-1]
+        totals = loop.sums_of_results(sums)
         own = [k for k, number in enumerate(self.cut.read) if number in self.weights]
 
         def run(chosen: Sequence[Any], loss: Any) -> tuple[Any, Arrays]:
-            leaves = dict(enumerate((*flight.read, *sums.results))) | dict(zip(own, chosen, strict=True))
+            leaves = dict(enumerate((*flight.read, *totals))) | dict(zip(own, chosen, strict=True))
             leaves[len(flight.read) + self.pair.loss] = loss
             results = tuple(run_graph(self.cut.after, [leaves[k] for k in range(len(leaves))]))
             return results[0], results
 
-        value, pull, results = jax.vjp(run, [flight.read[k] for k in own], sums.results[self.pair.loss], has_aux=True)
+        value, pull, results = jax.vjp(run, [flight.read[k] for k in own], totals[self.pair.loss], has_aux=True)
         direct, by = pull(vary(jnp.ones(value.shape, value.dtype), varying(value)))
         gradients = loop.gradients(sums)
         order = sorted(self.active[0])
         before = pullback.join(flight.residuals, dict(enumerate(_shared(flight.batch, flight.read))))
-        (weights,) = before(scaled([gradients[k] for k in order], by, self.pair.replicated_axes))
+        each = zip(order, scaled([gradients[k] for k in order], by, self.pair.replicated_axes), strict=True)
+        (weights,) = before([g.astype(self.stored(self.pair.operands[k])) for k, g in each])
         more = dict(zip((self.cut.read[k] for k in own), direct, strict=True))
         return results, tuple(g + more[k] if k in more else g for k, g in zip(self.weights, weights, strict=True))
 

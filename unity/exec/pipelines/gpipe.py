@@ -24,6 +24,7 @@ from unity.pcg.ir.graph import Node, reserved_axes
 from unity.pcg.ir.payloads import Pipeline
 from unity.pcg.local import varying_loops as loops
 from unity.pcg.parallel.stages import ends_of, entering, leaving, schedule_of
+from unity.pcg.types.accumulation import accumulator
 
 Arrays = tuple[Any, ...]
 Step = Callable[..., Sequence[Any]]  # from constants, read-only samples, carries and one step's weights to the new carries
@@ -67,9 +68,10 @@ def pipelined(node: Node, operands: Sequence[Any], step: Step) -> list[Any]:
     """Run a pipeline on one device's pieces, inside of `shard_map`. `step` is the local program of one step."""
     constants, read, carried, weights = parts_of(node, operands)
     stage, own = stage_of(node, step), own_of(node, weights)
+    wide, wide_own = _widened(constants), _widened(own)
 
     def run(works: jax.Array, parts: Arrays) -> Arrays:
-        return guarded(stage, works, parts, constants, own)
+        return guarded(stage, works, parts, _narrowed(wide, constants), _narrowed(wide_own, own))
 
     return list(_ticks((*read, *carried), run, node))[len(read) :]
 
@@ -77,8 +79,23 @@ def pipelined(node: Node, operands: Sequence[Any], step: Step) -> list[Any]:
 def summed(node: Node, operands: Sequence[Any], step: Step) -> list[Any]:
     """Run a tail after its pipeline: every device adds up its own micro-batches."""
     constants, read, arrived, _ = parts_of(node, operands)
-    results = lax.scan(lambda _, parts: (None, tuple(step(*constants, *parts))), None, (*read, *arrived))[1]
-    return [x.sum(0, dtype=x.dtype) for x in results]
+    wide = _widened(constants)
+
+    def one(_: None, parts: Sequence[Any]) -> tuple[None, Arrays]:
+        return None, tuple(step(*_narrowed(wide, constants), *parts))
+
+    results = lax.scan(one, None, (*read, *arrived))[1]
+    return [x.astype(accumulator(x.dtype)).sum(0, dtype=accumulator(x.dtype)).astype(x.dtype) for x in results]
+
+
+def _widened(xs: Arrays) -> Arrays:
+    """Convert operands of a loop to their accumulation types: JAX adds up gradients of all ticks in the type of the operand."""
+    return tuple(x.astype(accumulator(x.dtype)) for x in xs)
+
+
+def _narrowed(wide: Arrays, xs: Arrays) -> Arrays:
+    """Convert widened operands back to the types of the operands `xs`, inside of the loop."""
+    return tuple(x.astype(y.dtype) for x, y in zip(wide, xs, strict=True))
 
 
 def shifted(xs: Sequence[Any], names: tuple[str, ...], pairs: list[tuple[int, int]]) -> Arrays:

@@ -22,7 +22,7 @@ two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -48,6 +48,7 @@ from unity.pcg.parallel.timetable import (
     pairs,
     returning_micro_batch,
 )
+from unity.pcg.types.accumulation import accumulator
 from unity.pcg.types.parallel_type import REPLICATED
 from unity.pcg.types.varying_axes import vary, varying
 
@@ -108,7 +109,10 @@ class Batch(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """The sums over one batch: the tail's results, and the gradients of the active fields of its `Batch`."""
+    """The sums over one batch: the tail's results, and the gradients of the active fields of its `Batch`.
+
+    What micro-batches add up is in the accumulation type, as are partial sums; rows of samples are in their own types.
+    """
 
     results: Arrays
     constants: Arrays
@@ -216,9 +220,13 @@ class HalfTickLoop:
         return _ActiveFields(*(_Selection(tuple(p in self.differentiated for p in some)) for some in places))
 
     def gradients(self, sums: Sums) -> dict[int, Any]:
-        """Return the gradients of one batch, by the number of the pair's operand."""
+        """Return the gradients of one batch, by the number of the pair's operand, in the accumulation type where they are sums."""
         gradients = (g for field in (sums.constants, sums.parts, sums.weights, sums.fixed, sums.read) for g in field)
         return dict(zip(sorted(self.differentiated), gradients, strict=True))
+
+    def sums_of_results(self, sums: Sums) -> Arrays:
+        """Return the tail's results of one batch, each sum rounded to its own type."""
+        return tuple(x.astype(zeros.dtype) for x, zeros in zip(sums.results, self.results, strict=True))
 
     def run(self, ticks: int, before: LoopState | None = None) -> LoopState:
         """Run the first `ticks` ticks. `before` is the state after the run before, if any, with the sums of older batches."""
@@ -252,8 +260,9 @@ class HalfTickLoop:
 
     def zero_sums(self, batch: Batch) -> Sums:
         """Return the sums of a batch before its first pass."""
-        gradients = (_zeros(chosen.of(xs)) for chosen, xs in zip(self.active_fields, batch, strict=True))
-        return Sums(tuple(zeros() for zeros in self.results), *gradients)
+        constants, parts, weights, fixed, read = (chosen.of(xs) for chosen, xs in zip(self.active_fields, batch, strict=True))
+        summed = (_zero_sums(zeros_of(x) for x in xs) for xs in (constants, weights, fixed))
+        return Sums(_zero_sums(self.results), next(summed), _zeros(parts), next(summed), next(summed), _zeros(read))
 
     def half_tick(self, s: LoopState, at: _Moment) -> LoopState:
         """Run half a tick: a forward or a backward pass, and the exchange with neighbours after it."""
@@ -439,8 +448,13 @@ def _stack(x: Any, n: int) -> Any:
     return jnp.broadcast_to(x[None], (n, *x.shape))
 
 
+def _zero_sums(values: Iterable[Zeros]) -> Arrays:
+    """Return the sums of no arrays, in the types in which arrays like `values` are added up."""
+    return tuple(replace(zeros, dtype=accumulator(zeros.dtype))() for zeros in values)
+
+
 def _added(xs: Sequence[Any], ys: Sequence[Any]) -> Arrays:
-    return tuple(x + y for x, y in zip(xs, ys, strict=True))
+    return tuple(x + y.astype(x.dtype) for x, y in zip(xs, ys, strict=True))
 
 
 def _added_to(totals: Totals, k: int, more: Sequence[Arrays]) -> Totals:

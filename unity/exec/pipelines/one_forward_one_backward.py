@@ -40,10 +40,11 @@ def alternated(pair: PipelinePair, operands: Sequence[Any]) -> list[Any]:
         loop = HalfTickLoop(pair, ((0, batch_of(pair, leaves)),), schedule, *pair.active(frozenset(active)))
         (sums,) = loop.run(schedule.loop_ticks).sums
         gradients = loop.gradients(sums)
-        return sums.results, [gradients.get(k) for k in real]
+        return loop.sums_of_results(sums), [gradients.get(k) for k in real]
 
     def backward(gradients: list[Any], cotangents: Arrays) -> tuple[list[Any], None]:
-        return scaled(gradients, cotangents[pair.loss], pair.replicated_axes), None
+        each = scaled(gradients, cotangents[pair.loss], pair.replicated_axes)
+        return [None if g is None else g.astype(operands[k].dtype) for k, g in zip(real, each, strict=True)], None
 
     call.defvjp(forward, backward, symbolic_zeros=True)
     return list(call([operands[k] for k in real], others))

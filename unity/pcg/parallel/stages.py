@@ -37,6 +37,7 @@ from unity.pcg.ir.payloads import Pipeline, PipelineTail, ScheduleKind
 from unity.pcg.parallel.timetable import drain_ticks, exchanges_per_tick
 from unity.pcg.propagation.choices import Choice, choice_of, choices
 from unity.pcg.propagation.solver import Unmatched, solve
+from unity.pcg.types.accumulation import growth
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
 
@@ -222,19 +223,21 @@ def sends(node: Node, position: int, flow: Callable[[Value], bool]) -> tuple[int
     return (onward + approaching) * ticks, backward * ticks
 
 
-def in_flight(node: Node, position: int, flow: Callable[[Value], bool]) -> int:
-    """Return how many arrays of an operand's size are live for the batch before, in a 2BW pipeline or its tail.
+def in_flight(node: Node, position: int, flow: Callable[[Value], bool]) -> float:
+    """Return the size of what is live of an operand for the batch before, in a 2BW pipeline or its tail, as a multiple of its own.
 
-    One is the operand's value for that batch, unless it has samples, whose forward pass has begun already. Another is the sum of
-    its gradients.
+    One array is the operand's value for that batch, unless it has samples, whose forward pass has begun already. Another holds its
+    gradients: those of samples in their own type, and the sum of all others in the accumulation type.
     """
     if schedule_of(node).kind != TWO_BW or not any(map(flow, node.results)):
         return 0
     ranges = ends_of(node)
     if node.kind == TAIL and position in ranges.carried:
         return 0
-    begun = node.kind == PIPELINE and position in ranges.sampled
-    return (not begun) + flow(node.operands[position])
+    begun, operand = node.kind == PIPELINE and position in ranges.sampled, node.operands[position]
+    if not flow(operand):
+        return float(not begun)
+    return (not begun) + (1.0 if position in ranges.sampled else growth(operand.tensor.dtype))
 
 
 def loss_gradient_axes(node: Node, flow: Callable[[Value], bool]) -> tuple[int, ...]:

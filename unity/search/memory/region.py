@@ -309,14 +309,18 @@ class Region(ResidualCollector):
         return sum(self.own_bytes[v] for v in read)
 
     def live_between_ticks(self, node: Node) -> list[Held]:
-        """Return a pipeline's buffers between ticks: samples, their results, and weights' gradients before and after a tick."""
+        """Return a pipeline's buffers between ticks: samples, their results, and weights' gradients before and after a tick.
+
+        The gradients of all ticks are added up in the weights' accumulation types.
+        """
         ends = ends_of(node)
         followed = schedule_of(node).kind in FOLLOWED and self.training  # then the gradients of samples return, if there are any
         each = {p: 1 + self.flow(node.operands[p]) if followed else 2 for p in ends.sampled}
         rows = sum(n * self.local(node.operands[p]) for p, n in each.items())
-        gradients = sum(self.local(node.operands[p]) for p in ends.stepped if self.flow(node.operands[p]))
         batches = 2 if schedule_of(node).kind == TWO_BW else 1
-        return [Held(WORKING, node, rows + ((1 + batches) * gradients if self.training else 0.0))]
+        weights = [node.operands[p] for p in ends.stepped if self.flow(node.operands[p])] if self.training else []
+        gradients = sum((1 + batches * self.sum_growth(v)) * self.local(v) for v in weights)
+        return [Held(WORKING, node, rows + gradients)]
 
     def add_tail(self, node: Node) -> tuple[list[Held], list[Held]]:
         """Add a pipeline's tail, and return its residuals and its working set.
@@ -326,7 +330,7 @@ class Region(ResidualCollector):
         inside = self.region_inside(node)
         self.momentary += inside.steps + inside.momentary
         read = [node.operands[p] for p in range(ends_of(node).carried.start)]
-        sums = sum(self.local(v) for v in read if self.flow(v)) if self.training else 0.0
+        sums = sum(self.local(v) * self.sum_growth(v) for v in read if self.flow(v)) if self.training else 0.0
         return [], [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, sums)]
 
     def accumulates(self, node: Node) -> bool:

@@ -55,7 +55,7 @@ class _Builder:
     Attributes:
         sites, of_node, operands, outputs, results: As in `Sites`.
         groups: The branch that each operator inside branches is in, by the operator's id.
-        flying: Copies of a pipeline's operands that are live for the batch before, by site.
+        flying: Size of what is live of a pipeline's operands for the batch before, as a multiple of theirs, by site.
         leading: The number of sites before a 2BW pipeline.
         needed: Values that are residuals in their own type whoever else reads them, with the number of runs of that reader.
     """
@@ -70,7 +70,7 @@ class _Builder:
         self.outputs: dict[tuple[int, int], tuple[int, ...]] = {}
         self.results: dict[int, tuple[Where, ...]] = {}
         self.groups: dict[int, int] = {}
-        self.flying: dict[int, int] = {}
+        self.flying: dict[int, float] = {}
         self.leading = 0
         self.needed: dict[Where, set[float]] = {}
 

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from unity.base.documents import Positive
 from unity.base.errors import PlanError
-from unity.pcg.capture.capture import Bodies, Captured, graph_of
+from unity.pcg.capture.capture import Bodies, Captured, capture, graph_of
 from unity.pcg.ir.graph import PCG, Node, Value, accumulated_loss
 from unity.pcg.ir.payloads import Remat, Scan
 from unity.pcg.ir.program import Body, close
@@ -160,14 +160,41 @@ def with_recomputed_steps(graph: PCG) -> PCG:
     Values and gradients are the same, and as few residuals are live, but the backward pass repeats the forward pass. Exported files
     have this form, which JAX can run without unity.
     """
-    changed = {}
+    if all(accumulated_loss(node) is None for node in graph.nodes):
+        return graph
+    new: dict[Value, Value] = {}
     for node in graph.nodes:
+        moved = replace(node, operands=tuple(new[v] for v in node.operands)) if node.operands else node
         if accumulated_loss(node) is not None:
-            inside = node.inside
-            assert inside is not None
-            inputs = tuple(replace(n) for n in inside.inputs)
-            tensors, types = zip(*((v.tensor, v.type) for v in inside.outputs), strict=True)
-            step = Node("remat", tuple(map(Value, inputs)), tensors, None, inside, Remat(False), types, node.source, node.scope)
-            payload = structs.replace(node.of(Scan), loss=None)
-            changed[id(node)] = replace(node, inside=PCG(inputs, step.results, inside.axes), payload=payload)
-    return with_nodes(graph, changed) if changed else graph
+            moved = _recomputed(moved)
+        new.update(zip(node.results, moved.results, strict=True))
+    return PCG(graph.inputs, tuple(new[v] for v in graph.outputs), graph.axes)
+
+
+def _recomputed(loop: Node) -> Node:
+    """Return a loop over micro-batches with a checkpoint around each.
+
+    Narrow constants enter the loop in their accumulation types: JAX adds up their gradients in the types of the loop's operands.
+    """
+    inside, payload = loop.inside, loop.of(Scan)
+    assert inside is not None
+    inputs, operands, starts = list(inside.inputs), list(loop.operands), list[Value]()
+    for k, start in enumerate(inside.inputs):
+        wide, (tensor,) = accumulator(start.tensors[0].dtype), start.tensors
+        if k < payload.consts and wide != tensor.dtype:
+            operands[k] = _converted(loop.operands[k], wide, loop)
+            inputs[k] = replace(start, tensors=operands[k].node.tensors)
+        else:
+            inputs[k] = replace(start)
+        starts.append(_converted(Value(inputs[k]), tensor.dtype, loop) if inputs[k].tensors != start.tensors else Value(inputs[k]))
+    tensors, types = zip(*((v.tensor, v.type) for v in inside.outputs), strict=True)
+    step = Node("remat", tuple(starts), tensors, None, inside, Remat(False), types, loop.source, loop.scope)
+    walk = PCG(tuple(inputs), step.results, inside.axes)
+    return replace(loop, operands=tuple(operands), inside=walk, payload=structs.replace(payload, loss=None))
+
+
+def _converted(v: Value, dtype: Any, place: Node) -> Value:
+    """Return a value converted to another element type, with the line of the node `place`."""
+    graph = capture(lambda x: x.astype(dtype), v.tensor.struct).graph
+    (node,) = (n for n in graph.nodes if n.operands)
+    return Value(replace(node, operands=(v,), types=(v.type,), source=place.source, scope=place.scope))
