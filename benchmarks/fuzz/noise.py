@@ -167,8 +167,14 @@ def _equation(e: Any, operands: list[Any], salt: Any) -> list[Any]:
     if name == "while":
         c, b = params["cond_nconsts"], params["body_nconsts"]
         first, second, carry = operands[:c], operands[c : c + b], operands[c + b :]
-        go = lambda x: _closed(params["cond_jaxpr"], [*first, *x], salt)[0]  # noqa: E731
-        return list(lax.while_loop(go, lambda x: _closed(params["body_jaxpr"], [*second, *x], salt), list(carry)))
+        going = lambda x: _closed(params["cond_jaxpr"], [*first, *x], salt)[0]  # noqa: E731
+
+        def body(x: list[Any]) -> list[Any]:
+            """One round of those rows of a batch that are not done yet."""
+            on, after = going(x), _closed(params["body_jaxpr"], [*second, *x], salt)
+            return [jnp.where(on.reshape(on.shape + (1,) * (a.ndim - on.ndim)), a, b) for a, b in zip(after, x, strict=True)]
+
+        return list(lax.while_loop(lambda x: going(x).any(), body, list(carry)))
     if name == "scan":
         return _scan(params, operands, salt)
     if name == "convert_element_type":
