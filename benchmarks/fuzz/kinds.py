@@ -82,7 +82,8 @@ class PlannedProgram:
 
 def drawn(lines: Sequence[str], args: tuple[Any, ...], machine: unity.Machine, **options: Any) -> PlannedProgram:
     """Return the program that these lines define, as `fn`."""
-    source, names = "\n".join(lines), {"jax": jax, "jnp": jnp, "lax": lax}
+    source = "\n".join(lines)
+    names: dict[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax}
     exec(compile(source, "<program>", "exec"), names)
     return PlannedProgram(names["fn"], args, machine, options, source)
 

@@ -71,6 +71,8 @@ def _results(e: Equation, body: Body, operands: list[Meaning], depth: int) -> li
         return operands  # a value without a gradient may be cast to vary anywhere
     if e.name == "convert_element_type" and body.tensor(e.operands[0]).dtype == e.params["new_dtype"]:
         return operands
+    if e.name in FORWARDING:
+        return FORWARDING[e.name](e, operands, depth + 1, constant)
     parts = [o.name for o in operands]
     inner = _scatter_apply if is_scatter_apply(e) else NESTED_CONTENT.get(e.name)
     content = inner(e, operands, depth + 1) if inner is not None else [_parameters(e), *parts]
@@ -117,12 +119,22 @@ def _operands_of_checkpoint(values: Sequence[Meaning]) -> list[str]:
 # such as a mask that the backward pass of a pipeline stage receives and does not need.
 
 
-def _scan(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
+def _scan(e: Equation, operands: list[Meaning], depth: int, constant: bool) -> list[Meaning]:
+    """Return the meanings of a scan's results. A carry that no step changes is a constant, which JAX's `lax.scan` makes of it."""
     c, k = constants_and_carry(e.params)
-    step_operands = [*operands[:c], *symbols(len(operands) - c, depth)]
-    step = meanings(nested_body(e), step_operands, depth)
+    body, names = nested_body(e), symbols(len(operands) - c, depth)
+    step = meanings(body, [*operands[:c], *names], depth)
+    fixed = {i for i in range(k) if step[i].name == names[i].name}
+    if fixed:
+        changing = iter(names)
+        names = [operands[c + i] if i in fixed else next(changing) for i in range(len(names))]
+        step = meanings(body, [*operands[:c], *names], depth)
+    entering = [x for i, x in enumerate(operands[c:]) if i not in fixed]
+    leaving = [x for i, x in enumerate(step) if i not in fixed]
     options = [e.params[name] for name in ("length", "reverse", "unroll")]
-    return [k, *options, "in", *_names(operands[c:]), "step", *_names(step)]
+    content = ["scan", k - len(fixed), *options, "in", *_names(entering), "step", *_names(leaving)]
+    numbers = iter(range(len(leaving)))
+    return [operands[c + i] if i in fixed else Meaning(_hash([next(numbers), *content]), constant) for i in range(len(step))]
 
 
 def _while(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
@@ -133,12 +145,16 @@ def _while(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
     return ["in", *_names(operands[a + b :]), "while", *_names(test), "step", *_names(step)]
 
 
-def _cond(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
+def _cond(e: Equation, operands: list[Meaning], depth: int, constant: bool) -> list[Meaning]:
+    """Return the meanings of a conditional's results. An operand that all branches return is no result of JAX's `lax.cond`."""
     index, *rest = operands
-    content: list[object] = [index.name]
-    for branch in branches(e):
-        content += ["branch", *_names(meanings(branch, rest, depth))]
-    return content
+    ends = [meanings(branch, rest, depth) for branch in branches(e)]
+    forwarded = {k: x for k, (x, *others) in enumerate(zip(*ends, strict=True)) if x in rest and all(y == x for y in others)}
+    content = ["cond", index.name]
+    for results in ends:
+        content += ["branch", *(x.name for k, x in enumerate(results) if k not in forwarded)]
+    numbers = iter(range(len(ends[0])))
+    return [forwarded[k] if k in forwarded else Meaning(_hash([next(numbers), *content]), constant) for k in range(len(ends[0]))]
 
 
 def _remat(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
@@ -176,5 +192,8 @@ def _linear_solve(e: Equation, operands: list[Meaning], depth: int) -> list[obje
 
 NESTED_CONTENT = {
     "reduce": _reduction, "reduce_window": _reduction, "custom_linear_solve": _linear_solve,
-    "scan": _scan, "while": _while, "cond": _cond, **dict.fromkeys(REMATERIALIZED, _remat), **dict.fromkeys(RULED, _custom),
+    "while": _while, **dict.fromkeys(REMATERIALIZED, _remat), **dict.fromkeys(RULED, _custom),
 }  # fmt: skip
+
+# Of these, JAX's functions return operands directly that they hand on unchanged.
+FORWARDING = {"scan": _scan, "cond": _cond}
