@@ -109,4 +109,4 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] 
 def test_devices_that_decide_together_compute_what_one_does(name: str) -> None:
     fn, args, options = PROGRAMS[name]
     program = PlannedProgram(fn, args, MACHINE, options)
-    assert faults_of(program, refusals=False) == []
+    assert faults_of(program, assigned=0, refusals=False) == []

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=3, phases=GENERATE)
+@settings(max_examples=2, phases=GENERATE)
 @given(st.data())
 def test_plans_compute_what_random_programs_do(kind: str, data: st.DataObject) -> None:
     program = KINDS[kind](Choices(lambda options: data.draw(st.sampled_from(options))))

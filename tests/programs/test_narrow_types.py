@@ -89,7 +89,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 def test_narrow_sums_are_those_of_one_device(name: str) -> None:
     fn, args = PROGRAMS[name]
     program = PlannedProgram(fn, args, MACHINE, {} if name != "integers and a histogram" else {"training": False, "argnums": 0})
-    assert faults_of(program, refusals=False) == []
+    assert faults_of(program, assigned=0, refusals=False) == []
 
 
 def test_a_sum_of_squares_larger_than_float16_is_exact() -> None:
