@@ -97,6 +97,8 @@ class Solution:
         Those without a derivative in it, such as comparisons, are left out: no cotangent of theirs is summed.
         """
         users_of: dict[int, list[int]] = {v: [] for v in (*self.reduced, *self.unused)}
+        if not users_of:
+            return {}
         uses = [(a, k) for k, e in enumerate(body.equations) for a in dict.fromkeys(differentiated(e))]
         uses += [(a, -1 - k) for k, a in enumerate(body.outputs) if isinstance(a, int)]
         for a, user in uses:

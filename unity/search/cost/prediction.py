@@ -22,7 +22,7 @@ from unity.pcg.ir.program import Body
 from unity.pcg.parallel.branches import weight_of
 from unity.pcg.parallel.stages import runs_of
 from unity.pcg.parallel.traffic import Collective, traffic
-from unity.pcg.propagation.choices import choice_of, part_of_work
+from unity.pcg.propagation.choices import divided_by, part_of_work
 from unity.pcg.propagation.placement import placing
 from unity.pcg.types.parallel_type import local_shape, slice_count
 from unity.search.cost.cost import Pieces, seconds
@@ -160,7 +160,7 @@ def work_share(node: Node, body: Body, graph: PCG) -> float:
     solutions = placing(body, tuple(v.type for v in node.operands), node.types, len(graph.axes))
     for axis, solution in zip(graph.axes, solutions, strict=True):
         if solution is not None and solution.matches:
-            share *= part_of_work(choice_of(body, solution).divided, axis.size)
+            share *= part_of_work(divided_by(body, zip(body.equations, solution.matches, strict=True)), axis.size)
     return share
 
 
