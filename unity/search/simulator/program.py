@@ -23,7 +23,7 @@ from unity.pcg.ir.gradient_flow import Gradients, gradients, losses
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, PIPELINE, TAIL, Node, Value
 from unity.pcg.parallel.stages import ends_of, runs_of, schedule_of
 from unity.pcg.parallel.traffic import FORWARD
-from unity.search.cost.prediction import CollectiveTerm, predict
+from unity.search.cost.prediction import CollectiveTerm, Prediction, predict
 from unity.search.simulator.tasks import Names, union
 
 
@@ -89,11 +89,17 @@ class SpmdProgram:
     instructions: tuple[SpmdInstruction, ...]
 
 
-def program_of(graph: PCG, machine: Machine, differentiated: Collection[int]) -> SpmdProgram:
-    """Return the program of a parallel graph. `differentiated` are the inputs with respect to which gradients are taken; if there
-    are none, the program is the forward pass.
+def program_of(graph: PCG, machine: Machine, differentiated: Collection[int], prediction: Prediction | None = None) -> SpmdProgram:
+    """Return the program of a parallel graph.
+
+    Args:
+        graph: the parallel graph.
+        machine: its formulas price operators and collectives.
+        differentiated: the inputs with respect to which gradients are taken; if there are none, the program is the forward pass.
+        prediction: the predicted terms of the step, if they are known.
     """
-    costs = _costs(graph, machine, differentiated)
+    prediction = predict(graph, machine, differentiated) if prediction is None else prediction
+    costs = _costs(graph, prediction, differentiated)
     region = _Region(graph, costs, [()] * len(graph.inputs))
     region.forward()
     if differentiated:
@@ -115,8 +121,7 @@ class _Costs:
     numbers: Mapping[int, int]
 
 
-def _costs(graph: PCG, machine: Machine, differentiated: Collection[int]) -> _Costs:
-    prediction = predict(graph, machine, differentiated)
+def _costs(graph: PCG, prediction: Prediction, differentiated: Collection[int]) -> _Costs:
     compute = dict[int, tuple[float, float, float]]()
     for t in prediction.operators:  # an operator hoisted out of a loop counts for a fraction in each step
         if t.runs and t.count:  # nothing runs in a scan of zero steps

@@ -11,6 +11,7 @@ from typing import Any
 from unity.machine.machine import Machine
 from unity.pcg.ir.graph import PCG
 from unity.search.cost.cost import Training
+from unity.search.cost.prediction import Prediction
 from unity.search.memory.backend import backend_of
 from unity.search.simulator.expansion import Target, expand
 from unity.search.simulator.memory import MemoryOverTime, SimulatedStep, memory_over_time
@@ -84,6 +85,7 @@ def simulate(
     topology: Topology | None = None,
     folded: bool | None = None,
     training: Training | None = None,
+    prediction: Prediction | None = None,
 ) -> Simulation:
     """Simulate one step of a parallel graph.
 
@@ -97,12 +99,13 @@ def simulate(
             collectives are rings over its links.
         folded: whether one device stands for all. Default: wherever all are alike.
         training: what else takes memory: the optimizer's slots. Default: two for each weight.
+        prediction: the predicted terms of the step, if they are known.
 
     Raises:
         SimulationError: the topology has another number of devices than the machine, or is to be folded.
     """
     overlap = backend_of(machine).overlaps if overlap is None else overlap
     target = Target(machine, topology, topology is None if folded is None else folded, overlap)
-    tasks, labels = expand(program_of(graph, machine, differentiated), target)
+    tasks, labels = expand(program_of(graph, machine, differentiated, prediction), target)
     step = SimulatedStep(graph, differentiated, replace(training or Training(), backward=bool(differentiated)), backend_of(machine))
     return Simulation(full(tasks), labels, step)
