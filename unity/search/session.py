@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from unity.machine.machine import Machine
@@ -12,9 +12,7 @@ from unity.pcg.ir.graph import PCG
 from unity.pcg.parallel.parallelize import Assignment, parallelize
 from unity.search.cost.assembly import Assembled, Listed, assemble
 from unity.search.cost.cost import Training
-from unity.search.cost.exposure import FULL, Exposure
 from unity.search.cost.least_time import least_time
-from unity.search.cost.prediction import predict
 from unity.search.cost.refinement import Measure, around, refined
 from unity.search.memory.backend import backend_of
 from unity.search.memory.lower_bound import LeastMemory, least_memory
@@ -63,7 +61,6 @@ class Search:
         listed: Domains and costs shared by searches on one machine for the same training.
         restrict: The user's constraints.
         guessed: An estimate of `rate` from a search of nearly the same program; computing it takes long.
-        exposure: The parts of the seconds of communication that the search counts.
     """
 
     graph: PCG
@@ -74,7 +71,6 @@ class Search:
     listed: Listed = field(default_factory=Listed)
     restrict: Restrict = marked
     guessed: float | None = None
-    exposure: Exposure = FULL
 
     @cached_property
     def least_memory(self) -> LeastMemory:
@@ -86,7 +82,7 @@ class Search:
         """The graph's variables and costs."""
         self.say(f"{len(self.graph)} operators on {self.machine.devices} devices: listing parallelizations")
         kinds = self.graph, self.differentiated, self.machine, self.training
-        return assemble(*kinds, listed=self.listed, restrict=self.restrict, rerun=True, exposure=self.exposure)
+        return assemble(*kinds, listed=self.listed, restrict=self.restrict, rerun=True)
 
     @cached_property
     def minimizer(self) -> Minimizer:
@@ -263,34 +259,6 @@ class Search:
 
         point = fastest_fitting(minimizer, self.weights, fits, below)
         return [candidates[point]] if point else []
-
-    def exposed_under(self, exposure: Exposure, memory: float) -> Candidate | None:
-        """Return the strategy that would be the fastest to fit if a part of communication were free. Its `time` counts all of it.
-
-        The search is that of `under` without the problems with limited working sets, which saves time. Returns None if none of the
-        strategies that it looks at fits.
-        """
-        rate = None if self.assembled.whole else self.rate if self.guessed is None else self.guessed
-        other = replace(self, exposure=exposure, guessed=rate)
-        candidates = [other.fastest]
-        if other.fastest.memory > memory:
-            candidates = other.fitting(*other.between(self, memory), memory, math.inf)
-        return next((self.priced(c) for c in candidates), None)
-
-    def between(self, full: Search, memory: float) -> tuple[Assembled, Minimizer]:
-        """Return the problem of strategies near this search's fastest and near those of a search that counts all communication."""
-        if self.assembled.whole:
-            return self.assembled, self.minimizer
-        if full.fastest.memory <= memory:
-            near = around(self.assembled, [full.fastest_point, self.fastest_point])
-        else:
-            near = replace(full.wide[0], exposure=self.exposure)
-        return near, Minimizer(near.problem)
-
-    def priced(self, candidate: Candidate) -> Candidate:
-        """Return a strategy of an exposed search with the seconds of all of its communication."""
-        prediction = predict(parallelize(self.graph, candidate.assignment), self.machine, self.counted)
-        return replace(candidate, time=prediction.time)
 
     @property
     def counted(self) -> frozenset[int]:

@@ -15,10 +15,12 @@ from unity.machine.resharding_tables import Changes
 from unity.pcg.capture.capture import capture
 from unity.pcg.parallel.parallelize import parallelize
 from unity.search.cost.cost import SiteCost, Training
-from unity.search.cost.exposure import FULL, Exposure
+from unity.search.cost.exposure import Exposure
 from unity.search.cost.prediction import predict
-from unity.search.overlap import EXPOSURES, overlapping, simulated
+from unity.search.cost.refinement import around
+from unity.search.overlap import overlapping, simulated
 from unity.search.session import Search
+from unity.search.simulator import simulate
 
 MACHINE = unity.Machine.grid(1, 8, "h100")
 
@@ -107,16 +109,31 @@ def test_nothing_is_searched_again_where_nothing_waits_for_communication():
     assert len(overlapping(alone, alone.fastest, np.inf)) == 1
 
 
-def test_an_exposed_search_counts_all_communication_of_what_it_returns():
-    same = search().exposed_under(FULL, np.inf)
-    assert same is not None
-    assert same.time == pytest.approx(search().fastest.time)
-    for exposure in EXPOSURES:
-        other = search().exposed_under(exposure, np.inf)
-        assert other is not None
-        graph = parallelize(search().graph, other.assignment)
-        assert other.time == pytest.approx(predict(graph, MACHINE, search().differentiated).time)
-        assert other.time >= search().fastest.time * (1 - 1e-9)
+@pytest.mark.parametrize("part", [0.8, 1.01])
+def test_other_strategies_have_the_seconds_of_all_of_their_communication(part):
+    limit = part * search().fastest.memory
+    best = search().under(limit)
+    assert best is not None
+    for other in overlapping(search(), best, limit)[1:]:
+        graph = parallelize(search().graph, other.candidate.assignment)
+        prediction = predict(graph, MACHINE, search().differentiated)
+        assert other.candidate.time == other.summed == prediction.time
+        assert other.computing == prediction.computing
+        assert other.seconds == simulate(graph, MACHINE, search().differentiated).makespan
+        assert prediction.computing <= other.seconds <= other.summed * (1 + 1e-9)
+
+
+def test_a_strategy_that_is_much_slower_is_not_refined(monkeypatch):
+    refined = []
+    monkeypatch.setattr("unity.search.overlap.around", lambda *request: refined.append(request) or around(*request))
+    monkeypatch.setattr("unity.search.overlap.FAR", 0.0)
+    best = search().fastest
+    overlapping(search(), best, np.inf)
+    assert len(refined) == 1  # around the best of all
+    monkeypatch.undo()
+    monkeypatch.setattr("unity.search.overlap.around", lambda *request: refined.append(request) or around(*request))
+    overlapping(search(), best, np.inf)
+    assert len(refined) > 2
 
 
 def test_exposed_prices_are_parts_of_the_prices_of_communication_alone():

@@ -306,7 +306,6 @@ def assemble(
     listed: Listed | None = None,
     restrict: Restrict = marked,
     rerun: bool = False,
-    exposure: Exposure = FULL,
 ) -> Assembled:
     """Assemble the problem of a serial graph on a machine; equal sites share one domain and one cost.
 
@@ -319,7 +318,6 @@ def assemble(
         listed: Caches shared with other searches.
         restrict: The user's constraints.
         rerun: Whether the backward pass may rerun operators.
-        exposure: The parts of the seconds of communication that count.
 
     Raises:
         InfeasibleError: `restrict` leaves a site no value.
@@ -341,7 +339,7 @@ def assemble(
         terms.append(costs[key])
     # A carry that a step forwards unchanged is an operand of its own site: its type cannot change, so it needs no edge.
     ports = tuple((s, p) for s, site in enumerate(opened.sites) for p, port in enumerate(site.ports) if port.source != s)
-    return Assembled(graph, machine, training, opened, tuple(domains), tuple(terms), ports, listed.ports, rerun, exposure)
+    return Assembled(graph, machine, training, opened, tuple(domains), tuple(terms), ports, listed.ports, rerun)
 
 
 def _signature(site: Site, cs: tuple, rank: tuple[int, ...]) -> tuple:

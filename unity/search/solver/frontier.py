@@ -32,6 +32,8 @@ CUTS = 3
 SMALL = 1e-5
 # A gap of the hull whose times differ by less than this, relatively, is not searched for further vertices.
 CLOSE = 5e-4
+# The same where a rough result is enough.
+ROUGH = 5e-3
 # A new point must be below the line between its neighbours by more than rounding, relatively.
 BELOW = 1e-9
 # Between two corners: rows that may be joined and sums that eliminations may compute (a second or two); passes of the bounds; the
@@ -89,12 +91,23 @@ def frontier_under(problem: Problem, memory: float, minimizer: Minimizer | None 
 
 
 def fastest_fitting(
-    minimizer: Minimizer, weights: Sequence[float], fits: Callable[[Point], bool], below: float = math.inf
+    minimizer: Minimizer,
+    weights: Sequence[float],
+    fits: Callable[[Point], bool],
+    below: float = math.inf,
+    roughly: bool = False,
 ) -> Point | None:
     """Return the fastest fitting point found, if it is faster than `below`; None if none of those for `weights` fits.
 
     The limit is used only to ask of one point after another whether it fits, and a yes leads only to points at least as fast as
     those that a no leads to. So a larger limit never gives a slower point, though not every point is tried.
+
+    Args:
+        minimizer: the minimizer of the problem.
+        weights: the weights of memory to begin with, in increasing order.
+        fits: whether a point fits.
+        below: seconds; only faster points are of interest.
+        roughly: whether a vertex of the hull is enough, which asks of fewer points whether they fit.
     """
     fastest = minimizer.at(weights[:1])
     if not fastest or fastest[0].time >= below:
@@ -102,7 +115,7 @@ def fastest_fitting(
     try:
         every = pareto(minimizer.problem, minimizer.domains, minimizer.elimination.schedule, JoinBudget(QUICK))
     except JoinTooLarge:
-        return _first(minimizer, nondominated(minimizer.at(weights)), fits, below)
+        return _first(minimizer, nondominated(minimizer.at(weights)), fits, below, roughly)
     return _last([lambda point=point: point for point in reversed(every) if point.time < below], fits)
 
 
@@ -181,10 +194,13 @@ def between(minimizer: Minimizer, fast: Point, lean: Point) -> tuple[tuple[Point
     return tuple(point for point in front if fast.time < point.time < lean.time), done
 
 
-def _first(minimizer: Minimizer, known: Sequence[Point], fits: Callable[[Point], bool], below: float = math.inf) -> Point | None:
+def _first(
+    minimizer: Minimizer, known: Sequence[Point], fits: Callable[[Point], bool], below: float = math.inf, roughly: bool = False
+) -> Point | None:
     """Return the fastest fitting point, from the points of a hull: first narrow a gap of the hull, then search inside it.
 
-    A point that is not below `below` counts as fitting without being asked about, as only faster ones are of interest.
+    If `roughly` is true, a gap may stay wider, and is not searched. A point that is not below `below` counts as fitting without
+    being asked about, as only faster ones are of interest.
     """
 
     def enough(point: Point) -> bool:
@@ -196,12 +212,12 @@ def _first(minimizer: Minimizer, known: Sequence[Point], fits: Callable[[Point],
     lean = known[place]
     if place:
         fast, closed = known[place - 1], False
-        while not closed and lean.time - fast.time > CLOSE * lean.time:
+        while not closed and lean.time - fast.time > (ROUGH if roughly else CLOSE) * lean.time:
             (point,) = minimizer.at([_slope(fast, lean)])
             closed = not _is_below(point, fast, lean)
             if not closed:
                 fast, lean = (fast, point) if enough(point) else (point, lean)
-        lean = _within(minimizer, fast, lean, enough, closed)
+        lean = lean if roughly else _within(minimizer, fast, lean, enough, closed)
     return lean if lean.time < below else None
 
 
