@@ -13,6 +13,7 @@ from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
 from unity.search.cost.cost import Training
 from unity.search.session import NEARLY, Candidate, Search
+from unity.search.solver import frontier as frontiers
 from unity.search.solver.frontier import fastest_fitting, frontier_under
 from unity.search.solver.minimizer import Minimizer
 from unity.search.solver.problem import Point, Problem
@@ -55,6 +56,25 @@ def test_a_larger_limit_is_never_slower_for_any_problem_and_any_rule_of_what_fit
     for memory in range(-1, 60, 6):
         known = frontier_under(problem, memory)
         assert known is None or known.memory <= memory
+
+
+@settings(max_examples=40)
+@given(problems())
+def test_a_rough_search_finds_a_fitting_point_that_is_no_faster_than_the_best_and_never_slower_under_a_larger_limit(
+    problem: Problem,
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frontiers, "QUICK", -1)
+        last = np.inf
+        for memory in range(-1, 60, 4):
+            fits = within(lambda point: point.memory, memory)
+            rough = fastest_fitting(Minimizer(problem), (0.0, np.inf), fits, roughly=True)
+            best = fastest_fitting(Minimizer(problem), (0.0, np.inf), fits)
+            assert (rough is None) == (best is None)
+            if rough is not None and best is not None:
+                assert fits(rough)
+                assert best.time <= rough.time <= last
+                last = rough.time
 
 
 def within(measure: Callable[[Point], float], memory: float) -> Callable[[Point], bool]:
