@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.models import get
 from benchmarks.quality import MACHINES, MODELS, name
 from benchmarks.record import by_case, in_order, record, results, show
+from unity.base.gc_pause import uncollected
 from unity.baselines.by_hand import mixtures, space_on
 from unity.baselines.restricted import Structure
 from unity.machine.machine import Machine
@@ -37,6 +38,7 @@ CASES: Mapping[str, tuple[str, dict[str, Any], Machine]] = {  # model, its optio
 }
 
 
+@uncollected()  # as `unity.optimize` runs
 def compare(case: str) -> dict[str, Any]:
     """Plan one case with and without overlap, and simulate its baselines."""
     model, sizes, machine = CASES[case]
