@@ -24,9 +24,10 @@ from unity.search.solver.minimizer import Minimizer
 from unity.search.solver.problem import Point
 
 WAITING = 0.001  # fraction of a step: if devices wait less for communication, no other strategies are looked for
-EXPOSURES = (  # of the searches for other strategies: the parts of communication that they pay for
+EXPOSURES = (  # of the searches for other strategies: the prices that they pay for communication
     Exposure(gathers=0.5, gradients=0.5),
     Exposure(gathers=0.05, gradients=0.05),
+    Exposure(gathers=4.0, gradients=0.05, others=4.0),  # gradients alone keep the links busy
     Exposure(gradients=0.5),
     Exposure(gathers=0.75, gradients=0.5, others=0.75),
 )

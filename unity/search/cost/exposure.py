@@ -14,7 +14,10 @@ from unity.search.cost.cost import SiteCost
 
 @dataclass(frozen=True)
 class Exposure:
-    """Factors of the seconds of communication, each between 0 and 1.
+    """Factors of the seconds of communication.
+
+    They are below 1 for communication that may be hidden, and above 1 for communication that would wait behind it, as each link
+    carries one collective after the other.
 
     Args:
         gathers: the factor for changes of type of weights, and of values that depend on weights alone, also where the backward pass
