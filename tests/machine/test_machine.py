@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unity.machine.collectives import KINDS, collective, collective_seconds, table
-from unity.machine.hardware import Device, Level, MachineError
+from unity.machine.hardware import Device, HostLink, Level, MachineError
 from unity.machine.machine import SCHEMA, Machine
 from unity.machine.presets import CLUSTERS, DEVICES, LINKS, USUAL_LINKS
 from unity.machine.presets import KINDS as DEVICE_KINDS
@@ -40,7 +40,7 @@ def machines(draw):
         draw(st.floats(0.01, 1)),
         0,
     )
-    return Machine("drawn", device, levels)
+    return Machine("drawn", device, levels, host=draw(st.none() | st.builds(HostLink, positive, st.floats(0, 1e-3))))
 
 
 @st.composite
@@ -177,6 +177,19 @@ def test_grid_takes_links_and_devices_of_ones_own():
     assert machine == Machine.grid(3, 5, device, intra="pcie4", inter=(2e9, 1e-5)).with_memory(123)
 
 
+def test_a_link_to_the_host_is_a_presets_usual_one_or_ones_own():
+    pcie5 = HostLink(63e9, LINKS["pcie5"].latency)
+    assert Machine.grid(2, 8, "h100").host == Machine.preset("dgx-h200").host == pcie5
+    assert Machine.grid(1, 8, "a100").host == HostLink(31.5e9, LINKS["pcie4"].latency)
+    assert Machine.preset("summit").host == HostLink(50e9, LINKS["nvlink2"].latency)
+    assert Machine.grid(1, 4, "h200", host="nvlink-c2c").host == HostLink(450e9, LINKS["nvlink-c2c"].latency)
+    assert Machine.grid(1, 4, "h200", host=(20e9, 1e-6)).host == HostLink(20e9, 1e-6)
+    mine = replace(DEVICES["v100"], name="mine")
+    assert Machine.grid(1, 4, mine, intra="pcie4", inter="ib-hdr").host is None
+    assert Machine.grid(1, 4, mine, intra="pcie4", inter="ib-hdr", host=pcie5).host == pcie5
+    assert pcie5.seconds(63e9) == 1 + LINKS["pcie5"].latency
+
+
 @pytest.mark.parametrize(
     ("make", "named"),
     [
@@ -198,6 +211,13 @@ def test_grid_takes_links_and_devices_of_ones_own():
         (lambda: replace(DEVICES["v100"], flops={"float16": 1.0}), r"device\.flops.*float32"),
         (lambda: replace(DEVICES["v100"], flops={"float32": -1.0}), r"device\.flops\['float32'\]"),
         (lambda: replace(DEVICES["v100"], efficiency=1.5), r"device\.efficiency"),
+        (lambda: Machine.grid(host="pcie9"), "no link is named 'pcie9'.*pcie5"),
+        (lambda: Machine.grid(host=(0.0, 1e-6)), r"host\.bandwidth"),
+        (lambda: Machine.grid(host=(1e9, -1e-6)), r"host\.latency"),
+        (
+            lambda: Machine.grid(1, 2, replace(DEVICES["v100"], name="cpu"), "pcie3", "ib-fdr", host="pcie3"),
+            "a cpu is its own host.*omit host",
+        ),
     ],
 )
 def test_errors_name_what_is_wrong(make, named):
@@ -217,6 +237,14 @@ def test_json_round_trip(machine, tmp_path_factory):
     assert hash(loaded) == hash(machine)
     assert loaded.axes == machine.axes
     assert [file.name for file in path.parent.iterdir()] == ["machine.json"]
+
+
+def test_a_file_without_a_link_to_the_host_is_a_machine_without_one():
+    machine = Machine.grid(2, 4, "a100", host=(31.5e9, 2e-6))
+    data = machine.to_json()
+    assert data["host"] == {"bandwidth": 31.5e9, "latency": 2e-6}
+    del data["host"]
+    assert Machine.from_json(data) == replace(machine, host=None)
 
 
 def test_pickle_round_trip():
@@ -257,6 +285,9 @@ def put(data, value, *keys):
         (lambda d: put(d, 3, "name"), r"\$\.name: expected str, got int"),
         (lambda d: put(d, "bfloat16", "reducein"), r"\$\.reducein: no such field is known"),
         (lambda d: put(d, [], "levels", 1, "curve"), r"\$\.levels\[1\]\.curve: no such field is known"),
+        (lambda d: without(d, "host", "bandwidth"), r"\$\.host\.bandwidth: it is missing"),
+        (lambda d: put(d, "fast", "host", "bandwidth"), r"\$\.host\.bandwidth: expected float, got str"),
+        (lambda d: put(d, 1, "host", "lanes"), r"\$\.host\.lanes: no such field is known"),
     ],
 )
 def test_a_spoiled_file_is_refused_by_name(spoil, named, tmp_path):

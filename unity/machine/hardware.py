@@ -6,6 +6,7 @@ import math
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,6 +23,9 @@ _COMPUTED_IN: Mapping[str, tuple[str, float]] = {
     "float64": ("float32", 0.5),
     "complex128": ("float64", 1.0),
 }
+
+
+T = TypeVar("T", float, np.ndarray)
 
 
 class MachineError(UnityError, ValueError):
@@ -127,6 +131,30 @@ def _dtype_name(dtype: object) -> str:
     # JAX's extended dtypes (random keys) are not NumPy dtypes, but have a name as well.
     name = getattr(dtype, "name", None)
     return name if isinstance(name, str) else np.dtype(dtype).name  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+@dataclass(frozen=True)
+class HostLink:
+    """The link between each device and the memory of its host, which values that are offloaded cross.
+
+    Args:
+        bandwidth: bytes/s per *device*, in one direction, when all devices use their links at once.
+        latency: seconds per transfer.
+
+    Raises:
+        MachineError: a figure is missing, negative, or not finite.
+    """
+
+    bandwidth: float
+    latency: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_positive("host.bandwidth", self.bandwidth, "bytes/s")
+        check_not_negative("host.latency", self.latency, "seconds")
+
+    def seconds(self, nbytes: T) -> T:
+        """Return the seconds of a transfer, or of several in an array."""
+        return self.latency + nbytes / self.bandwidth  # pyright: ignore[reportReturnType]
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,17 @@ from typing import Any, TypeVar
 from unity.base.atomic_files import write
 from unity.base.documents import Misfit, at, parsed, plain, refuse_unknown, typed
 from unity.base.errors import PlanFileError
-from unity.machine.hardware import Curve, Device, Level, MachineError, check_count
+from unity.machine.hardware import Curve, Device, HostLink, Level, MachineError, check_count
 from unity.machine.mesh import check_mesh, extents_of
-from unity.machine.presets import CLUSTERS, DEVICES, KINDS, LINKS, USUAL_LINKS
+from unity.machine.presets import CLUSTERS, DEVICES, KINDS, LINKS, USUAL_LINKS, Link
 from unity.machine.profiles.profile import Profile
 from unity.pcg.types.axis import Axis
 
-__all__ = ["SCHEMA", "Curve", "Device", "Level", "Machine", "MachineError", "device_name"]
+__all__ = ["SCHEMA", "Curve", "Device", "HostLink", "Level", "Machine", "MachineError", "device_name"]
 
 T = TypeVar("T")
 
+CPU = "cpu"  # the name of a device whose memory is its host's
 SCHEMA = 1  # of the JSON that `save` writes; raised whenever a field changes its meaning
 
 
@@ -40,9 +41,12 @@ class Machine:
         profile: measured times of operators on such devices; without one, the roofline predicts them.
         reduce_in: the narrow type whose partial sums are added in that type (`unity.optimize`).
         mesh: the names and sizes of the user's mesh axes, outermost first, in place of prime ones (`with_mesh`).
+        host: the link between each device and its host's memory. Without one, values that a checkpoint policy offloads are
+            priced as if they stayed on the device.
 
     Raises:
-        MachineError: the machine has no level, or two levels of one name; or the mesh does not fit the levels.
+        MachineError: the machine has no level, or two levels of one name; the mesh does not fit the levels; or a CPU has a link to
+            its host.
     """
 
     name: str
@@ -51,6 +55,7 @@ class Machine:
     profile: Profile | None = field(default=None, repr=False)
     reduce_in: str = ""
     mesh: tuple[tuple[str, int], ...] = ()
+    host: HostLink | None = None
 
     def __post_init__(self) -> None:
         if not self.levels:
@@ -60,6 +65,8 @@ class Machine:
                 raise MachineError(f"machine {self.name!r}: {times} levels are named {name!r}; rename all but one")
         if self.mesh:
             check_mesh(self.name, self.levels, self.mesh)
+        if self.host is not None and self.device.name == CPU:
+            raise MachineError(f"machine {self.name!r}: a {CPU} is its own host, so its devices have no link to one: omit host")
 
     @property
     def devices(self) -> int:
@@ -155,6 +162,7 @@ class Machine:
         inter: str | Level | tuple[float, float] | None = None,
         memory: int | None = None,
         cards_per_node: int | None = None,
+        host: str | HostLink | tuple[float, float] | None = None,
     ) -> Machine:
         """Build a machine of equal nodes: two levels, "node" and "device".
 
@@ -169,6 +177,8 @@ class Machine:
             memory: bytes per device, if other than the device's own.
             cards_per_node: network cards per node, for an `inter` given by name. Default: the device's usual: one per
                 device for A100 and newer, one per node for older devices and for a Device of your own.
+            host: the link between each device and its host's memory: a preset's name, one such port for each device, or a
+                HostLink or a pair like `intra`. Default: the device's usual; none for a Device of your own.
 
         Raises:
             MachineError: a name is not known, a figure is not positive, or no link is usual for the device.
@@ -188,7 +198,8 @@ class Machine:
         inner = _level("device", devices_per_node, intra if intra is not None or usual is None else usual.intra, 1.0)
         share = cards_per_node / devices_per_node
         outer = _level("node", nodes, inter if inter is not None or usual is None else usual.inter, share)
-        machine = cls(f"{chosen.name}-{nodes}x{devices_per_node}", chosen, (outer, inner))
+        link = _host(host if host is not None or usual is None else usual.host)
+        machine = cls(f"{chosen.name}-{nodes}x{devices_per_node}", chosen, (outer, inner), host=link)
         return machine if memory is None else machine.with_memory(memory)
 
     @classmethod
@@ -214,7 +225,8 @@ class Machine:
         if per_node not in (None, inside):
             raise MachineError(f"machine {name!r}: its nodes have {inside} devices, not {per_node}; use Machine.grid")
         between = replace(cluster.between, size=nodes or cluster.nodes)
-        return cls(f"{base}-{between.size}x{inside}", DEVICES[cluster.device], (between, *cluster.inside))
+        host = _host(USUAL_LINKS[cluster.device].host) if cluster.host is None else _host(cluster.host)
+        return cls(f"{base}-{between.size}x{inside}", DEVICES[cluster.device], (between, *cluster.inside), host=host)
 
     @classmethod
     def local(cls, devices: Sequence[Any] | None = None) -> Machine:
@@ -305,6 +317,16 @@ def _level(name: str, size: int, link: str | Level | tuple[float, float] | None,
         return Level(name, size, *link)
     known = _known("link", link or "", LINKS)
     return Level(name, size, known.bandwidth * share, known.latency)
+
+
+def _host(link: str | HostLink | Link | tuple[float, float] | None) -> HostLink | None:
+    """Build the link to a host's memory, of which every device has one."""
+    if link is None or isinstance(link, HostLink):
+        return link
+    if isinstance(link, tuple):
+        return HostLink(*link)
+    known = link if isinstance(link, Link) else _known("link", link, LINKS)
+    return HostLink(known.bandwidth, known.latency)
 
 
 def _primes(size: int) -> list[int]:

@@ -108,6 +108,9 @@ LINKS: Mapping[str, Link] = {
     "pcie3": Link(15.75e9, _PCIE_STEP),
     "pcie4": Link(31.5e9, _PCIE_STEP),
     "pcie5": Link(63.0e9, _PCIE_STEP),
+    # From a Grace CPU to its Hopper GPU: 900 GB/s in both directions together (data sheet "GH200 Grace Hopper Superchip"). No
+    # published latency; taken as an NVLink step.
+    "nvlink-c2c": Link(450e9, _NVLINK_STEP),
     # Between the two POWER9 of a node: 4 bytes at 16 GT/s (OLCF, Summit User Guide: X-Bus 64 GB/s). No published
     # latency; taken as a PCIe step.
     "xbus": Link(64e9, _PCIE_STEP),
@@ -123,35 +126,39 @@ LINKS: Mapping[str, Link] = {
 @dataclass(frozen=True)
 class Links:
     """The usual links of nodes with one kind of device: inside a node, between nodes, and whether each device has a network
-    card or all share one."""
+    card or all share one; and the link from each device to its host's memory."""
 
     intra: str
     inter: str
     card_per_device: bool
+    host: str
 
 
 # DGX A100 and DGX H100/H200 system user guides: one ConnectX card for each GPU in the compute fabric. The older ones as
-# in the papers' clusters below.
+# in the papers' clusters below. To the host: 16 lanes of the generation in the device's data sheet, for each device alone; where
+# two devices share the uplink of a PCIe switch, each has half of that when both use it.
 USUAL_LINKS: Mapping[str, Links] = {
-    "k80": Links("pcie3", "ib-fdr", False),
-    "p100": Links("nvlink1", "ib-edr", False),
-    "v100": Links("nvlink2", "ib-edr", False),
-    "v100-32gb": Links("nvlink2", "ib-edr", False),
-    "a100-40gb": Links("nvlink3", "ib-hdr", True),
-    "a100": Links("nvlink3", "ib-hdr", True),
-    "h100": Links("nvlink4", "ib-ndr", True),
-    "h200": Links("nvlink4", "ib-ndr", True),
+    "k80": Links("pcie3", "ib-fdr", False, "pcie3"),
+    "p100": Links("nvlink1", "ib-edr", False, "pcie3"),
+    "v100": Links("nvlink2", "ib-edr", False, "pcie3"),
+    "v100-32gb": Links("nvlink2", "ib-edr", False, "pcie3"),
+    "a100-40gb": Links("nvlink3", "ib-hdr", True, "pcie4"),
+    "a100": Links("nvlink3", "ib-hdr", True, "pcie4"),
+    "h100": Links("nvlink4", "ib-ndr", True, "pcie5"),
+    "h200": Links("nvlink4", "ib-ndr", True, "pcie5"),
 }
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster: its device, its usual number of nodes, the level between nodes (of any size), the levels inside."""
+    """A cluster: its device, its usual number of nodes, the level between nodes (of any size), the levels inside, and the link to
+    the host, if it is not the usual one of the device."""
 
     device: str
     nodes: int
     between: Level
     inside: tuple[Level, ...]
+    host: Link | None = None
 
 
 def _node(bandwidth: float) -> Level:
@@ -181,6 +188,8 @@ CLUSTERS: Mapping[str, Cluster] = {
             Level("socket", 2, LINKS["xbus"].bandwidth / 3, LINKS["xbus"].latency),
             Level("device", 3, 4 * 25e9, _NVLINK_STEP),
         ),
+        # Two more NVLink bricks of 25 GB/s join each GPU with the CPU of its socket (same guide).
+        Link(2 * 25e9, _NVLINK_STEP),
     ),
     # OptCNN, section 6, and FlexFlow, section 8.1: 4 nodes of 4 P100, NVLink inside, EDR 100 Gb/s (the paper's "GB/s"
     # is a slip) between, one card shared by 4.

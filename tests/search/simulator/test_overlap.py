@@ -156,7 +156,7 @@ def test_a_forward_pass_without_weights_is_planned_by_its_simulated_step():
 
 
 def test_devices_that_do_one_thing_after_the_other_have_the_least_sum():
-    cpu = replace(MACHINE, device=replace(MACHINE.device, name="cpu"))
+    cpu = replace(MACHINE, device=replace(MACHINE.device, name="cpu"), host=None)
     plan = planned(machine=cpu, overlap=True)
     assert plan.program.candidate.simulated is None
     assert plan.time == planned(machine=cpu).time

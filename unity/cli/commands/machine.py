@@ -125,6 +125,7 @@ def _lines(machine: Machine) -> list[Any]:
         f"device: {device.memory / 2**30:.4g} GiB at {device.bandwidth / 1e9:.4g} GB/s; {device.launch * 1e6:.3g} µs an operator",
         f"TFLOP/s: {rates}, of which {device.efficiency:.0%} are reached",
         f"mesh: {axes}",
+        f"to the host: {_to_host(machine)}",
         table,
         f"operators: {f'{len(machine.profile)} measured' if machine.profile is not None else 'not measured, a roofline'}",
     ]
@@ -133,6 +134,14 @@ def _lines(machine: Machine) -> list[Any]:
 def _measured(level: Level) -> str:
     """Return the collectives that were measured on a level."""
     return ", ".join(sorted({c.kind for c in level.curves})) or "no: alpha-beta"
+
+
+def _to_host(machine: Machine) -> str:
+    """Return the link to the memory of the host in words."""
+    host = machine.host
+    if host is None:
+        return "no link, so that offloaded values are priced as if they stayed on the device"
+    return f"{host.bandwidth / 1e9:.4g} GB/s per device, {host.latency * 1e6:.3g} µs a transfer"
 
 
 def _network(machine: Machine) -> str:
