@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from unity.pcg.ir.dead_code import used
+from unity.pcg.ir.equation_writer import EquationWriter
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, tensor_type
-from unity.transforms.padding.equation_writer import EquationWriter
 from unity.transforms.padding.fills import Fill, constant_of, enlarged, filled
 
 Sizes = Mapping[int, int]  # padded sizes of dimensions
