@@ -53,10 +53,20 @@ def test_rules_are_shown_by_pattern(capsys: pytest.CaptureFixture) -> None:
     assert name in capsys.readouterr().err
 
 
+def test_a_rule_of_loops_is_shown_by_its_name(capsys: pytest.CaptureFixture) -> None:
+    assert main(["rules", "show", "products-before-loop"]) == 0
+    shown = capsys.readouterr().out
+    assert "scan(c, y in dot(xs, w): step(c, y))" in shown
+    assert "by induction" in shown
+    assert main(["rules", "show", "*-before-loop", "--json"]) == 0
+    assert {r["name"] for r in json.loads(capsys.readouterr().out)} == {r.name for r in default_library().loops}
+
+
 def test_statistics_count_the_library(capsys: pytest.CaptureFixture) -> None:
     assert main(["rules", "stats", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["parallel"] + found["algebraic"] == len(default_library())
+    assert found["of loops"] == len(default_library().loops)
     assert sum(n for what, n in found.items() if what.startswith("found in")) == len(default_library())
 
 

@@ -33,8 +33,13 @@ def joined(params, x):
     return jnp.sum(jnp.tanh(x @ jnp.concatenate(params, 1)))
 
 
+def recurrent(params, x):
+    return jnp.mean(jax.lax.scan(lambda h, x: (jnp.tanh(x @ params["x"] + h @ params["h"]), None), x[0], x)[0] ** 2)
+
+
 CASES = {  # the kinds of transformations: the function, its arguments, and options
     ("rewriting",): (chained, ({"a": f(16, 64), "b": f(64, 8)}, f(4096, 16)), {}),
+    ("loop rules",): (recurrent, ({"x": f(64, 64), "h": f(64, 64)}, f(16, 32, 64)), {}),
     ("micro-batches",): (chained, ({"a": f(16, 64), "b": f(64, 8)}, f(4096, 16)), {"micro_batches": 4, "budget": 0}),
     ("padding",): (chained, ({"a": f(16, 1023), "b": f(1023, 8)}, f(65535, 16)), {"padding": True, "pack": True, "budget": 0}),
     ("weights",): (joined, ([f(8, 8)] * 2, f(8, 8)), {"pack": True, "budget": 0}),

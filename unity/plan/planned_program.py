@@ -22,6 +22,7 @@ from unity.substitutions.language.derivation import RewriteStep
 from unity.substitutions.language.parallel_derivation import Parallelization
 from unity.substitutions.rewriting.parallel_recording import recorded
 from unity.transforms.branches import Branching
+from unity.transforms.loops import LoopRewriting
 from unity.transforms.micro_batching import MicroBatching
 from unity.transforms.packing import Joining
 from unity.transforms.padding import Padding
@@ -86,6 +87,11 @@ class PlannedProgram:
     def rewriting(self) -> Rewriting:
         """The rewriting of the captured program before it was parallelized; false, and without rules, if there was none."""
         return self.family.transformation(Rewriting) or Rewriting.none(self.family.original)
+
+    @property
+    def loop_rewriting(self) -> LoopRewriting | None:
+        """The rules of loops that were applied to the captured program, or None."""
+        return self.family.transformation(LoopRewriting)
 
     @property
     def recomputing(self) -> Recomputing | None:

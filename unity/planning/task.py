@@ -296,10 +296,15 @@ class Task(Request):
 
         Returns the better program, and its solution if any fits.
         """
-        captured, pack = plain.captured, prices.pack
+        pack = prices.pack
         best, chosen, interrupted = self.solution_of(plain, prices), None, False
         if best is not None:
             yield best
+            loops = self.with_loop_rules(plain, prices, best)
+            if loops is not None:
+                plain, best = loops[0], loops
+                yield best
+        captured = plain.captured
         if best is not None or pack:  # a rewritten program may fit, with its weights joined, where the captured one does not
             weight = math.inf if best is None else self.weight(best[0].search)
             chosen, interrupted = self.rewriter.best(captured, replace(prices, weight=weight), self.say)
@@ -312,6 +317,15 @@ class Task(Request):
         if interrupted:  # skip the parts that would follow
             raise KeyboardInterrupt
         return plain, best
+
+    def with_loop_rules(self, plain: PlanFamily, prices: Prices, than: Solution) -> Solution | None:
+        """Return a program after rules of loops, or None if none fits and is better than the solution without, `than`."""
+        weighted = replace(prices, weight=self.weight(than[0].search))
+        rewriting = self.rewriter.best_of_loops(plain.captured, weighted, self.say)
+        if rewriting is None:
+            return None
+        solution = self.solution_of(plain.then(rewriting, self.search(rewriting.after, prices)), prices)
+        return self.if_better(solution, than, None) if solution is not None else None
 
     def on_groups(self, plain: PlanFamily, prices: Prices, than: Solution | None) -> Iterator[Solution]:
         """Yield the program with a pipeline, with branches on separate groups of devices, or with both, if better than `than`."""

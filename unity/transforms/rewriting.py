@@ -33,6 +33,8 @@ from unity.substitutions.rewriting.occurrences import Occurrence, Pattern, occur
 from unity.substitutions.rewriting.reading import Reading
 from unity.substitutions.rewriting.recording import step_of
 from unity.substitutions.rewriting.rewriting import rewritten
+from unity.transforms.loops import LoopRewriting, scans
+from unity.transforms.loops import best as best_of_loops
 from unity.transforms.transformation import RewrittenLines, Transformation, TransformationRecord, TransformationSource
 from unity.verify.derivations.canonical_form import apply_body, canonical_forms
 from unity.verify.derivations.replay import check
@@ -302,7 +304,10 @@ class Rewriter:
     @property
     def settings(self) -> dict[str, Any]:
         """Everything that a result depends on, as JSON data."""
-        rules = default_digest() if self.rules is None else [e.hash for e in self.rules.entries]
+        if self.rules is None:
+            rules: Any = default_digest()
+        else:
+            rules = [*(e.hash for e in self.rules.entries), *(rule.name for rule in self.rules.loops)]
         return {"rules": rules, "budget": [self.budget.programs, self.budget.seconds]}
 
     def best(self, captured: Captured, prices: Prices, say: Callable[[str], None]) -> tuple[Rewriting | None, bool]:
@@ -316,6 +321,19 @@ class Rewriter:
         reached = UntilInterrupted(every)
         improved = list(reached)
         return self._replaying(captured, prices, improved[1:]), reached.interrupted
+
+    def best_of_loops(self, captured: Captured, prices: Prices, say: Callable[[str], None]) -> LoopRewriting | None:
+        """Return the rules of loops that make a program cheapest and whose result is derived, or None."""
+        if self.budget.programs == 0 or not any(True for _ in scans(captured.body)) or not self.library.loops:
+            return None
+        rewriting = best_of_loops(captured, self.library.loops, prices, say)
+        try:
+            if rewriting is not None:
+                rewriting.check()
+        except DerivationError as problem:
+            warnings.warn(f"rules of loops are not used, because their result is not derived: {problem}", stacklevel=2)
+            return None
+        return rewriting
 
     def _replaying(self, captured: Captured, prices: Prices, improved: Sequence[Improvement]) -> Rewriting | None:
         """Return the last of some improvements whose derivation replays."""

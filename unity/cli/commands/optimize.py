@@ -153,6 +153,7 @@ def in_words(plan: Plan, path: Path | None) -> str:
 
 def data(plan: Plan, path: Path | None, frontier: bool) -> dict[str, Any]:
     """Return a plan in short as data for other tools."""
+    loops = plan.program.loop_rewriting
     result = {
         "name": plan.__name__,
         "machine": plan.inspect.machine.name,
@@ -163,6 +164,7 @@ def data(plan: Plan, path: Path | None, frontier: bool) -> dict[str, Any]:
         "interrupted": plan.program.family.interrupted,
         "recomputed": None if plan.program.recomputing is None else str(plan.program.recomputing),
         "rules": {str(way): times for way, times in plan.program.rewriting.applied},
+        "loop_rules": {rule.name: times for rule, times in loops.applied.items()} if loops is not None else {},
         "micro_batches": None if plan.program.micro_batching is None else str(plan.program.micro_batching),
         "pipeline": None if plan.program.pipelining is None else str(plan.program.pipelining),
         "branches": None if plan.program.branching is None else str(plan.program.branching),

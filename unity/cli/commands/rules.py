@@ -28,6 +28,7 @@ from unity.substitutions.language.drawing import draw
 from unity.substitutions.language.library import Library, LibraryEntry, load
 from unity.substitutions.language.text import parse_rules, print_rule
 from unity.verify.proofs.library import RuleVerdict, verify
+from unity.verify.proofs.loop_rules import loop_faults
 from unity.verify.ranks.forms import Inexpressible
 from unity.verify.ranks.rule import parse_rank_rules
 from unity.verify.ranks.verdict import verdicts
@@ -145,21 +146,25 @@ def run_verify(options: argparse.Namespace) -> int:
     if options.path.suffix == ".ranks":
         return _verify_ranks(options)
     is_text = options.path.suffix == ".rules"
+    loops = () if is_text else load(options.path).loops
     rules = parse_rules(_read(options.path, RuleError.docs)) if is_text else load(options.path).rules
     with stage("proving") as say:
         proofs = verify(rules, axioms(), options.execute, say)
+        faults = loop_faults() if loops else []
     proved, unproved = [r for r in proofs if r.status == "proved"], [r for r in proofs if r.status != "proved"]
     if options.out is not None:
         library = _library(proved, options.path)
         (library if is_text else library.named_as(load(options.path))).save(options.out)
     if options.json:
         rows = [{"name": r.rule.name, "rule": print_rule(r.rule), "status": r.status, "why": r.why} for r in proofs]
-        print_json({"proved": len(proved), "of": len(proofs), "results": rows})
+        print_json({"proved": len(proved), "of": len(proofs), "results": rows, "loops": [r.name for r in loops], "faults": faults})
     else:
         for result in unproved:
             print(f"{print_rule(result.rule)}\n    {result.status}: {result.why}")
         print(f"{len(proved)} of {len(proofs)} rules proved{f', in {options.out}' if options.out is not None else ''}")
-    return 1 if unproved else 0
+        if loops:
+            print("\n".join(faults) or f"{len(loops)} rules of loops proved, by induction and lemmas about single steps")
+    return 1 if unproved or faults else 0
 
 
 def _library(proved: Sequence[RuleVerdict], path: Path) -> Library:
@@ -219,13 +224,17 @@ def _read(path: Path, page: str) -> str:
 def run_show(options: argparse.Namespace) -> int:
     """Print the rules that a pattern matches."""
     library = load(options.library)
-    entries = library.matching(options.name)
-    if not entries:
-        near = ", ".join(difflib.get_close_matches(options.name, [e.rule.name for e in library.entries]))
+    entries, loops = library.matching(options.name), library.matching_loops(options.name)
+    if not (entries or loops):
+        near = ", ".join(difflib.get_close_matches(options.name, library.names))
         raise RuleError(f"the library has no rule {options.name}" + (f"; near it are {near}" if near else ""))
     if options.json:
-        print_json([e.to_json() for e in entries])
+        print_json([*(e.to_json() for e in entries), *(rule.to_json() for rule in loops)])
         return 0
+    for rule in loops:
+        print(f"{rule.name}   {rule.statement}")
+        print(f"{rule.reason} Where it pays: {rule.pays}.")
+        print("proved by induction on the steps, and by lemmas about single steps (docs: rules#rules-of-loops)")
     for entry in entries:
         print(print_rule(entry.rule))
         if entry.reason:
@@ -254,6 +263,7 @@ def statistics(library: Library) -> dict[str, int | None]:
     used = Counter(a for e in library.entries for a in e.axioms).most_common()
     return {
         **kinds,
+        "of loops": len(library.loops),
         "with a name and a reason": sum(bool(e.reason) for e in library.entries),
         "with several outputs": sum(len(e.rule.left) > 1 for e in library.entries),
         **{f"found in {family}": number for family, number in families},

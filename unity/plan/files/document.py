@@ -15,6 +15,7 @@ from unity.plan.summary import RuleUse, SummaryRecord
 from unity.search.substitution.trace import RuleApplication
 from unity.substitutions.language.parallel_derivation import ParallelizationRecord
 from unity.transforms.branches import BranchingRecord
+from unity.transforms.loops import LoopRewritingRecord
 from unity.transforms.micro_batching import MicroBatchingRecord
 from unity.transforms.packing import JoiningRecord
 from unity.transforms.padding import PaddingRecord
@@ -27,6 +28,7 @@ SCHEMA = 11
 AnyTransformation = (
     RecomputingRecord
     | MicroBatchingRecord
+    | LoopRewritingRecord
     | RewritingRecord
     | AlikeRecord
     | UnlikeRecord

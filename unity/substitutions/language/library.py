@@ -15,6 +15,7 @@ import msgspec
 from unity.base.atomic_files import write
 from unity.base.documents import Record, parsed, plain, typed
 from unity.base.errors import PlanFileError, RuleError
+from unity.substitutions.language.loop_rules import LOOP_RULES, LoopRule
 from unity.substitutions.language.rule import Rule, content_hash
 from unity.substitutions.language.text import parse_rule, print_body
 
@@ -43,6 +44,7 @@ class LibraryDocument(Record):
     schema: int
     rules: tuple[LibraryRow, ...]
     made: dict[str, Any] = msgspec.field(default_factory=dict)
+    loops: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,13 +92,19 @@ class LibraryEntry:
 
 @dataclass(frozen=True)
 class Library:
-    """Rules with their records, and figures about the run that generated them (`made`)."""
+    """Rules with their records, figures about the run that generated them (`made`), and rules of loops."""
 
     entries: tuple[LibraryEntry, ...]
     made: Mapping[str, Any] = field(default_factory=dict)
+    loops: tuple[LoopRule, ...] = ()
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all rules."""
+        return [*(e.rule.name for e in self.entries), *(rule.name for rule in self.loops)]
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -117,6 +125,10 @@ class Library:
         named = [entry for entry in self.entries if fnmatchcase(entry.rule.name, pattern)]
         return named or [entry for entry in self.entries if fnmatchcase(entry.former, pattern)]
 
+    def matching_loops(self, pattern: str) -> list[LoopRule]:
+        """Return the rules of loops whose names match a pattern of `fnmatch`."""
+        return [rule for rule in self.loops if fnmatchcase(rule.name, pattern)]
+
     @cached_property
     def _by_name(self) -> Mapping[str, LibraryEntry]:
         return {e.former: e for e in self.entries if e.former} | {e.rule.name: e for e in self.entries}
@@ -127,16 +139,18 @@ class Library:
         return name if entry is None else entry.rule.name
 
     def named_as(self, known: Library) -> Library:
-        """Return these rules with the names, reasons and former names that the same rules have in another library."""
+        """Return these rules with the names, reasons and former names that they have in another library, and its rules of loops."""
         named = {e.hash: e for e in known.entries if e.former}
-        return replace(self, entries=tuple(_renamed(e, named[e.hash]) if e.hash in named else e for e in self.entries))
+        entries = tuple(_renamed(e, named[e.hash]) if e.hash in named else e for e in self.entries)
+        return replace(self, entries=entries, loops=known.loops)
 
     def save(self, path: str | Path) -> None:
         """Write the library to a file atomically, sorted by generated names, so that a better name moves no rule."""
         entries = sorted(self.entries, key=lambda e: e.generated_name)
         lines = ",\n".join("  " + json.dumps(e.to_json(), ensure_ascii=False) for e in entries)
         figures = json.dumps(dict(self.made), ensure_ascii=False)
-        write(Path(path), f'{{\n "schema": {SCHEMA},\n "made": {figures},\n "rules": [\n{lines}\n ]\n}}\n')
+        loops = f' "loops": {json.dumps([rule.name for rule in self.loops])},\n' if self.loops else ""
+        write(Path(path), f'{{\n "schema": {SCHEMA},\n "made": {figures},\n{loops} "rules": [\n{lines}\n ]\n}}\n')
 
 
 def load(path: str | Path) -> Library:
@@ -147,7 +161,11 @@ def load(path: str | Path) -> Library:
         raise RuleError(f"{path}: {problem}") from None
     if document.schema != SCHEMA:
         raise RuleError(f"{path}: has schema {document.schema}, and this version reads schema {SCHEMA}")
-    return Library(tuple(_entry(path, row) for row in document.rules), document.made)
+    unknown = [name for name in document.loops if name not in LOOP_RULES]
+    if unknown:
+        raise RuleError(f"{path}: this version of unity has no rule of loops called {', '.join(unknown)}")
+    loops = tuple(LOOP_RULES[name] for name in document.loops)
+    return Library(tuple(_entry(path, row) for row in document.rules), document.made, loops)
 
 
 def _entry(path: str | Path, row: LibraryRow) -> LibraryEntry:
@@ -171,11 +189,13 @@ def _renamed(entry: LibraryEntry, known: LibraryEntry) -> LibraryEntry:
 
 
 def merged(libraries: Iterable[Library]) -> Library:
-    """Return one library of the rules of several. Raises RuleError if two rules have one name."""
+    """Return one library of the rules of several. Raises RuleError if two rules of graphs have one name."""
     entries: dict[str, LibraryEntry] = {}
+    loops: dict[str, LoopRule] = {}
     for library in libraries:
+        loops |= {rule.name: rule for rule in library.loops}
         for entry in library.entries:
             if entry.rule.name in entries:
                 raise RuleError(f"two libraries have a rule {entry.rule.name}")
             entries[entry.rule.name] = entry
-    return Library(tuple(sorted(entries.values(), key=lambda e: e.generated_name)))
+    return Library(tuple(sorted(entries.values(), key=lambda e: e.generated_name)), loops=tuple(loops.values()))

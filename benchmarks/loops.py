@@ -1,0 +1,126 @@
+"""Recurrent networks with the product of their inputs in the loop: planned without rules of loops, with them, and written by hand.
+
+`python -m benchmarks.loops`. On 8 A100s and 8 H100s. Seconds of a step and bytes on a device are predicted; search seconds are of
+the whole call.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import unity
+from benchmarks.record import record_cases, show
+from unity.machine.machine import Machine
+
+MACHINES = {"8 A100": Machine.preset("dgx-a100"), "8 H100": Machine.preset("dgx-h100")}
+WAYS: dict[str, dict[str, Any]] = {
+    "in the loop": {"constraints": unity.without_rules("*-before-loop")},
+    "rules of loops": {},
+    "by hand": {},
+}
+
+
+def network(cell: Callable[..., Any], states: int, gates: int, *, layers: int, hidden: int, steps: int, batch: int) -> Any:
+    """Return a language model of recurrent cells: its loss, with products in the loop or before it, and its arguments."""
+    vocab = 10_000
+
+    def loss(before: bool) -> Callable[..., Any]:
+        def run(params: Any, tokens: Any, labels: Any) -> Any:
+            x = params["table"][tokens.T]
+            for w in params["layers"]:
+                zero = (jnp.zeros((batch, hidden)),) * states
+
+                def in_loop(state: Any, row: Any, w: Any = w) -> Any:
+                    return cell(w, state, row @ w["x"] + w["b"])
+
+                def before_loop(state: Any, row: Any, w: Any = w) -> Any:
+                    return cell(w, state, row)
+
+                x = lax.scan(before_loop, zero, x @ w["x"] + w["b"])[1] if before else lax.scan(in_loop, zero, x)[1]
+            logits = x @ params["out"]
+            return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels.T[..., None], -1))
+
+        return run
+
+    def f(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    layer = {"x": f(hidden, gates * hidden), "h": f(hidden, gates * hidden), "b": f(gates * hidden)}
+    tokens = jax.ShapeDtypeStruct((batch, steps), jnp.int32)
+    params = {"table": f(vocab, hidden), "layers": [layer] * layers, "out": f(hidden, vocab)}
+    return loss, (params, tokens, tokens)
+
+
+def simple(w: Any, state: Any, drive: Any) -> Any:
+    """A step of Elman's network."""
+    h = jnp.tanh(drive + state[0] @ w["h"])
+    return (h,), h
+
+
+def lstm(w: Any, state: Any, drive: Any) -> Any:
+    """A step of an LSTM."""
+    h, c = state
+    i, f, g, o = jnp.split(drive + h @ w["h"], 4, axis=-1)
+    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    h = jax.nn.sigmoid(o) * jnp.tanh(c)
+    return (h, c), h
+
+
+def gru(w: Any, state: Any, drive: Any) -> Any:
+    """A step of a gated recurrent unit."""
+    r, z, n = jnp.split(drive, 3, axis=-1)
+    ur, uz, un = jnp.split(state[0] @ w["h"], 3, axis=-1)
+    z = jax.nn.sigmoid(z + uz)
+    h = (1 - z) * jnp.tanh(n + jax.nn.sigmoid(r + ur) * un) + z * state[0]
+    return (h,), h
+
+
+PTB = {"layers": 2, "hidden": 2048, "steps": 40, "batch": 64}  # FlexFlow's rnnlm
+CASES = {
+    "RNNLM (LSTM)": (lstm, 2, 4, PTB),
+    "RNNLM (LSTM), 512 sequences": (lstm, 2, 4, PTB | {"batch": 512}),
+    "LSTM of 256 units": (lstm, 2, 4, PTB | {"hidden": 256, "steps": 128}),
+    "GRU": (gru, 1, 3, PTB),
+    "Elman": (simple, 1, 1, PTB | {"layers": 1}),
+}
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
+    """Return one row for each machine and way to plan a case."""
+    cell, states, gates, sizes = CASES[name]
+    loss, arguments = network(cell, states, gates, **sizes)
+    rows = []
+    for machine, devices in MACHINES.items():
+        for way, options in WAYS.items():
+            started = time.perf_counter()
+            plan = unity.optimize(loss(way == "by hand"), *arguments, machine=devices, progress=False, **options)
+            rewriting = plan.program.loop_rewriting
+            rows.append({
+                "case": name,
+                "machine": machine,
+                "way": way,
+                "ms": plan.time * 1e3,
+                "MB": plan.memory / 1e6,
+                "search s": time.perf_counter() - started,
+                "rules": "" if rewriting is None else str(rewriting),
+            })  # fmt: skip
+    show(name, rows)
+    return rows
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["XDG_CACHE_HOME"] = cache  # so that no plan is read from the cache
+        record_cases("loops", __doc__, CASES, "case", rows_of)
+
+
+if __name__ == "__main__":
+    main()

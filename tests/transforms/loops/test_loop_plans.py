@@ -1,0 +1,135 @@
+"""Plans with rules of loops: when they are taken, what the plan and its file say of them, and that they run as the function."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import unity
+from unity.base.errors import ConstraintError, PlanError
+from unity.plan.files.plan_file import sealed
+from unity.substitutions.language.library import Library
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+MACHINE = unity.Machine.grid(1, 8, "a100")
+
+
+def f(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def lstm(params, xs):
+    def step(state, x):
+        h, c = state
+        i, g, o, u = jnp.split(x @ params["x"] + h @ params["h"], 4, -1)
+        c = jax.nn.sigmoid(g) * c + jax.nn.sigmoid(i) * jnp.tanh(u)
+        return (jax.nn.sigmoid(o) * jnp.tanh(c), c), None
+
+    zero = jnp.zeros_like(xs[0, :, : params["h"].shape[0]])
+    return jnp.mean(lax.scan(step, (zero, zero), xs)[0][0] ** 2)
+
+
+def hoisted(params, xs):
+    def step(state, x):
+        h, c = state
+        i, g, o, u = jnp.split(x + h @ params["h"], 4, -1)
+        c = jax.nn.sigmoid(g) * c + jax.nn.sigmoid(i) * jnp.tanh(u)
+        return (jax.nn.sigmoid(o) * jnp.tanh(c), c), None
+
+    zero = jnp.zeros_like(xs[0, :, : params["h"].shape[0]])
+    return jnp.mean(lax.scan(step, (zero, zero), xs @ params["x"])[0][0] ** 2)
+
+
+def arguments(batch=64, width=512, steps=20):
+    return {"x": f(width, 4 * width), "h": f(width, 4 * width)}, f(steps, batch, width)
+
+
+def planned(fn, *args, **options):
+    return unity.optimize(fn, *args, machine=MACHINE, progress=False, **options)
+
+
+def test_the_product_of_the_inputs_is_taken_before_the_loop_where_that_is_cheaper():
+    plan = planned(lstm, *arguments())
+    assert plan.program.loop_rewriting is not None
+    assert {rule.name: n for rule, n in plan.program.loop_rewriting.applied.items()} == {"products-before-loop": 1}
+    without = planned(lstm, *arguments(), constraints=unity.without_rules("products-before-loop"))
+    assert without.program.loop_rewriting is None
+    by_hand = planned(hoisted, *arguments())
+    assert plan.time < 0.95 * without.time
+    assert abs(plan.time - by_hand.time) < 0.02 * by_hand.time
+
+
+def test_a_product_stays_in_the_loop_where_moving_it_costs_memory_traffic():
+    """With many rows, the product of a step is fast by itself, and all products together go through memory."""
+    plan = planned(lstm, *arguments(batch=49152, width=64, steps=4))
+    without = planned(lstm, *arguments(batch=49152, width=64, steps=4), constraints=unity.without_rules("*-before-loop"))
+    assert plan.time <= without.time
+
+
+def test_only_the_rules_of_the_library_are_applied():
+    for options in ({"rules": ()}, {"rules": Library(())}, {"search": "captured"}, {"budget": 0}):
+        assert planned(lstm, *arguments(), **options).program.transformations == ()
+    with pytest.raises(ConstraintError, match="products-before-loop"):
+        planned(lstm, *arguments(), constraints=unity.without_rules("product-before-loop"))
+
+
+def test_a_plan_explains_the_rules_of_loops_and_checks_them(capsys):
+    plan = planned(lstm, *arguments())
+    plan.program.check_derivation()
+    plan.explain()
+    said = capsys.readouterr().out
+    assert "1 × products-before-loop:  scan(c, x in xs: step(c, dot(x, w)))" in said
+    (use,) = plan.program.transformations[0].uses
+    (line,) = use.lines
+    assert line.startswith(__file__)
+
+
+def test_a_file_keeps_the_rules_of_loops_and_refuses_others(tmp_path):
+    path, plan = tmp_path / "plan.json", planned(lstm, *arguments())
+    plan.files.save(path)
+    again = unity.load(path, lstm, *arguments())
+    assert again.program.transformations[0].record == plan.program.transformations[0].record
+    assert again.program.pcg.key == plan.program.pcg.key
+    data = json.loads(path.read_text())
+    (record,) = data["transformations"]
+    (application,) = record["applications"]
+    for wrong, message in (
+        ([], "another graph"),
+        ([{**application, "rule": "no-rule"}], "does not have"),
+        ([{**application, "step": "0" * 32}], "does not apply"),
+        ([{**application, "rule": "invariants-before-loop"}], "does not apply"),
+        ([application, application], "does not apply"),
+    ):
+        path.write_text(json.dumps(sealed({**data, "transformations": [{**record, "applications": wrong}]})))
+        with pytest.raises(PlanError, match=message):
+            unity.load(path, lstm, *arguments())
+    plan.files.save(path)
+    with pytest.raises(PlanError, match="products-before-loop"):
+        unity.load(path, lstm, *arguments(), rules=())
+
+
+def test_a_plan_computes_the_function_and_its_gradients():
+    shapes = arguments(batch=8, width=32, steps=6)
+    plan = planned(lstm, *shapes)
+    assert plan.program.loop_rewriting is not None
+    rng = np.random.default_rng(0)
+    given = jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape), s.dtype) / 4, shapes)
+    loss, gradients = jax.jit(jax.value_and_grad(plan))(*given)
+    expected, others = jax.jit(jax.value_and_grad(lstm))(*given)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(gradients), jax.tree.leaves(others), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-7)
+
+
+def test_an_exported_plan_has_the_product_before_the_loop(tmp_path):
+    path = tmp_path / "exported.py"
+    planned(lstm, *arguments()).files.export(path)
+    lines = path.read_text().splitlines()
+    products = [k for k, line in enumerate(lines) if " @ " in line]
+    step, loop = (next(k for k, line in enumerate(lines) if text in line) for text in ("def step(", "lax.scan("))
+    assert len(products) == 2
+    assert products[0] < step < products[1] < loop

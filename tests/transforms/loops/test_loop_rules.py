@@ -1,0 +1,276 @@
+"""Rules of loops on programs of many kinds: values and gradients stay, results are derived, and some values stay in the loop."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from unity.pcg.capture.capture import capture
+from unity.pcg.local.interpreter import run_body
+from unity.substitutions.language.loop_rules import INVARIANTS, LOOP_RULES, PRODUCTS, SUMS
+from unity.transforms.loops import applicable, loop_rewriting, scans
+from unity.transforms.loops.choose import everywhere
+from unity.transforms.loops.dependences import ScanParts
+
+T, B, D = 5, 4, 3
+W = ((D, D), (D, D), (T, B, D))
+"""The shapes of two weights, `x` and `h`, and of a sequence."""
+
+
+def arrays(shapes, dtype="float64"):
+    rng = np.random.default_rng(1)
+    return [jnp.asarray(rng.normal(size=s), dtype) for s in shapes]
+
+
+def recurrent(**options):
+    def run(x, h, xs):
+        def step(state, row):
+            state = jnp.tanh(row @ x + state @ h)
+            return state, state * 2
+
+        return lax.scan(step, xs[0], xs, **options)
+
+    return run
+
+
+def invariant(x, h, xs):
+    return lax.scan(lambda state, row: (jnp.tanh(state @ (x @ h) + row), None), xs[0], xs)
+
+
+def without_slices(x, h, xs):
+    return lax.scan(lambda state, _: (jnp.tanh(state @ jnp.exp(x)), state), xs[0], None, length=4)
+
+
+def several_slices(x, h, xs):
+    def step(state, rows):
+        one, two = rows
+        return jnp.tanh(jnp.tanh(one) @ x + (two * 2) @ h.T + state + one), (two @ x).T
+
+    return lax.scan(step, xs[0], (xs, xs + 1))
+
+
+def right_operand(x, h, xs):
+    return lax.scan(lambda state, row: (state + x @ row.T, row @ row.T), jnp.zeros((D, B)), xs)
+
+
+def chained(x, h, xs):
+    def step(state, row):
+        hidden = jnp.maximum(row @ x, 0) @ h
+        hidden = hidden - hidden.max(-1, keepdims=True)
+        return jnp.tanh(state + jnp.concatenate([hidden, hidden], 1)[:, 1 : D + 1] @ x), hidden.sum()
+
+    return lax.scan(step, xs[0], xs)
+
+
+def nested(x, h, xs):
+    def outer(state, row):
+        def inner(state, column):
+            return jnp.tanh(column @ x + state), column.sum()
+
+        state, sums = lax.scan(inner, state, row[:, None] * jnp.ones((B, 2, 1)))
+        return jnp.tanh(state @ h + row[:2] @ x), sums
+
+    return lax.scan(outer, jnp.zeros((2, D)), xs)
+
+
+def in_checkpoint(x, h, xs):
+    return jax.checkpoint(recurrent())(x, h, xs)
+
+
+def checkpointed_beside(x, h, xs):
+    def step(state, row):
+        return jax.checkpoint(lambda s: jnp.tanh(s @ h))(state) + row @ x, None
+
+    return lax.scan(step, xs[0], xs)
+
+
+def mapped(x, h, xs):
+    return lax.map(lambda row: jnp.tanh(row @ x) @ h, xs)
+
+
+def with_keys(x, h, xs):
+    keys = jax.random.split(jax.random.key(0), T)
+
+    def step(state, slices):
+        row, key = slices
+        return jnp.tanh(row @ x + state + jax.random.normal(key, (B, D), state.dtype)), None
+
+    return lax.scan(step, xs[0], (xs, keys))
+
+
+def covariance(x, h, xs):
+    """Sums of two products, of slices and of what the loop computes, beside a recurrence."""
+
+    def step(state, row):
+        total, carry, moments = state
+        carry = jnp.tanh(row @ x + carry @ h)
+        moments = moments + jnp.einsum("bd,be->de", row, row)
+        return (jnp.einsum("bd,be->ed", carry, row) + total, carry, moments), carry.sum()
+
+    return lax.scan(step, (x, xs[0], jnp.zeros((D, D))), xs, reverse=True)
+
+
+def batched_sum(x, h, xs):
+    def step(total, slices):
+        one, two = slices
+        return total + jnp.einsum("bd,bd->b", jnp.sin(one), two), None
+
+    return lax.scan(step, xs[0, :, 0], (xs, xs + 1))
+
+
+CASES = {
+    "recurrent": (recurrent(), {PRODUCTS.name: 1}),
+    "reverse": (recurrent(reverse=True), {PRODUCTS.name: 1}),
+    "unrolled by a factor": (recurrent(unroll=2), {PRODUCTS.name: 1}),
+    "invariant": (invariant, {INVARIANTS.name: 1}),
+    "without slices": (without_slices, {INVARIANTS.name: 1}),
+    "several slices": (several_slices, {PRODUCTS.name: 1}),
+    "right operand": (right_operand, {PRODUCTS.name: 1}),
+    "chained": (chained, {PRODUCTS.name: 1}),
+    "nested": (nested, {PRODUCTS.name: 3}),
+    "in a checkpoint": (in_checkpoint, {PRODUCTS.name: 1}),
+    "a checkpoint beside": (checkpointed_beside, {PRODUCTS.name: 1}),
+    "mapped": (mapped, {PRODUCTS.name: 1}),
+    "sums of products": (covariance, {PRODUCTS.name: 1, SUMS.name: 1}),
+    "sum of batched products": (batched_sum, {SUMS.name: 1}),
+    "with keys": (with_keys, {PRODUCTS.name: 1}),
+}
+
+
+def together(captured):
+    """Return the rewriting by all rules wherever they apply."""
+    path, _ = everywhere(captured.body, tuple(LOOP_RULES.values()))
+    assert path
+    return loop_rewriting(captured, path)
+
+
+def run(body, arguments):
+    return run_body(body, arguments, [()] * len(body.inputs), [()] * len(body.outputs), ())
+
+
+def total(body):
+    """Return the sum of sines of all floating results of a program, as a function."""
+    return lambda *a: sum(jnp.sin(y).sum() for y in run(body, a) if jnp.issubdtype(y.dtype, jnp.floating))
+
+
+@pytest.mark.parametrize(("fn", "counts"), CASES.values(), ids=CASES)
+def test_values_and_gradients_are_the_same_and_the_result_is_derived(fn, counts):
+    with jax.enable_x64(True):
+        arguments = arrays(W)
+        captured = capture(fn, *arguments, argnums=(0, 1, 2))
+        rewriting = together(captured)
+        assert {rule.name: n for rule, n in rewriting.applied.items()} == counts
+        rewriting.check()
+        before, after = captured.body, rewriting.after.body
+        for a, b in zip(run(after, arguments), run(before, arguments), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-13, atol=1e-14)
+        gradients = (jax.grad(total(body), argnums=(0, 1, 2))(*arguments) for body in (after, before))
+        for a, b in zip(*gradients, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("fn", [recurrent(), recurrent(reverse=True), several_slices, chained, nested])
+def test_no_rule_applies_after_all_that_do(fn):
+    captured = capture(fn, *arrays(W, "float32"))
+    after = together(captured).after
+    assert not any(applicable(after.body, rule) for rule in LOOP_RULES.values())
+
+
+def test_the_loop_reads_neither_the_slices_nor_the_weight_of_the_product():
+    captured = capture(recurrent(), *arrays(W, "float32"))
+    (scan,) = scans(together(captured).after.body)
+    parts = ScanParts.of(scan)
+    assert [e.name for e in parts.step.equations].count("dot_general") == 1
+    assert len(parts.fixed) == len(parts.slices) == 1
+    assert [n.kind for n in together(captured).after.graph.nodes if n.kind in ("dot_general", "scan")] == ["dot_general", "scan"]
+
+
+def test_products_of_bfloat16_round_as_in_the_loop():
+    def fn(x, xs):
+        def step(state, row):
+            return state + lax.dot(row, x.astype("bfloat16"), preferred_element_type="float32"), row @ x.astype("bfloat16")
+
+        return lax.scan(step, jnp.zeros((B, D)), xs)
+
+    arguments = arrays([(D, D)], "float32") + arrays([(T, B, D)], "bfloat16")
+    captured = capture(fn, *arguments)
+    rewriting = together(captured)
+    rewriting.check()
+    for a, b in zip(run(rewriting.after.body, arguments), run(captured.body, arguments), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(np.asarray(a, "float32"), np.asarray(b, "float32"))
+
+
+def carried_product(x, h, xs):
+    return lax.scan(lambda state, row: (jnp.tanh(state @ row.T) @ row, None), xs[0], xs)
+
+
+def read_sum(x, h, xs):
+    """The sum of products is read in every step: state of a linear attention."""
+    return lax.scan(lambda s, row: (s + jnp.tanh(row @ s).T @ row, None), jnp.zeros((D, D)), xs)
+
+
+def half_precision(x, h, xs):
+    xs = xs.astype("float16")
+    return lax.scan(lambda state, row: (state + row @ x.astype("float16"), None), xs[0], xs)
+
+
+def rounded_weight(x, h, xs):
+    """The gradient of a product of weights would be summed over the steps in bfloat16."""
+    return lax.scan(lambda s, _: ((s + s @ (x @ h).astype("bfloat16").astype(s.dtype)), None), xs[0], None, length=2)
+
+
+def rounded_product(x, h, xs):
+    def step(state, _):
+        return state + (state.astype("bfloat16") @ (x.astype("bfloat16") * 2)).astype(state.dtype), None
+
+    return lax.scan(step, xs[0], None, length=2)
+
+
+def random_in_the_loop(x, h, xs):
+    def step(state, key):
+        return state + jax.random.normal(key, (B, D)) @ x, None
+
+    return lax.scan(step, xs[0], jax.random.split(jax.random.key(0), T))
+
+
+def in_remat(x, h, xs):
+    return lax.scan(jax.checkpoint(lambda state, row: (jnp.tanh(row @ x + state @ h), None)), xs[0], xs)
+
+
+def of_one_position(x, h, xs):
+    """A product that XLA fuses like a sum."""
+    return lax.scan(lambda state, row: (jnp.sin(state) + row[0] @ row[1], None), jnp.zeros(()), xs)
+
+
+STAYING = [carried_product, read_sum, half_precision, rounded_product, random_in_the_loop, in_remat, of_one_position]
+
+
+@pytest.mark.parametrize("fn", STAYING, ids=lambda fn: fn.__name__)
+def test_what_may_not_be_moved_stays_in_the_loop(fn):
+    captured = capture(fn, *arrays(W, "float32"))
+    assert everywhere(captured.body, tuple(LOOP_RULES.values())) == ((), captured.body)
+
+
+def test_a_product_of_weights_moves_and_its_conversion_stays():
+    captured = capture(rounded_weight, *arrays(W, "float32"))
+    (scan,) = scans(together(captured).after.body)
+    assert [e.name for e in ScanParts.of(scan).step.equations].count("convert_element_type") == 2
+
+
+def test_what_a_callback_observes_stays_the_same():
+    def fn(x, xs):
+        def step(state, row):
+            y = row @ x
+            jax.debug.print("{}", y[0, 0])
+            return state + y, None
+
+        return lax.scan(step, jnp.zeros((B, D)), xs)[0]
+
+    arguments = arrays([(D, D), (T, B, D)], "float32")
+    captured = capture(fn, *arguments)
+    result, *observed = run(together(captured).after.body, arguments)
+    assert len(observed) == 1  # the captured program returns what is printed
+    for a, b in zip([result, *observed], run(captured.body, arguments), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)

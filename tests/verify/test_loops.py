@@ -1,0 +1,193 @@
+"""The proof of rules of loops: the induction, the lemmas about single steps, and the check of derived programs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from unity.base.errors import DerivationError
+from unity.pcg.capture.capture import capture
+from unity.pcg.ir.program import close
+from unity.substitutions.language.loop_rules import FUNCTIONS, STEPPED, SUM_OVER_STEPS
+from unity.verify.derivations.loops import check_loops
+from unity.verify.derivations.single_steps import READERS, SAME, single_step
+from unity.verify.proofs.loop_rules import EqualSteps, induction, lemma_verdicts, proves, step_lemmas
+
+T, B, D = 5, 4, 3
+ARGUMENTS = jnp.ones((D, D)), jnp.ones((D, D)), jnp.ones((T, B, D))
+
+
+def test_equal_steps_make_equal_loops_by_induction():
+    assert [answer for _, answer in induction()] == ["proved"] * 3
+
+
+def test_the_assumptions_of_the_induction_prove_nothing_false():
+    loops = EqualSteps()
+    assert proves(loops.c(loops.k) == loops.c(loops.k + 1), loops.assumptions) == "unknown"
+
+
+def test_every_lemma_is_proved_or_not_expressible_and_every_moved_primitive_has_one():
+    statuses = {v.rule.name: v.status for v in lemma_verdicts()}
+    assert {name for name, status in statuses.items() if status != "proved"} == {"step-of-reshape"}
+    assert statuses["step-of-reshape"] == "not expressible"
+    named = {*FUNCTIONS, *(lemma for lemmas in STEPPED.values() for lemma in lemmas), SUM_OVER_STEPS}
+    assert named == {rule.name for rule in step_lemmas()}
+
+
+def test_every_moved_primitive_has_a_reader_of_its_own():
+    assert STEPPED.keys() - {"expand_dims"} <= READERS.keys() | SAME
+
+
+X, Y = (4, 3, 2), (4, 2, 5)
+APPLICATIONS = {
+    "function": (jnp.sin, X),
+    "functions of two": (lambda x, y: x * y - x, X, X),
+    "repeated rows": (lambda x, y: lax.max(x, lax.broadcast_in_dim(y, X, (1, 2))), X, (3, 2)),
+    "dimension of size 1": (lambda x, y: x + lax.broadcast_in_dim(y, (1, 3, 2), (1, 2)), X, (3, 2)),
+    "select": (lambda x, y: jnp.where(x > 0, x, y), X, X),
+    "select by a scalar": (lambda x, y: lax.select(y > 0, x, -x), X, ()),
+    "clamp": (lambda x: lax.clamp(-0.5, x, 0.5), X),
+    "convert": (lambda x: x.astype("float16"), X),
+    "broadcast": (lambda x: lax.broadcast_in_dim(x, (4, 7, 3, 2), (0, 2, 3)), X),
+    "transpose": (lambda x: jnp.transpose(x, (2, 0, 1)), X),
+    "reshape": (lambda x: x.reshape(4, 6), X),
+    "reshape of inner dimensions": (lambda x: x.reshape(2, 2, 3, 2), X),
+    "new dimension": (lambda x: x.reshape(4, 1, 3, 2), X),
+    "squeeze": (lambda x: lax.squeeze(x, (1,)), (4, 1, 3)),
+    "dot": (lambda x, y: jnp.einsum("abc,cd->abd", x, y), X, (2, 3)),
+    "dot on the right": (lambda x, y: jnp.einsum("cd,abc->dab", y, x), X, (2, 3)),
+    "batched dot": (lambda x, y: jnp.einsum("abc,acd->abd", x, y), X, Y),
+    "batched dot of inner dimensions": (lambda x, y: jnp.einsum("abc,bdc->bad", x, y), X, (3, 5, 2)),
+    "sum": (lambda x: x.sum(1), X),
+    "maximum": (lambda x: x.max((0, 2)), X),
+    "minimum": (lambda x: x.min(0), X),
+    "concatenation": (lambda x, y: lax.concatenate([x, y], 2), X, (4, 3, 5)),
+    "split": (lambda x: lax.split(x, (1, 2), 1)[1], X),
+    "slice": (lambda x: x[:, 1:, ::2], X),
+}
+
+
+@pytest.mark.parametrize(("fn", "shapes"), [(fn, shapes) for fn, *shapes in APPLICATIONS.values()], ids=APPLICATIONS)
+def test_a_single_step_is_that_of_all_steps(fn, shapes):
+    """Runs every equation, and its single step along every dimension that has one, on random numbers."""
+    rng, dims = np.random.default_rng(2), 0
+    body = close(jax.make_jaxpr(fn)(*(jnp.zeros(s, "float32") for s in shapes)))
+    values = {v: jnp.asarray(rng.normal(size=body.tensors[v].shape), body.tensors[v].dtype) for v in body.inputs}
+
+    def run(e, params, operands):
+        out = e.primitive.bind(*operands, **params)
+        return out if e.primitive.multiple_results else [out]
+
+    for e in body.equations:
+        operands = [values[a] if isinstance(a, int) else jnp.asarray(a.value, a.tensor.dtype) for a in e.operands]
+        results = run(e, e.params, operands)
+        values.update(zip(e.results, results, strict=True))
+        for d in range(results[0].ndim):
+            step = single_step(e, body, d)
+            if step is None:
+                continue
+            dims += 1
+            for t in range(results[0].shape[d]):
+                one = [x if k is None else x.take(min(t, x.shape[k] - 1), k) for x, k in zip(operands, step.dims, strict=True)]
+                for a, b in zip(run(e, step.params, one), results, strict=True):
+                    np.testing.assert_allclose(np.asarray(a, "float32"), np.asarray(b.take(t, d), "float32"), rtol=1e-6)
+    assert dims
+
+
+def loop(product, *, start=jnp.zeros, reverse=False, function=jnp.tanh, weight=lambda x, h: h):
+    """A recurrent loop whose inputs are multiplied before it."""
+
+    def fn(x, h, xs):
+        def step(state, row):
+            return function(row + state @ weight(x, h)), state
+
+        return lax.scan(step, start((B, D)), product(x, h, xs), reverse=reverse)
+
+    return fn
+
+
+def inside(x, h, xs):
+    return lax.scan(lambda state, row: (jnp.tanh(row @ x + state @ h), state), jnp.zeros((B, D)), xs)
+
+
+RIGHT = {
+    "matmul": lambda x, h, xs: xs @ x,
+    "vmap": lambda x, h, xs: jax.vmap(lambda row: row @ x)(xs),
+    "transposed": lambda x, h, xs: (xs.transpose(2, 0, 1).transpose(1, 2, 0) @ x).transpose(2, 0, 1).transpose(1, 2, 0),
+}
+WRONG = {
+    "another weight": loop(lambda x, h, xs: xs @ h),
+    "transposed weight": loop(lambda x, h, xs: xs @ x.T),
+    "other slices": loop(lambda x, h, xs: (xs + 1) @ x),
+    "steps in another order": loop(lambda x, h, xs: xs[::-1] @ x),
+    "steps shifted": loop(lambda x, h, xs: jnp.concatenate([xs[1:], xs[:1]]) @ x),
+    "another direction": loop(lambda x, h, xs: xs @ x, reverse=True),
+    "another start": loop(lambda x, h, xs: xs @ x, start=jnp.ones),
+    "another step": loop(lambda x, h, xs: xs @ x, function=jnp.sin),
+    "another recurrent weight": loop(lambda x, h, xs: xs @ x, weight=lambda x, h: x),
+    "a sum over the steps": loop(lambda x, h, xs: (xs - xs.mean(0)) @ x),
+    "results in another order": lambda x, h, xs: loop(lambda x, h, xs: xs @ x)(x, h, xs)[::-1],
+    "no loop": lambda x, h, xs: (jnp.zeros((B, D)), jnp.zeros((T, B, D))),
+}
+
+
+@pytest.mark.parametrize("product", RIGHT.values(), ids=RIGHT)
+def test_what_people_write_by_hand_is_derived(product):
+    before, after = (capture(fn, *ARGUMENTS).body for fn in (inside, loop(product)))
+    check_loops(before, after)
+    check_loops(before, before)
+
+
+@pytest.mark.parametrize("fn", WRONG.values(), ids=WRONG)
+def test_a_program_that_computes_something_else_is_refused(fn):
+    before, after = (capture(f, *ARGUMENTS).body for f in (inside, fn))
+    with pytest.raises(DerivationError):
+        check_loops(before, after)
+
+
+def moments(x, h, xs):
+    return lax.scan(lambda s, row: (s + jnp.einsum("bd,be->de", jnp.sin(row), row), row.sum()), x, xs)
+
+
+def summed(contract, *, start=lambda x: x, emit=jnp.sin, reverse=False):
+    """A loop that emits an operand of the products, and their sum after it."""
+
+    def fn(x, h, xs):
+        _, (sums, rows) = lax.scan(lambda _, row: ((), (row.sum(), emit(row))), (), xs, reverse=reverse)
+        return start(x) + contract(rows, xs), sums
+
+    return fn
+
+
+OVER_ALL = "tbd,tbe->de"
+
+
+def test_a_sum_of_products_over_steps_is_derived():
+    check_loops(*(capture(fn, *ARGUMENTS).body for fn in (moments, summed(lambda a, b: jnp.einsum(OVER_ALL, a, b)))))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        summed(lambda a, b: jnp.einsum("tbd,tbe->ed", a, b)),
+        summed(lambda a, b: jnp.einsum(OVER_ALL, a, b[::-1])),
+        summed(lambda a, b: jnp.einsum(OVER_ALL, a, a)),
+        summed(lambda a, b: jnp.einsum(OVER_ALL, a, b), start=jnp.zeros_like),
+        summed(lambda a, b: jnp.einsum(OVER_ALL, a, b), emit=jnp.cos),
+        summed(lambda a, b: jnp.einsum(OVER_ALL, a, b), reverse=True),
+        summed(lambda a, b: jnp.einsum(OVER_ALL, a[1:], b[1:])),
+    ],
+)
+def test_another_sum_is_refused(fn):
+    with pytest.raises(DerivationError):
+        check_loops(*(capture(f, *ARGUMENTS).body for f in (moments, fn)))
+
+
+def test_a_checkpoint_is_checked_inside():
+    def checkpointed(fn):
+        return capture(lambda *a: jax.checkpoint(fn)(*a), *ARGUMENTS).body
+
+    check_loops(checkpointed(inside), checkpointed(loop(RIGHT["matmul"])))
+    with pytest.raises(DerivationError):
+        check_loops(checkpointed(inside), checkpointed(WRONG["another weight"]))

@@ -1,0 +1,90 @@
+"""Rules of loops: rewritings of a scan and the program around it, which no rule over a flat graph can state.
+
+A loop rule is data here: a name, a statement, and the reason. `transforms.loops` applies it, `verify.derivations.loops` checks an
+application. Its proof has two parts. The steps of both scans compute the same, by the lemmas of `rules/loops.ranks` about each
+primitive that is moved (`STEPPED`), which are proved for all ranks and sizes; so the scans do, by induction on the steps
+(`verify.proofs.loop_rules`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class LoopRule:
+    """A rule of loops.
+
+    Attributes:
+        name: the name by which libraries, constraints and plan files refer to it.
+        left: the loop that it replaces, in words of the rule language.
+        right: the replacement.
+        reason: a sentence for people that says why the two are equal.
+        pays: where it pays, in a few words.
+    """
+
+    name: str
+    left: str
+    right: str
+    reason: str
+    pays: str
+
+    @property
+    def statement(self) -> str:
+        """Both sides as text."""
+        return f"{self.left}  →  {self.right}"
+
+    def to_json(self) -> dict[str, str]:
+        """Return JSON data."""
+        return asdict(self)
+
+
+PRODUCTS = LoopRule(
+    "products-before-loop",
+    "scan(c, x in xs: step(c, dot(x, w)))",
+    "scan(c, y in dot(xs, w): step(c, y))",
+    "A product of a step's slices with constants does not wait for the carry, so one product computes it for all steps.",
+    "recurrent networks whose products of a single step are small: the weight is read once, and its gradient is one product",
+)
+INVARIANTS = LoopRule(
+    "invariants-before-loop",
+    "scan(c, x in xs: step(c, x, f(w)))",
+    "scan(c, x in xs: step(c, x, v)) where v = f(w)",
+    "A value of constants alone is the same in every step, so it is computed once, and so is its gradient.",
+    "weights that a step transforms, such as products of two weights or normalized ones",
+)
+SUMS = LoopRule(
+    "sums-of-products-after-loop",
+    "scan(s, x in xs: s + dot(f(x), g(x)))",
+    "s + dot(fs, gs) over steps, too, where fs, gs = scan(x in xs: f(x), g(x))",
+    "A sum of products over steps is one product whose contracted dimensions include the steps.",
+    "covariances, and gradients of a weight that a loop adds up: the sum is not read and written in every step",
+)
+LOOP_RULES: Mapping[str, LoopRule] = {rule.name: rule for rule in (PRODUCTS, INVARIANTS, SUMS)}
+
+SUM_OVER_STEPS = "sum-of-dot-over-steps"  # the lemma of the last rule
+
+# The primitives that may be applied to all steps at once, with the lemma of `rules/loops.ranks` about each. Of others that
+# compute each element by itself, the operator table knows that they do; their lemmas are the first three, by number of operands.
+FUNCTIONS = ("step-of-function", "step-of-function-of-two", "step-of-function-of-three")
+STEPPED: Mapping[str, tuple[str, ...]] = {
+    "add": (FUNCTIONS[1],),
+    "add_any": (FUNCTIONS[1],),
+    "mul": (FUNCTIONS[1],),
+    "sub": (FUNCTIONS[1],),
+    "convert_element_type": (FUNCTIONS[0],),
+    "select_n": ("step-of-select",),
+    "dot_general": ("step-of-dot", "step-of-dot-on-the-right", "step-of-batched-dot"),
+    "broadcast_in_dim": ("step-of-broadcast", "step-of-constant"),
+    "transpose": ("step-of-transpose",),
+    "reduce_sum": ("step-of-reduction",),
+    "reduce_max": ("step-of-reduction",),
+    "reduce_min": ("step-of-reduction",),
+    "concatenate": ("step-of-concat",),
+    "slice": ("step-of-slice",),
+    "split": ("step-of-slice",),
+    "reshape": ("step-of-reshape",),
+    "squeeze": ("step-of-reshape",),
+    "expand_dims": ("step-of-reshape",),
+}

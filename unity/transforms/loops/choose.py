@@ -1,0 +1,67 @@
+"""The choice of rules of loops: each program on the way is priced, and kept if it is cheaper than all before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from unity.pcg.capture.capture import Captured
+from unity.pcg.ir.program import Body
+from unity.search.joint.joint import GAIN
+from unity.search.joint.pricing import Prices
+from unity.substitutions.language.loop_rules import LoopRule
+from unity.transforms.loops.loop_rewriting import LoopApplication, LoopRewriting, applicable, apply, loop_rewriting
+
+MOST = 16  # programs that are priced
+
+Path = tuple[LoopApplication, ...]
+
+
+def best(
+    captured: Captured, rules: Sequence[LoopRule], prices: Prices, say: Callable[[str], None] = lambda stage: None
+) -> LoopRewriting | None:
+    """Return the rules of loops that make a program cheapest, or None if none makes it cheaper.
+
+    All rules are tried together first, wherever they apply, then each at the scans with equal steps.
+
+    Args:
+        captured: the program.
+        rules: the rules that may be applied.
+        prices: the prices of programs.
+        say: receives a line of progress for every program that is priced.
+    """
+    path, body, count = (), captured.body, 0
+    if next(attempts(body, rules), None) is None:
+        return None
+    price = prices.whole(body, captured.differentiated)
+    improved = True
+    while improved:
+        improved = False
+        for more, other in attempts(body, rules):
+            if count == MOST:
+                break
+            count += 1
+            say(f"rules of loops: {count} programs priced")
+            cost = prices.whole(other, captured.differentiated, (1 - GAIN) * price)
+            if cost < (1 - GAIN) * price:
+                path, body, price, improved = (*path, *more), other, cost, True
+                break
+    return loop_rewriting(captured, path, prices.bodies) if path else None
+
+
+def attempts(body: Body, rules: Sequence[LoopRule]) -> Iterator[tuple[Path, Body]]:
+    """Yield applications of rules to a program, with the program after them: all until none applies, and each by itself."""
+    every, together = everywhere(body, rules)
+    if every:
+        yield every, together
+    for application in (a for rule in rules for a in applicable(body, rule)):
+        if (application,) != every:
+            yield (application,), apply(body, application)
+
+
+def everywhere(body: Body, rules: Sequence[LoopRule]) -> tuple[Path, Body]:
+    """Apply rules until none applies: what left an inner loop may leave the outer one, too."""
+    path = list[LoopApplication]()
+    while more := [a for rule in rules for a in applicable(body, rule)][:1]:
+        body = apply(body, more[0])
+        path += more
+    return tuple(path), body

@@ -1,0 +1,112 @@
+"""The parts of a scan, and what each value of its step depends on: constants alone, the step's slices, or the carry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+from unity.pcg.capture.heavy_operators import constants
+from unity.pcg.ir.dead_code import used
+from unity.pcg.ir.program import Body, Equation
+from unity.pcg.jaxprs.jaxprs import SCANNED
+from unity.pcg.jaxprs.loops import constants_and_carry
+from unity.pcg.propagation.nested_programs import nested_body
+from unity.pcg.propagation.scan_programs import inside
+from unity.pcg.types.accumulation import limited
+from unity.pcg.types.factors import facts_of
+from unity.substitutions.language.loop_rules import STEPPED
+
+
+class Dependence(IntEnum):
+    """What a value in a scan's step depends on, and so where it can be computed."""
+
+    CONSTANTS = 0  # constants of the loop: once, before it
+    SLICES = 1  # slices of the stacked operands, too: for all steps at once, before the loop
+    CARRY = 2  # the carry, or an operator that is not moved: in the loop
+
+
+@dataclass(frozen=True, eq=False)
+class ScanParts:
+    """A scan with its step.
+
+    Attributes:
+        scan: the equation.
+        step: the program of a step, whose inputs are constants, carries and slices, in this order.
+        constants: the number of constants.
+        carries: the number of carries.
+    """
+
+    scan: Equation
+    step: Body
+    constants: int
+    carries: int
+
+    @classmethod
+    def of(cls, scan: Equation) -> ScanParts:
+        """Return the parts of a scan."""
+        return cls(scan, used(nested_body(scan)), *constants_and_carry(scan.params))
+
+    @property
+    def length(self) -> int:
+        """The number of steps."""
+        return int(self.scan.params["length"])
+
+    @property
+    def fixed(self) -> tuple[int, ...]:
+        """The inputs of the step that are constants of the loop."""
+        return self.step.inputs[: self.constants]
+
+    @property
+    def carry(self) -> tuple[int, ...]:
+        """The inputs of the step that are carried."""
+        return self.step.inputs[self.constants : self.constants + self.carries]
+
+    @property
+    def slices(self) -> tuple[int, ...]:
+        """The inputs of the step that are slices of stacked operands."""
+        return self.step.inputs[self.constants + self.carries :]
+
+    @cached_property
+    def literal(self) -> Mapping[int, int]:
+        """The variables of the step that depend on no input at all, each with its equation."""
+        return constants(self.step)
+
+    @cached_property
+    def dependences(self) -> Mapping[int, Dependence]:
+        """The dependence of every variable of the step."""
+        depends = dict.fromkeys(self.fixed, Dependence.CONSTANTS)
+        depends |= dict.fromkeys(self.carry, Dependence.CARRY) | dict.fromkeys(self.slices, Dependence.SLICES)
+        for e in self.step.equations:
+            operands = [depends[a] for a in e.operands if isinstance(a, int)]
+            level = max(operands, default=Dependence.CONSTANTS) if self._moves(e) else Dependence.CARRY
+            depends |= dict.fromkeys(e.results, level)
+        return depends
+
+    def _moves(self, e: Equation) -> bool:
+        """Return whether an equation may be applied to all steps at once.
+
+        In types of a small range, such as float16, the gradient of a constant could overflow as one sum over all steps.
+        """
+        known = e.name in STEPPED or facts_of(e.name).pointwise or bool(e.results and e.results[0] in self.literal)
+        return known and not any(limited(self.step.tensors[v].dtype) for v in e.results)
+
+    def cone(self, variables: set[int]) -> list[Equation]:
+        """Return the equations of the step that some variables depend on, in order."""
+        needed, equations = set(variables), list[Equation]()
+        for e in reversed(self.step.equations):
+            if not needed.isdisjoint(e.results):
+                equations.append(e)
+                needed.update(a for a in e.operands if isinstance(a, int))
+        return equations[::-1]
+
+
+def scans(body: Body) -> Iterator[Equation]:
+    """Yield the scans of a program and of its nested programs of scans and remats, outer ones first."""
+    for e in body.equations:
+        if e.name in SCANNED:
+            yield e
+        program = inside(e)
+        if program is not None:
+            yield from scans(program)

@@ -1,0 +1,127 @@
+"""Values of a scan's step that are computed before the loop: products of all steps at once, and invariants once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from unity.pcg.capture.heavy_operators import is_fused_product
+from unity.pcg.ir.dead_code import used
+from unity.pcg.ir.equation_writer import EquationWriter
+from unity.pcg.ir.program import Atom, Body, Equation, Literal
+from unity.pcg.jaxprs.trace_contexts import precision_of, without_mesh
+from unity.pcg.types.accumulation import narrow
+from unity.pcg.types.factors import facts_of
+from unity.transforms.loops.dependences import Dependence, ScanParts
+from unity.transforms.loops.scan_parameters import with_step
+
+Targets = Callable[[ScanParts], frozenset[int]]
+
+
+def products(parts: ScanParts) -> frozenset[int]:
+    """Return the products of a step that depend on its slices and on constants alone."""
+    heavy = (e for e in parts.step.equations if e.name == "dot_general" and not is_fused_product(parts.step, e))
+    return frozenset(v for e in heavy for v in e.results if parts.dependences[v] == Dependence.SLICES)
+
+
+def invariants(parts: ScanParts) -> frozenset[int]:
+    """Return the values of a step that depend on constants alone, but for those that only move or convert others.
+
+    The gradient of a value is summed over the steps in the value's type. So one of a narrower type than the constants that it
+    depends on, such as a product of weights that a step rounds to bfloat16, stays in the loop.
+    """
+    return frozenset(
+        v
+        for e in parts.step.equations
+        if not facts_of(e.name).moves
+        for v in e.results
+        if parts.dependences[v] == Dependence.CONSTANTS and v not in parts.literal and not _rounded(parts, v)
+    )
+
+
+def _rounded(parts: ScanParts, v: int) -> bool:
+    """Return whether a value has a narrower floating type than a constant that it depends on."""
+    tensors, read = parts.step.tensors, {a for e in parts.cone({v}) for a in e.operands if isinstance(a, int)}
+    floating = [tensors[a] for a in read.intersection(parts.fixed) if tensors[a].floating]
+    return narrow(tensors[v].dtype) and any(t.itemsize > tensors[v].itemsize for t in floating)
+
+
+def needed(parts: ScanParts, targets: Targets) -> list[Equation]:
+    """Return the equations of a step that compute targets which the rest of the step reads."""
+    variables = _needed(parts, targets(parts))[1]
+    return [e for e in parts.step.equations if not set(variables).isdisjoint(e.results)]
+
+
+def _needed(parts: ScanParts, targets: frozenset[int]) -> tuple[Body, list[int]]:
+    """Return a step without the equations of some targets, and without those that only they need; and the targets that it reads."""
+    rest = used(replace(parts.step, equations=tuple(e for e in parts.step.equations if targets.isdisjoint(e.results))))
+    read = _read(rest)
+    return rest, [v for e in parts.step.equations for v in e.results if v in targets and v in read]
+
+
+def _read(body: Body) -> set[int]:
+    """Return the variables that a program's equations or outputs read."""
+    return {a for atoms in (*(e.operands for e in body.equations), body.outputs) for a in atoms if isinstance(a, int)}
+
+
+def add_hoisted(writer: EquationWriter, parts: ScanParts, targets: Targets) -> bool:
+    """Append a scan with targets of its step computed before it. Returns False, and appends it as it is, if it reads none."""
+    scan, step = parts.scan, parts.step
+    rest, needed = _needed(parts, targets(parts))
+    if not needed:
+        writer.equations.append(scan)
+        return False
+    values = _Outside(writer, parts)
+    for e in parts.cone(set(needed)):
+        values.add(e)
+    read = _read(rest)
+    fixed = {v: values.atoms[v] for v in (*parts.fixed, *needed) if v in read and v not in values.stacked}
+    slices = {v: values.atoms[v] for v in (*parts.slices, *needed) if v in read and v in values.stacked}
+    operands = dict(zip(step.inputs, scan.operands, strict=True))
+    inputs = (*fixed, *parts.carry, *slices)
+    atoms = (*fixed.values(), *(operands[v] for v in parts.carry), *slices.values())
+    program = Body(inputs, rest.outputs, rest.equations, rest.tensors)
+    params = with_step(scan.params, program, len(fixed), parts.carries)
+    writer.equations.append(replace(scan, params=params, operands=atoms, origin=None))
+    return True
+
+
+class _Outside:
+    """The values of a step as the program around the scan computes them, of all steps at once where they are stacked."""
+
+    def __init__(self, writer: EquationWriter, parts: ScanParts) -> None:
+        self.writer, self.length = writer, parts.length
+        self.atoms: dict[int, Atom] = dict(zip(parts.step.inputs, parts.scan.operands, strict=True))
+        self.stacked = set(parts.slices)
+        self.tensors = parts.step.tensors
+
+    def add(self, e: Equation) -> None:
+        """Add an equation of the step: as it is if no operand is stacked, and else mapped over the steps."""
+        variables = tuple(dict.fromkeys(a for a in e.operands if isinstance(a, int)))
+        if self.stacked.isdisjoint(variables):
+            operands = tuple(self.atoms[a] if isinstance(a, int) else a for a in e.operands)
+            results = tuple(self.writer.new(self.tensors[v]) for v in e.results)
+            self.writer.equations.append(replace(e, operands=operands, results=results))
+        else:
+            mapped = _mapped(e, variables, [a in self.stacked for a in variables])
+            types = [self.tensors[a] for a in (*variables, *e.results)]
+            with without_mesh(), precision_of(types):
+                results = self.writer.trace(mapped, [self.atoms[a] for a in variables], e)
+            self.stacked.update(e.results)
+        self.atoms.update(zip(e.results, results, strict=True))
+
+
+def _mapped(e: Equation, variables: Sequence[int], stacked: Sequence[bool]) -> Callable[..., Any]:
+    """Return an equation as a function of its variables, mapped over the leading dimension of those that are stacked."""
+
+    def once(*values: Any) -> Any:
+        given = dict(zip(variables, values, strict=True))
+        operands = [jnp.asarray(a.value, a.tensor.dtype) if isinstance(a, Literal) else given[a] for a in e.operands]
+        results = e.primitive.bind(*operands, **e.params)
+        return results if e.primitive.multiple_results else [results]
+
+    return jax.vmap(once, in_axes=tuple(0 if s else None for s in stacked))

@@ -1,0 +1,144 @@
+"""The transformation of a captured program by rules of loops: its form in plan files, its replay, and its check."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from unity.base.documents import Record
+from unity.base.errors import DerivationError, PlanError
+from unity.pcg.capture.capture import Bodies, Captured
+from unity.pcg.ir.graph import PCG
+from unity.pcg.ir.program import Body, Equation
+from unity.pcg.parallel.axis_names import AxisNames
+from unity.substitutions.language.loop_rules import LOOP_RULES, LoopRule
+from unity.transforms.loops.application import applied, moved
+from unity.transforms.loops.dependences import ScanParts, scans
+from unity.transforms.transformation import RewrittenLines, Transformation, TransformationRecord, TransformationSource
+from unity.verify.derivations.loops import check_loops
+
+
+class LoopApplication(Record):
+    """A rule of loops by name, applied to all scans whose steps have a content hash."""
+
+    rule: str
+    step: str
+
+
+class LoopRewritingRecord(TransformationRecord, tag="loop rules"):
+    """A `LoopRewriting` in a document: the hash of the graph after it, and the applications in order."""
+
+    graph: str
+    applications: tuple[LoopApplication, ...]
+
+    def apply(self, source: TransformationSource) -> LoopRewriting:
+        rules = {rule.name: rule for rule in source.library().loops}
+        captured = source.program
+        missing = [a.rule for a in self.applications if a.rule not in rules]
+        if missing:
+            raise PlanError(f"it applies the rule of loops {missing[0]}, which the library does not have")
+        places = _bodies(captured.body, self.applications)
+        if any(a.body is b.body for a, b in pairwise(places)):
+            raise PlanError("it applies a rule of loops where it does not apply")
+        again = LoopRewriting(captured, captured.of(places[-1].body), self.applications)
+        if again.after.graph.key != self.graph:
+            raise PlanError("its rules of loops lead to another graph: it was made by another version of unity")
+        return again
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """A program on the way, and the scans of the program before it that the last rule changed."""
+
+    body: Body
+    rule: LoopRule | None = None
+    scans: tuple[Equation, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LoopRewriting(Transformation):
+    """A captured function before and after rules of loops."""
+
+    by_rules = True
+    kind = "loop rules"
+    title = "Loops rewritten"
+    effect = "The program after the rules of loops"
+
+    applications: tuple[LoopApplication, ...]
+
+    @cached_property
+    def _places(self) -> Sequence[_Place]:
+        return _bodies(self.before.body, self.applications)
+
+    def check(self) -> None:
+        """Derive that each program on the way computes the one before, with none of the code that applies rules."""
+        for before, after in pairwise(self._places):
+            check_loops(before.body, after.body)
+        if self.before.of(self._places[-1].body).graph.key != self.after.graph.key:
+            raise DerivationError("the rules of loops lead to another program than the one after them")
+
+    @cached_property
+    def applied(self) -> Mapping[LoopRule, int]:
+        """The rules that were applied, with the number of scans that each changed."""
+        counts: Counter[LoopRule] = Counter()
+        for place in self._places[1:]:
+            assert place.rule is not None
+            counts[place.rule] += len(place.scans)
+        return counts
+
+    @cached_property
+    def uses(self) -> tuple[RewrittenLines, ...]:
+        """The rules in the order of application, each with the lines of the values that it moves."""
+        return tuple(_lines(place) for place in self._places[1:])
+
+    def graphs(self, most: int) -> Iterator[tuple[PCG, tuple[RewrittenLines, ...]]]:
+        """Yield the graph after all rules: each changes a loop as a whole."""
+        yield self.after.graph, self.uses
+
+    @property
+    def record(self) -> LoopRewritingRecord:
+        return LoopRewritingRecord(self.after.graph.key, self.applications)
+
+    def explained(self, names: AxisNames) -> list[str]:
+        lines = ["loops rewritten by proved rules:"]
+        return lines + [f"    {times} × {rule.name}:  {rule.statement}" for rule, times in self.applied.items()]
+
+    def __str__(self) -> str:
+        return f"loops rewritten by {', '.join(f'{times} × {rule.name}' for rule, times in self.applied.items())}"
+
+
+def loop_rewriting(captured: Captured, applications: Sequence[LoopApplication], known: Bodies | None = None) -> LoopRewriting:
+    """Return a function after rules of loops. `known`: see `graph_of`."""
+    after = _bodies(captured.body, applications)[-1].body
+    return LoopRewriting(captured, captured.of(after, known), tuple(applications))
+
+
+def applicable(body: Body, rule: LoopRule) -> list[LoopApplication]:
+    """Return the applications of a rule to the scans of a program, equal steps once."""
+    steps = {ScanParts.of(scan).step.key: scan for scan in scans(body)}
+    return [LoopApplication(rule.name, key) for key, scan in steps.items() if moved(ScanParts.of(scan), rule)]
+
+
+def apply(body: Body, application: LoopApplication) -> Body:
+    """Return a program after an application of a rule; the same object if it does not apply."""
+    return applied(body, LOOP_RULES[application.rule], application.step)
+
+
+def _bodies(body: Body, applications: Sequence[LoopApplication]) -> list[_Place]:
+    """Return the program before the first application of a rule, and after each."""
+    places = [_Place(body)]
+    for application in applications:
+        changed = tuple(scan for scan in scans(body) if ScanParts.of(scan).step.key == application.step)
+        body = apply(body, application)
+        places.append(_Place(body, LOOP_RULES[application.rule], changed))
+    return places
+
+
+def _lines(place: _Place) -> RewrittenLines:
+    """Return a use of a rule with the lines of the values that it moved."""
+    assert place.rule is not None
+    lines = (e.source for scan in place.scans for e in moved(ScanParts.of(scan), place.rule) if e.source)
+    return RewrittenLines(place.rule.name, place.rule.statement, tuple(dict.fromkeys(lines)), len(place.scans))

@@ -1,0 +1,106 @@
+"""Sums of products over steps: a carry that only adds up a product of each step is one contraction of all steps, after the loop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jax import lax
+
+from unity.pcg.capture.heavy_operators import multiplies
+from unity.pcg.ir.dead_code import used
+from unity.pcg.ir.equation_writer import EquationWriter
+from unity.pcg.ir.program import Atom, Body, Equation, tensor_type
+from unity.pcg.jaxprs.trace_contexts import precision_of, without_mesh
+from unity.pcg.types.accumulation import limited
+from unity.transforms.loops.dependences import Dependence, ScanParts
+from unity.transforms.loops.scan_parameters import with_step
+
+
+@dataclass(frozen=True, eq=False)
+class SummedProduct:
+    """A carry, by number, to which each step only adds a product, with the equations of the product and of the addition."""
+
+    number: int
+    product: Equation
+    addition: Equation
+
+    @property
+    def operands(self) -> tuple[int, int]:
+        """The operands of the product, variables of the step."""
+        left, right = (a for a in self.product.operands if isinstance(a, int))
+        return left, right
+
+
+def summed_products(parts: ScanParts) -> list[SummedProduct]:
+    """Return the carries of a scan that only add up a product of each step, of two values that change from step to step.
+
+    In types of a small range, such as float16, the sum of all steps in another order could overflow.
+    """
+    step, reads = parts.step, Counter(a for e in parts.step.equations for a in e.operands if isinstance(a, int))
+    reads.update(a for a in step.outputs if isinstance(a, int))
+    producers = {v: e for e in step.equations for v in e.results}
+    sums = []
+    for k, (carry, output) in enumerate(zip(parts.carry, step.outputs, strict=False)):
+        addition = producers.get(output) if isinstance(output, int) else None
+        if addition is None or addition.name not in ("add", "add_any") or reads[carry] != 1 or reads[output] != 1:
+            continue
+        added = [producers.get(a) for a in addition.operands if isinstance(a, int) and a != carry]
+        product = added[0] if len(added) == 1 and carry in addition.operands else None
+        if product is None or product.name != "dot_general" or multiplies(product) or reads[product.results[0]] != 1:
+            continue
+        moving = all(isinstance(a, int) and parts.dependences[a] != Dependence.CONSTANTS for a in product.operands)
+        same = step.tensors[product.results[0]] == step.tensors[carry]
+        if moving and same and not any(limited(step.tensor(a).dtype) for a in (carry, *product.operands)):
+            sums.append(SummedProduct(k, product, addition))
+    return sums
+
+
+def add_with_sums(writer: EquationWriter, parts: ScanParts) -> bool:
+    """Append a scan without the carries that only add up products, and a contraction over all steps for each.
+
+    Returns False, and appends the scan as it is, if it has no such carry.
+    """
+    scan, step, sums = parts.scan, parts.step, summed_products(parts)
+    if not sums:
+        writer.equations.append(scan)
+        return False
+    gone = {s.number for s in sums}
+    operands = dict(zip(step.inputs, scan.operands, strict=True))
+    stacked: dict[int, Atom] = {v: operands[v] for v in parts.slices}
+    emitted = [v for v in dict.fromkeys(v for s in sums for v in s.operands) if v not in stacked]
+    kept = [k for k in range(len(step.outputs)) if k not in gone]
+    outputs = (*(step.outputs[k] for k in kept), *emitted)
+    carry = tuple(v for k, v in enumerate(parts.carry) if k not in gone)
+    rest = used(Body(step.inputs, outputs, step.equations, step.tensors))
+    read = {a for atoms in (*(e.operands for e in rest.equations), outputs) for a in atoms if isinstance(a, int)}
+    fixed, slices = [v for v in parts.fixed if v in read], [v for v in parts.slices if v in read]
+    program = Body((*fixed, *carry, *slices), outputs, rest.equations, rest.tensors)
+    types = [tensor_type((parts.length, *step.tensors[v].shape), step.tensors[v].dtype) for v in emitted]
+    results = [scan.results[k] for k in kept]
+    stacked |= {v: writer.new(t) for v, t in zip(emitted, types, strict=True)}
+    results += [a for a in (stacked[v] for v in emitted) if isinstance(a, int)]
+    params = with_step(scan.params, program, len(fixed), len(carry))
+    atoms = tuple(operands[v] for v in program.inputs)
+    writer.equations.append(replace(scan, params=params, operands=atoms, results=tuple(results), origin=None))
+    for s in sums:
+        left, right = s.operands
+        initial = operands[parts.carry[s.number]]
+        dtypes = [writer.tensor(a) for a in (stacked[left], stacked[right], initial)]
+        with without_mesh(), precision_of(dtypes):
+            writer.trace(_contraction(s.product), [stacked[left], stacked[right], initial], s.product, {0: scan.results[s.number]})
+    return True
+
+
+def _contraction(product: Equation) -> Callable[..., Any]:
+    """Return the sum of an initial value and of a product of each step, as a function of all steps' operands and that value."""
+    ((cx, cy), (bx, by)) = product.params["dimension_numbers"]
+    numbers = ((0, *(d + 1 for d in cx)), (0, *(d + 1 for d in cy))), ([d + 1 for d in bx], [d + 1 for d in by])
+    others = {name: product.params[name] for name in ("precision", "preferred_element_type")}
+
+    def run(left: Any, right: Any, initial: Any) -> Any:
+        return lax.add(initial, lax.dot_general(left, right, numbers, **others))
+
+    return run

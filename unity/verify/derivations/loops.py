@@ -1,0 +1,304 @@
+"""Check that two programs are equal by rules of loops: their scans, in the same order, take equal steps.
+
+Scans that carry the same and take equal steps compute the same, by induction on the steps (`verify.proofs.loop_rules`). A step
+of the second program may read values that are computed before the loop. Their value in one step is derived from the equations that
+compute them (`single_steps.py`), down to constants and slices that the scan of the first program reads. The canonical forms of both
+steps must be equal then, and so must those of the programs' outputs. None of the code that applies rules is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+from unity.base.errors import DerivationError
+from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, tensor_type
+from unity.pcg.jaxprs.jaxprs import SCANNED
+from unity.pcg.jaxprs.loops import constants_and_carry
+from unity.pcg.propagation.scan_programs import inside
+from unity.verify.derivations.canonical_form import apply_body
+from unity.verify.derivations.nodes import CanonicalValue, NodeStore
+from unity.verify.derivations.single_steps import single_step
+
+Values = Sequence[CanonicalValue]
+
+
+def check_loops(before: Body, after: Body) -> None:
+    """Check that a program after rules of loops computes the one before. Raises DerivationError where that is not derived."""
+    types = [[str(b.tensors[v]) for v in b.inputs] for b in (before, after)]
+    if types[0] != types[1] or len(before.outputs) != len(after.outputs):
+        raise DerivationError("the program after rules of loops has other inputs or outputs than the one before")
+    store = NodeStore()
+    inputs = [store.unarranged("input", (k,), (), before.tensors[v]) for k, v in enumerate(before.inputs)]
+    _check_equal(store, before, inputs, after, inputs)
+
+
+def _check_equal(store: NodeStore, before: Body, given: Values, after: Body, given_after: Values) -> None:
+    """Check that two programs have equal outputs on values. Raises DerivationError."""
+    first, second = _walked(store, before, given, after, given_after)
+    _compare(first, before.outputs, second, after.outputs)
+
+
+def _walked(store: NodeStore, before: Body, given: Values, after: Body, given_after: Values) -> tuple[_Walk, _Walk]:
+    """Evaluate two programs on values, and check that their scans and checkpoints, in order, compute the same."""
+    first, second = _Walk(store, before, given), _Walk(store, after, given_after)
+    while True:
+        one, other = first.until_nested(), second.until_nested()
+        if one is None or other is None:
+            break
+        if one.name != other.name:
+            raise DerivationError(f"where the program has a {one.name}, the program after rules of loops has a {other.name}")
+        if one.name in SCANNED:
+            _check_scans(first, one, second, other)
+        else:
+            _check_checkpoints(first, one, second, other)
+    if one is not other:
+        raise DerivationError("the program after rules of loops has another number of scans and checkpoints")
+    return first, second
+
+
+def _compare(first: _Walk, outputs: Sequence[Atom], second: _Walk, others: Sequence[Atom]) -> None:
+    for k, (a, b) in enumerate(zip(outputs, others, strict=True)):
+        if first.of(a) != second.of(b):
+            raise DerivationError(f"the rules of loops do not lead to the derived program: output {k} is something else")
+
+
+class _Walk:
+    """The canonical values of a program's variables, equation by equation, and the equation of each."""
+
+    def __init__(self, store: NodeStore, body: Body, given: Values) -> None:
+        self.store, self.body = store, body
+        self.values: dict[int, CanonicalValue] = dict(zip(body.inputs, given, strict=True))
+        self.producers = {v: e for e in body.equations for v in e.results}
+        self.remaining = iter(body.equations)
+        self.count = 0
+
+    def until_nested(self) -> Equation | None:
+        """Evaluate equations up to the next scan or checkpoint, and return that; None at the end."""
+        for e in self.remaining:
+            if inside(e) is not None:
+                self.count += 1
+                return e
+            self.know(e, _applied(self.store, e, self.body, [self.of(a) for a in e.operands]))
+        return None
+
+    def know(self, e: Equation, results: Values) -> None:
+        self.values.update(zip(e.results, results, strict=True))
+
+    def of(self, a: Atom) -> CanonicalValue:
+        """Return the value of an atom."""
+        return _literal(self.store, a) if isinstance(a, Literal) else self.values[a]
+
+    def opaque(self, e: Equation, k: int, name: tuple[Any, ...] = (), body: Body | None = None) -> CanonicalValue:
+        """Return a value that stands for a result of a scan or checkpoint, of which nothing else is known.
+
+        Args:
+            e: the equation.
+            k: the number of the result.
+            name: tells results of different equations apart.
+            body: the program of the equation, if it is another.
+        """
+        return self.store.unarranged("loop", (self.count, k, *name), (), (body or self.body).tensors[e.results[k]])
+
+
+def _check_checkpoints(first: _Walk, one: Equation, second: _Walk, other: Equation) -> None:
+    """Check that a checkpoint of each program compute the same."""
+    old, new, operands = inside(one), inside(other), [first.of(a) for a in one.operands]
+    assert old is not None
+    assert new is not None
+    if operands != [second.of(a) for a in other.operands] or one.params.get("policy") is not other.params.get("policy"):
+        raise DerivationError(f"the program after rules of loops has a {one.name} of other operands")
+    given = [_input(first.store, "operand", x, x.shape) for x in operands]
+    _check_equal(first.store, old, given, new, given)
+    first.know(one, [first.opaque(one, k) for k in range(len(one.results))])
+    second.know(other, [first.values[v] for v in one.results])
+
+
+def _check_scans(first: _Walk, one: Equation, second: _Walk, other: Equation) -> None:
+    """Check that a scan of each program compute the same, but for carries of the first that only add up products.
+
+    The second may lack such carries. It is tried which they are, as their results are used in the place of those of the first.
+    """
+    old, new = _Scan.of(first, one), _Scan.of(second, other)
+    if any(one.params[name] != other.params[name] for name in ("length", "reverse")):
+        raise DerivationError("a scan after rules of loops has another length or direction")
+    problem = DerivationError("a scan after rules of loops carries something else")
+    sums = [k for k in range(len(old.initial)) if old.summed(k) is not None]
+    for gone in combinations(sums, max(len(old.initial) - len(new.initial), 0)):
+        try:
+            return _check_steps(old, new, gone)
+        except DerivationError as error:
+            problem = error
+    raise problem
+
+
+@dataclass(frozen=True, eq=False)
+class _Scan:
+    """A scan in a program, with the values of its operands."""
+
+    around: _Walk
+    equation: Equation
+    step: Body
+    constants: Values
+    initial: Values
+    stacks: Values
+    atoms: tuple[Sequence[Atom], Sequence[Atom]]  # the constants and the stacks
+
+    @classmethod
+    def of(cls, around: _Walk, e: Equation) -> _Scan:
+        step, (c, k) = inside(e), constants_and_carry(e.params)
+        assert step is not None
+        values = [around.of(a) for a in e.operands]
+        return cls(around, e, step, values[:c], values[c : c + k], values[c + k :], (e.operands[:c], e.operands[c + k :]))
+
+    def summed(self, k: int) -> tuple[Equation, Equation] | None:
+        """Return the addition and the product if a carry, by number, is only added a product to in every step; otherwise None."""
+        carry, producers = self.step.inputs[len(self.constants) + k], {v: e for e in self.step.equations for v in e.results}
+        reads = [a for e in self.step.equations for a in e.operands if a == carry] + [a for a in self.step.outputs if a == carry]
+        output = self.step.outputs[k]
+        addition = producers.get(output) if isinstance(output, int) else None
+        if addition is None or addition.name not in ("add", "add_any") or len(reads) != 1 or carry not in addition.operands:
+            return None
+        (other,) = (a for a in addition.operands if a != carry)
+        product = producers.get(other) if isinstance(other, int) else None
+        same = product is not None and self.step.tensors[product.results[0]] == self.step.tensors[carry]
+        return (addition, product) if product is not None and product.name == "dot_general" and same else None
+
+
+def _check_steps(old: _Scan, new: _Scan, gone: Sequence[int]) -> None:
+    """Check that two scans take equal steps, and learn their results.
+
+    Args:
+        old: the scan before rules of loops.
+        new: the scan after them.
+        gone: the carries, by number, that the second lacks.
+    """
+    first, second, store = old.around, new.around, old.around.store
+    kept = [k for k in range(len(old.initial)) if k not in gone]
+    if [old.initial[k] for k in kept] != list(new.initial):
+        raise DerivationError("a scan after rules of loops starts from another carry")
+    carried = [store.unarranged("input", ("carry", k), (), _tensor(x, x.shape)) for k, x in enumerate(old.initial)]
+    steps = _Steps(store, second, set(old.constants), set(old.stacks))
+    given = [*map(steps.constant, old.constants), *carried, *map(steps.slice, old.stacks)]
+    slices = [steps.at(a, 0) for a in new.atoms[1]]
+    given_after = [*(steps.of_constant(a) for a in new.atoms[0]), *(carried[k] for k in kept), *slices]
+    inner, inner_after = _walked(store, old.step, given, new.step, given_after)
+    outputs = [k for k in range(len(old.step.outputs)) if k not in gone]
+    shared, emitted = new.step.outputs[: len(outputs)], new.step.outputs[len(outputs) :]
+    if len(shared) < len(outputs) or (emitted and not gone):
+        raise DerivationError("a scan after rules of loops has another number of results")
+    _compare(inner, [old.step.outputs[k] for k in outputs], inner_after, shared)
+    results = {k: first.opaque(old.equation, k) for k in outputs}
+    names = [("emitted", j) for j in range(len(emitted))]
+    more = [first.opaque(new.equation, len(outputs) + j, name, second.body) for j, name in enumerate(names)]
+    stacked = dict(zip([inner_after.of(a) for a in emitted], more, strict=True))
+    stacked |= dict(zip(slices, new.stacks, strict=True)) | {steps.slice(x): x for x in old.stacks}
+    for k in gone:
+        results[k] = _sum_over_steps(old, k, inner, stacked)
+    first.know(old.equation, [results[k] for k in range(len(old.step.outputs))])
+    second.know(new.equation, [*(results[k] for k in outputs), *more])
+
+
+def _sum_over_steps(old: _Scan, k: int, inner: _Walk, stacked: Mapping[CanonicalValue, CanonicalValue]) -> CanonicalValue:
+    """Return the last value of a carry that only adds up products: the first one plus a product that contracts the steps, too.
+
+    Args:
+        old: the scan.
+        k: the carry, by number.
+        inner: its step, evaluated.
+        stacked: the values of all steps at once, by those of one step.
+    """
+    equations = old.summed(k)
+    assert equations is not None
+    addition, product = equations
+    operands = [stacked.get(inner.of(a)) for a in product.operands]
+    if any(x is None for x in operands):
+        raise DerivationError("a scan after rules of loops lacks an operand of a product that it added up")
+    ((cx, cy), (bx, by)) = product.params["dimension_numbers"]
+    contracted = (0, *(int(d) + 1 for d in cx)), (0, *(int(d) + 1 for d in cy))
+    numbers = contracted, (tuple(int(d) + 1 for d in bx), tuple(int(d) + 1 for d in by))
+    whole = replace(product, params={**product.params, "dimension_numbers": numbers}, origin=None)
+    (total,) = _applied(inner.store, whole, inner.body, [x for x in operands if x is not None])
+    return _applied(inner.store, addition, inner.body, [old.initial[k], total])[0]
+
+
+@dataclass(frozen=True, eq=False)
+class _Steps:
+    """The values of one step of a loop, derived from the program around it.
+
+    Attributes:
+        store: the nodes.
+        around: the program around the loop.
+        constants: the values of that program that are constants of the loop.
+        stacks: the values of which the loop reads a slice in every step.
+    """
+
+    store: NodeStore
+    around: _Walk
+    constants: set[CanonicalValue]
+    stacks: set[CanonicalValue]
+
+    def constant(self, x: CanonicalValue) -> CanonicalValue:
+        """Return a constant of the loop as the step sees it."""
+        return _input(self.store, "constant", x, x.shape)
+
+    def slice(self, x: CanonicalValue) -> CanonicalValue:
+        """Return a slice of a value as the step sees it."""
+        return _input(self.store, "slice", x, x.shape[1:])
+
+    def of_constant(self, a: Atom) -> CanonicalValue:
+        """Return an atom that is the same in every step. Raises DerivationError if it is not derived from constants."""
+        if isinstance(a, Literal):
+            return _literal(self.store, a)
+        if self.around.values[a] in self.constants:
+            return self.constant(self.around.values[a])
+        e = self._producer(a)
+        results = _applied(self.store, e, self.around.body, [self.of_constant(x) for x in e.operands])
+        return results[e.results.index(a)]
+
+    def at(self, a: Atom, d: int) -> CanonicalValue:
+        """Return one step of an atom that has the steps along dimension `d`. Raises DerivationError if it is not derived."""
+        if isinstance(a, Literal):
+            raise DerivationError("a scan after rules of loops reads slices of a literal")
+        if d == 0 and self.around.values[a] in self.stacks:
+            return self.slice(self.around.values[a])
+        e, tensors = self._producer(a), self.around.body.tensors
+        step = single_step(e, self.around.body, d)
+        if step is None:
+            raise DerivationError(f"no lemma says what one step of {e.name} is, which is computed before a loop")
+        operands = [self.of_constant(x) if k is None else self.at(x, k) for x, k in zip(e.operands, step.dims, strict=True)]
+        shapes = [(*tensors[v].shape[:d], *tensors[v].shape[d + 1 :]) for v in e.results]
+        types = {v: tensor_type(shape, tensors[v].dtype) for v, shape in zip(e.results, shapes, strict=True)}
+        one = replace(e, params=step.params, origin=None)
+        results = _applied(self.store, one, replace(self.around.body, tensors=types), operands)
+        return results[e.results.index(a)]
+
+    def _producer(self, a: int) -> Equation:
+        """Return the equation that computes a variable. Raises DerivationError if it is no operator."""
+        e = self.around.producers.get(a)
+        if e is None or inside(e) is not None:
+            raise DerivationError("a scan after rules of loops reads a value that its steps did not read before")
+        return e
+
+
+def _applied(store: NodeStore, e: Equation, body: Body, operands: Values) -> list[CanonicalValue]:
+    """Return the results of an equation on values. Its results have the types of a program."""
+    inputs = tuple(range(-len(operands), 0))
+    types: Mapping[int, Tensor] = {v: _tensor(x, x.shape) for v, x in zip(inputs, operands, strict=True)}
+    alone = Body(inputs, e.results, (replace(e, operands=inputs),), {**types, **{v: body.tensors[v] for v in e.results}})
+    return list(apply_body(store, alone, operands).outputs)
+
+
+def _literal(store: NodeStore, a: Literal) -> CanonicalValue:
+    return apply_body(store, Body((), (a,), (), {}), []).outputs[0]
+
+
+def _input(store: NodeStore, role: str, x: CanonicalValue, shape: Sequence[int]) -> CanonicalValue:
+    """Return a value of a nested program that stands for one of the program around it."""
+    return store.unarranged("input", (role, x.text), (), _tensor(x, shape))
+
+
+def _tensor(x: CanonicalValue, shape: Sequence[int]) -> Tensor:
+    return tensor_type(tuple(shape), x.node.tensor.dtype)
