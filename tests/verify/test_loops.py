@@ -9,7 +9,7 @@ from jax import lax
 from unity.base.errors import DerivationError
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.program import close
-from unity.substitutions.language.loop_rules import FUNCTIONS, STEPPED, SUM_OVER_STEPS
+from unity.substitutions.language.loop_rules import FUNCTIONS, PRODUCT_OF_JOINED, STEPPED, SUM_OVER_STEPS
 from unity.verify.derivations.loops import check_loops
 from unity.verify.derivations.single_steps import READERS, SAME, single_step
 from unity.verify.proofs.loop_rules import EqualSteps, induction, lemma_verdicts, proves, step_lemmas
@@ -31,7 +31,7 @@ def test_every_lemma_is_proved_or_not_expressible_and_every_moved_primitive_has_
     statuses = {v.rule.name: v.status for v in lemma_verdicts()}
     assert {name for name, status in statuses.items() if status != "proved"} == {"step-of-reshape"}
     assert statuses["step-of-reshape"] == "not expressible"
-    named = {*FUNCTIONS, *(lemma for lemmas in STEPPED.values() for lemma in lemmas), SUM_OVER_STEPS}
+    named = {*FUNCTIONS, *(lemma for lemmas in STEPPED.values() for lemma in lemmas), SUM_OVER_STEPS, PRODUCT_OF_JOINED}
     assert named == {rule.name for rule in step_lemmas()}
 
 
@@ -182,6 +182,36 @@ def test_a_sum_of_products_over_steps_is_derived():
 def test_another_sum_is_refused(fn):
     with pytest.raises(DerivationError):
         check_loops(*(capture(f, *ARGUMENTS).body for f in (moments, fn)))
+
+
+def joined(weights, *, order=lambda row, state: [row, state]):
+    def fn(x, h, xs):
+        def step(state, row):
+            return jnp.tanh(jnp.concatenate(order(row, state), 1) @ weights(x, h)), state
+
+        return lax.scan(step, jnp.zeros((B, D)), xs)
+
+    return fn
+
+
+def parts(first, second):
+    def fn(x, h, xs):
+        w = jnp.concatenate([x, h]) * 2
+
+        def step(state, row):
+            return jnp.tanh(row + state @ w[second]), state
+
+        return lax.scan(step, jnp.zeros((B, D)), xs @ w[first])
+
+    return fn
+
+
+def test_a_product_of_joined_values_is_derived_from_its_parts_in_their_order():
+    before = capture(joined(lambda x, h: jnp.concatenate([x, h]) * 2), *ARGUMENTS).body
+    check_loops(before, capture(parts(slice(0, D), slice(D, 2 * D)), *ARGUMENTS).body)
+    for wrong in (parts(slice(D, 2 * D), slice(0, D)), parts(slice(0, D), slice(0, D))):
+        with pytest.raises(DerivationError):
+            check_loops(before, capture(wrong, *ARGUMENTS).body)
 
 
 def test_a_checkpoint_is_checked_inside():

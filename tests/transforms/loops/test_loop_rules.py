@@ -8,7 +8,7 @@ from jax import lax
 
 from unity.pcg.capture.capture import capture
 from unity.pcg.local.interpreter import run_body
-from unity.substitutions.language.loop_rules import INVARIANTS, LOOP_RULES, PRODUCTS, SUMS
+from unity.substitutions.language.loop_rules import INVARIANTS, JOINED, LOOP_RULES, PRODUCTS, SUMS
 from unity.transforms.loops import applicable, loop_rewriting, scans
 from unity.transforms.loops.choose import everywhere
 from unity.transforms.loops.dependences import ScanParts
@@ -119,6 +119,16 @@ def batched_sum(x, h, xs):
     return lax.scan(step, xs[0, :, 0], (xs, xs + 1))
 
 
+def joined(x, h, xs):
+    """Haiku's way: input and state are joined, and multiplied by one weight."""
+
+    def step(state, row):
+        gates = jnp.concatenate([jnp.sin(row), state, row], -1) @ jnp.concatenate([x, h, x - 1])
+        return jnp.tanh(gates + (jnp.concatenate([x, h], 1) @ jnp.concatenate([row, state], 1).T).T), None
+
+    return lax.scan(step, xs[0], xs)
+
+
 CASES = {
     "recurrent": (recurrent(), {PRODUCTS.name: 1}),
     "reverse": (recurrent(reverse=True), {PRODUCTS.name: 1}),
@@ -134,6 +144,7 @@ CASES = {
     "mapped": (mapped, {PRODUCTS.name: 1}),
     "sums of products": (covariance, {PRODUCTS.name: 1, SUMS.name: 1}),
     "sum of batched products": (batched_sum, {SUMS.name: 1}),
+    "joined": (joined, {JOINED.name: 1, PRODUCTS.name: 1, INVARIANTS.name: 1}),
     "with keys": (with_keys, {PRODUCTS.name: 1}),
 }
 
@@ -211,6 +222,15 @@ def read_sum(x, h, xs):
     return lax.scan(lambda s, row: (s + jnp.tanh(row @ s).T @ row, None), jnp.zeros((D, D)), xs)
 
 
+def narrow_joined(x, h, xs):
+    """In bfloat16, the two products would be rounded each."""
+
+    def step(state, row):
+        return jnp.tanh(jnp.concatenate([row, state], 1) @ x.astype("bfloat16").repeat(2, 0)), None
+
+    return lax.scan(step, xs[0].astype("bfloat16"), xs.astype("bfloat16"))
+
+
 def half_precision(x, h, xs):
     xs = xs.astype("float16")
     return lax.scan(lambda state, row: (state + row @ x.astype("float16"), None), xs[0], xs)
@@ -244,7 +264,7 @@ def of_one_position(x, h, xs):
     return lax.scan(lambda state, row: (jnp.sin(state) + row[0] @ row[1], None), jnp.zeros(()), xs)
 
 
-STAYING = [carried_product, read_sum, half_precision, rounded_product, random_in_the_loop, in_remat, of_one_position]
+STAYING = [carried_product, read_sum, narrow_joined, half_precision, rounded_product, random_in_the_loop, in_remat, of_one_position]
 
 
 @pytest.mark.parametrize("fn", STAYING, ids=lambda fn: fn.__name__)

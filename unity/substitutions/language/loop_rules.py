@@ -61,9 +61,16 @@ SUMS = LoopRule(
     "A sum of products over steps is one product whose contracted dimensions include the steps.",
     "covariances, and gradients of a weight that a loop adds up: the sum is not read and written in every step",
 )
-LOOP_RULES: Mapping[str, LoopRule] = {rule.name: rule for rule in (PRODUCTS, INVARIANTS, SUMS)}
+JOINED = LoopRule(
+    "products-of-joined-slices",
+    "scan(c, x in xs: step(c, dot(concat(x, f(c)), w)))",
+    "scan(c, x in xs: step(c, add(dot(x, split(w).0), dot(f(c), split(w).1))))",
+    "A product of joined values is a sum of products, of which that of the step's slices does not wait for the carry.",
+    "recurrent cells that join input and state, as Haiku's do: the products of the inputs can leave the loop",
+)
+LOOP_RULES: Mapping[str, LoopRule] = {rule.name: rule for rule in (JOINED, PRODUCTS, INVARIANTS, SUMS)}
 
-SUM_OVER_STEPS = "sum-of-dot-over-steps"  # the lemma of the last rule
+SUM_OVER_STEPS, PRODUCT_OF_JOINED = "sum-of-dot-over-steps", "product-of-joined"  # the lemmas of the other two rules
 
 # The primitives that may be applied to all steps at once, with the lemma of `rules/loops.ranks` about each. Of others that
 # compute each element by itself, the operator table knows that they do; their lemmas are the first three, by number of operands.

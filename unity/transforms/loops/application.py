@@ -10,9 +10,10 @@ from unity.pcg.ir.equation_writer import EquationWriter
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.jaxprs import SCANNED
 from unity.pcg.propagation.scan_programs import inside
-from unity.substitutions.language.loop_rules import INVARIANTS, PRODUCTS, SUMS, LoopRule
+from unity.substitutions.language.loop_rules import INVARIANTS, JOINED, PRODUCTS, SUMS, LoopRule
 from unity.transforms.loops.dependences import ScanParts
 from unity.transforms.loops.hoisting import add_hoisted, invariants, needed, products
+from unity.transforms.loops.joined import add_with_parts, joined_products
 from unity.transforms.loops.sums import add_with_sums, summed_products
 
 
@@ -21,7 +22,7 @@ class _Way:
     """How a rule is applied to a scan.
 
     Attributes:
-        moved: returns the equations of the step whose results leave the loop, without those that these depend on.
+        moved: returns the equations of the step that the rule changes or moves, without those that these depend on.
         add: appends the scan after the rule, and the equations that left it. Returns False if it appends the scan as it is.
     """
 
@@ -30,6 +31,7 @@ class _Way:
 
 
 WAYS: Mapping[str, _Way] = {
+    JOINED.name: _Way(lambda parts: [j.product for j in joined_products(parts)], add_with_parts),
     PRODUCTS.name: _Way(partial(needed, targets=products), partial(add_hoisted, targets=products)),
     INVARIANTS.name: _Way(partial(needed, targets=invariants), partial(add_hoisted, targets=invariants)),
     SUMS.name: _Way(lambda parts: [s.product for s in summed_products(parts)], add_with_sums),
@@ -37,7 +39,7 @@ WAYS: Mapping[str, _Way] = {
 
 
 def moved(parts: ScanParts, rule: LoopRule) -> list[Equation]:
-    """Return the equations of a step whose results a rule computes outside of the loop, without those that these depend on."""
+    """Return the equations of a step that a rule changes or moves out of the loop, without those that these depend on."""
     return WAYS[rule.name].moved(parts)
 
 

@@ -51,7 +51,8 @@ def summed_products(parts: ScanParts) -> list[SummedProduct]:
         product = added[0] if len(added) == 1 and carry in addition.operands else None
         if product is None or product.name != "dot_general" or multiplies(product) or reads[product.results[0]] != 1:
             continue
-        moving = all(isinstance(a, int) and parts.dependences[a] != Dependence.CONSTANTS for a in product.operands)
+        levels = [parts.dependences[a] for a in product.operands if isinstance(a, int)]
+        moving = len(levels) == 2 and Dependence.CONSTANTS not in levels
         same = step.tensors[product.results[0]] == step.tensors[carry]
         if moving and same and not any(limited(step.tensor(a).dtype) for a in (carry, *product.operands)):
             sums.append(SummedProduct(k, product, addition))

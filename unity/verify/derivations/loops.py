@@ -20,6 +20,7 @@ from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.propagation.scan_programs import inside
 from unity.verify.derivations.canonical_form import apply_body
 from unity.verify.derivations.nodes import CanonicalValue, NodeStore
+from unity.verify.derivations.products_by_parts import by_parts
 from unity.verify.derivations.single_steps import single_step
 
 Values = Sequence[CanonicalValue]
@@ -30,6 +31,14 @@ def check_loops(before: Body, after: Body) -> None:
     types = [[str(b.tensors[v]) for v in b.inputs] for b in (before, after)]
     if types[0] != types[1] or len(before.outputs) != len(after.outputs):
         raise DerivationError("the program after rules of loops has other inputs or outputs than the one before")
+    try:
+        _check_programs(before, after)
+    except DerivationError:
+        _check_programs(by_parts(before), by_parts(after))
+
+
+def _check_programs(before: Body, after: Body) -> None:
+    """Check that two programs of the same inputs have equal outputs. Raises DerivationError."""
     store = NodeStore()
     inputs = [store.unarranged("input", (k,), (), before.tensors[v]) for k, v in enumerate(before.inputs)]
     _check_equal(store, before, inputs, after, inputs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import z3
 
@@ -77,7 +78,8 @@ class SumOfSteps:
 
     def __init__(self) -> None:
         integers, reals = z3.IntSort(), z3.RealSort()
-        carry, total, value = (z3.Function(name, integers, reals) for name in ("carry", "total", "value"))
+        functions: list[Any] = [z3.Function(name, integers, reals) for name in ("carry", "total", "value")]
+        carry, total, value = functions
         n, k = z3.Int("n"), z3.Int("k")
         self.assumptions = [
             z3.ForAll([n], z3.Implies(n >= 0, carry(n + 1) == carry(n) + value(n))),
