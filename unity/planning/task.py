@@ -20,7 +20,7 @@ from unity.base.interruption import UntilInterrupted
 from unity.base.processes import same
 from unity.base.user_warnings import warn_user
 from unity.constraints.conflicts import conflict
-from unity.constraints.kinds import Across
+from unity.constraints.kinds import Across, OperatorPin
 from unity.machine.machine import Machine
 from unity.pcg.ir.payloads import ScheduleKind
 from unity.pcg.parallel.parallelize import Assignment
@@ -319,7 +319,12 @@ class Task(Request):
         return plain, best
 
     def with_loop_rules(self, plain: PlanFamily, prices: Prices, than: Solution) -> Solution | None:
-        """Return a program after rules of loops, or None if none fits and is better than the solution without, `than`."""
+        """Return a program after rules of loops, or None if none fits and is better than the solution without, `than`.
+
+        A pin of an operator's result names dimensions that the result of all steps does not have in these places.
+        """
+        if any(isinstance(c, OperatorPin) for c in self.bound.every):
+            return None
         weighted = replace(prices, weight=self.weight(than[0].search))
         rewriting = self.rewriter.best_of_loops(plain.captured, weighted, self.say)
         if rewriting is None:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 import unity
 from unity.base.errors import ConstraintError, PlanError
@@ -75,6 +76,11 @@ def test_only_the_rules_of_the_library_are_applied():
         assert planned(lstm, *arguments(), **options).program.transformations == ()
     with pytest.raises(ConstraintError, match="products-before-loop"):
         planned(lstm, *arguments(), constraints=unity.without_rules("product-before-loop"))
+
+
+def test_a_pinned_operator_keeps_the_dimensions_of_one_step():
+    pinned = planned(lstm, *arguments(), constraints=unity.pin("dot_general", P("device")))
+    assert pinned.program.loop_rewriting is None
 
 
 def test_a_plan_explains_the_rules_of_loops_and_checks_them(capsys):
