@@ -44,8 +44,9 @@ def summed_products(parts: ScanParts) -> list[SummedProduct]:
     producers = {v: e for e in step.equations for v in e.results}
     sums = []
     for k, (carry, output) in enumerate(zip(parts.carry, step.outputs, strict=False)):
-        addition = producers.get(output) if isinstance(output, int) else None
-        if addition is None or addition.name not in ("add", "add_any") or reads[carry] != 1 or reads[output] != 1:
+        if not isinstance(output, int) or (addition := producers.get(output)) is None:
+            continue
+        if addition.name not in ("add", "add_any") or reads[carry] != 1 or reads[output] != 1:
             continue
         added = [producers.get(a) for a in addition.operands if isinstance(a, int) and a != carry]
         product = added[0] if len(added) == 1 and carry in addition.operands else None
