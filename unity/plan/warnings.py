@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from math import prod
 from typing import Literal
@@ -104,7 +104,7 @@ def misaligned(program: PlannedProgram, prediction: Prediction | None = None) ->
     """Yield the matrix products that are slow because rows do not begin at multiples of `ALIGNMENT` bytes, with their sizes."""
     machine = program.family.search.machine
     prediction = prediction or predict(program.pcg, machine, program.family.differentiated)
-    seconds = Counter[tuple[str, str, tuple[int, ...]]]()
+    seconds = defaultdict[tuple[str, str, tuple[int, ...]], float](float)
     for term in prediction.operators:
         body = term.node.body
         if body is None or not depends_on_alignment(machine.device, body):
