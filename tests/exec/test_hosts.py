@@ -51,7 +51,7 @@ def test_values_and_gradients_are_those_of_one_device(pair: list[dict[str, Any]]
 
 def test_the_outermost_axes_cross_hosts(pair: list[dict[str, Any]]) -> None:
     assert pair[0]["values"]["crossing"] == [[0], [1]]
-    assert any("node" in spec for spec in pair[0]["values"]["specs"])  # and are used
+    assert any("n0" in spec for spec in pair[0]["values"]["specs"])  # and are used
 
 
 def test_rows_are_sent_where_the_plan_wants_them(pair: list[dict[str, Any]]) -> None:
@@ -107,7 +107,7 @@ def test_four_processes_train_as_one_device(tmp_path: Path) -> None:
     np.testing.assert_allclose(first["together"], first["alone"], rtol=1e-10)
     assert len(set(first["together"])) > 1
     assert all(one["together"] == first["together"] for one in others)
-    assert any("node" in spec for spec in first["specs"])
+    assert any("n0" in spec for spec in first["specs"])
 
 
 def test_a_pipeline_and_branches_in_one_plan_train_as_one_device(tmp_path: Path) -> None:

@@ -341,7 +341,7 @@ def test_kept_shardings_are_those_of_the_plan(tmp_path: Path) -> None:
         assert unity.load(tmp_path / "kept.json", deep, w, x).program.pcg.key == kept.program.pcg.key
         plan = unity.optimize(deep, w, x, machine=machine, progress=False)
     assert plan.time <= kept.time
-    assert kept.in_shardings[0].spec == P(None, "device")
+    assert kept.in_shardings[0].spec == P(None, ("d0", "d1"))
     stated = [str(c) for c in kept.program.family.bound.every]
     assert stated[0] == "unity.pin(\"args[0]\", P(None, ('d0', 'd1')))"
     assert [text[: text.index(" at ")] for text in stated[1:]] == [
@@ -476,7 +476,7 @@ def test_a_placement_on_the_users_mesh_holds_at_least_what_the_plan_wants_there(
     user = Mesh(own.devices.reshape(shape), tuple(f"m{k}" for k in range(len(shape))))
     dims = data.draw(st.lists(st.integers(0, 1), min_size=len(sizes), max_size=len(sizes)))
     wanted = NamedSharding(own, P(*(tuple(a.name for a, d in zip(axes, dims, strict=True) if d == k) for k in (0, 1))))
-    found = on_mesh(wanted, wanted.spec, user, axes)
+    found = on_mesh(wanted, user, axes)
     assert found.mesh == user
     whole = found.devices_indices_map((24, 24))
     for device, index in wanted.devices_indices_map((24, 24)).items():

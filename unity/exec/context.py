@@ -120,22 +120,16 @@ def typed_mesh(own: Mesh) -> Mesh | None:
     return mesh if list(mesh.devices.flat) == list(own.devices.flat) else planned
 
 
-def on_mesh(sharding: NamedSharding, spec: PartitionSpec, mesh: Mesh, axes: Sequence[Axis]) -> NamedSharding:
+def on_mesh(sharding: NamedSharding, mesh: Mesh, axes: Sequence[Axis]) -> NamedSharding:
     """Express a plan's sharding on the user's mesh, with fewer slices where the mesh's axes are too coarse for it.
 
     Returns the sharding unchanged if the sizes of the axes do not fit.
-
-    Args:
-        sharding: the sharding on the plan's mesh.
-        spec: its specification over the machine's axes.
-        mesh: the user's mesh.
-        axes: the machine's axes.
     """
     names = mesh_axes(mesh.shape, axes)
     if names is None:
         return sharding
     position = {axis.name: k for k, axis in enumerate(axes)}
-    parts = ([position[name] for name in entry_axes(entry)] for entry in spec)
+    parts = ([position[name] for name in entry_axes(entry)] for entry in sharding.spec)
     return NamedSharding(mesh, PartitionSpec(*(sliced(part, names) or None for part in parts)))
 
 

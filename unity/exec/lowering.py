@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,8 +35,8 @@ from unity.pcg.types.varying_axes import vary
 
 
 def mesh_of(axes: Sequence[Axis], devices: Sequence[Any]) -> Mesh:
-    """Return a mesh of these axes, outermost first. Raises ValueError if there are fewer devices than the axes need."""
-    sizes, names = tuple(a.size for a in axes) or (1,), tuple(a.name for a in axes) or ("device",)
+    """Return the mesh of prime axes, outermost level first. Raises ValueError if there are fewer devices than the axes need."""
+    sizes, names = tuple(a.size for a in axes) or (1,), tuple(a.name for a in axes) or ("d0",)
     return Mesh(np.asarray(devices[: prod(sizes)]).reshape(sizes), names, axis_types=(AxisType.Auto,) * len(sizes))
 
 
@@ -57,68 +57,35 @@ def spec_of(type_: Type, axes: Sequence[Axis], rank: int) -> PartitionSpec:
     return PartitionSpec(*(tuple(d) if len(d) > 1 else (d[0] if d else None) for d in dims))
 
 
-Ends: TypeAlias = tuple[Sequence[NamedSharding], Sequence[NamedSharding]]  # of the inputs and of the outputs of a program
-
-
-def program(graph: PCG, mesh: Mesh, ends: Ends | None = None) -> Callable[..., tuple]:
-    """Return the function that a parallel graph computes, of whole arrays with any sharding.
-
-    Args:
-        graph: the graph.
-        mesh: a mesh of its axes.
-        ends: the shardings of its inputs and outputs, all on one mesh, which may have other axes over the same devices.
-    """
+def program(graph: PCG, mesh: Mesh) -> Callable[..., tuple]:
+    """Return the function that a parallel graph computes, of whole arrays with any sharding."""
     into = tuple(spec_of(n.types[0], graph.axes, n.tensors[0].ndim) for n in graph.inputs)
     out = tuple(spec_of(v.type, graph.axes, v.tensor.ndim) for v in graph.outputs)
     mapped = jax.shard_map(lambda *pieces: tuple(run_graph(graph, pieces)), mesh=mesh, in_specs=into, out_specs=out)
-    inputs, outputs = ends or ([NamedSharding(mesh, s) for s in specs] for specs in (into, out))
 
     def placed_by_plan_shard(leaves: Sequence[Any]) -> list[Any]:
         # The constraint names the devices: without it, arguments on a single device would keep the whole program there.
         # JAX's error for arguments of `jax.jit` that are committed elsewhere names this function, which tells the way out.
-        return [lax.with_sharding_constraint(x, s) for x, s in zip(leaves, inputs, strict=True)]
+        return [lax.with_sharding_constraint(x, NamedSharding(mesh, s)) for x, s in zip(leaves, into, strict=True)]
 
     def call(*leaves: Any) -> tuple:
-        with own(_mesh_of(inputs, mesh)):
-            placed = placed_by_plan_shard(leaves)
         with own(mesh):
-            results = mapped(*placed)
-        with own(_mesh_of(outputs, mesh)):  # the types of results state their mesh
-            return tuple(lax.with_sharding_constraint(x, s) for x, s in zip(results, outputs, strict=True))
+            return mapped(*placed_by_plan_shard(leaves))
 
     return call
 
 
-def partitioned_program(graph: PCG, mesh: Mesh, ends: Ends | None = None) -> Callable[..., tuple]:
-    """Return the function that a parallel graph computes, of whole arrays that XLA partitions (`exec.sharding_constraints`).
-
-    Args:
-        graph: the graph.
-        mesh: a mesh of its axes.
-        ends: the shardings of its inputs and outputs, as for `program`.
-    """
+def partitioned_program(graph: PCG, mesh: Mesh) -> Callable[..., tuple]:
+    """Return the function that a parallel graph computes, of whole arrays that XLA partitions (`exec.sharding_constraints`)."""
     whole = constrained(graph, mesh)
     into, out = ([own_sharding(v, graph, mesh) for v in values] for values in (map(Value, graph.inputs), graph.outputs))
-    if ends is not None:
-        rows = zip((into, out), ends, strict=True)
-        into, out = ([Sharded(sharding, sharding, labelled.name) for labelled, sharding in zip(*row, strict=True)] for row in rows)
 
     def call(*leaves: Any) -> tuple:
-        with own(_mesh_of([s.forward for s in into], mesh)):
-            placed = [constrain(x, s) for x, s in zip(leaves, into, strict=True)]
         with own(mesh):
-            results = run_graph(whole, placed)
-        with own(_mesh_of([s.forward for s in out], mesh)):
+            results = run_graph(whole, [constrain(x, s) for x, s in zip(leaves, into, strict=True)])
             return tuple(constrain(x, s) for x, s in zip(results, out, strict=True))
 
     return call
-
-
-def _mesh_of(shardings: Sequence[NamedSharding], default: Mesh) -> Mesh:
-    """Return the mesh of some shardings."""
-    mesh = next((s.mesh for s in shardings), default)
-    assert isinstance(mesh, Mesh)
-    return mesh
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ from unity.base.processes import check_alike, check_devices, several, shared
 from unity.exec.hosts.device_order import check_order, in_mesh_order
 from unity.exec.lowering import mesh_of
 from unity.machine.machine import Machine
+from unity.pcg.ir.graph import PCG
 from unity.pcg.jaxprs.parameter_text import array_text
 from unity.pcg.types.axis import Axis
 from unity.plan.planned_program import PlannedProgram
 
 
 def mesh_for(program: PlannedProgram, chosen: Sequence[Any] | Mesh | None = None) -> Mesh:
-    """Return a mesh of devices with the axes of a plan's specifications.
+    """Return a mesh of devices with the axes of a plan's machine.
 
     By default the mesh has this program's devices, arranged so that the machine's levels are made of whole hosts. The plans of
     several processes that share its devices are compared, because each would wait for the others at other collectives.
@@ -39,10 +40,10 @@ def mesh_for(program: PlannedProgram, chosen: Sequence[Any] | Mesh | None = None
         devices = tuple(chosen.devices.flat) if isinstance(chosen, Mesh) else chosen
         if shared(devices[: machine.devices]):
             check_alike(_shared_facts(program))
-        if isinstance(chosen, Mesh) and program.boundary.has_mesh(chosen.shape):
+        if isinstance(chosen, Mesh) and program.has_mesh(chosen.shape):
             check_order(machine, devices)
             return chosen
-        return _mesh(program, devices)
+        return _mesh(machine, devices)
     devices = jax.devices()
     if several():
         check_devices(devices)
@@ -54,7 +55,7 @@ def mesh_for(program: PlannedProgram, chosen: Sequence[Any] | Mesh | None = None
             f" virtual devices: XLA_FLAGS=--xla_force_host_platform_device_count={machine.devices}. Without devices, a plan has"
             " in_specs, mesh_shape and inspect.abstract_mesh. (docs: plan#devices)"
         )
-    return _mesh(program, in_mesh_order(machine, devices))
+    return _mesh(machine, in_mesh_order(machine, devices))
 
 
 def refuse_devices(machine: Machine, chosen: Sequence[Any] | Mesh) -> None:
@@ -73,19 +74,14 @@ def refuse_devices(machine: Machine, chosen: Sequence[Any] | Mesh) -> None:
         )
 
 
-def search_mesh(machine: Machine, mesh: Mesh) -> Mesh:
-    """Return the mesh of the search's axes over the devices of a plan's mesh. Its axes are automatic.
-
-    Programs run on it. Where a program has several meshes, XLA states all of them by the axes of the finest one, and ends the
-    process if there is none.
-    """
-    axes = [Axis(name, size, 0) for name, size in machine.mesh_shape.items()]
-    return mesh_of(axes, list(mesh.devices.flat))
+def graph_on(program: PlannedProgram, mesh: Mesh) -> PCG:
+    """Return the parallel graph over the axes of a plan's mesh: those that users see, if the user gave a mesh of them."""
+    return program.named_pcg if program.has_mesh(mesh.shape) else program.pcg
 
 
-def _mesh(program: PlannedProgram, devices: Sequence[Any]) -> Mesh:
-    """Return the mesh of a plan's axes, those of size 1 included."""
-    return mesh_of([Axis(name, size, 0) for name, size in program.boundary.mesh_shape.items()], devices)
+def _mesh(machine: Machine, devices: Sequence[Any]) -> Mesh:
+    """Return the mesh of a machine's axes, those of size 1 included."""
+    return mesh_of([Axis(name, size, 0) for name, size in machine.mesh_shape.items()], devices)
 
 
 def _shared_facts(program: PlannedProgram) -> dict[str, str]:

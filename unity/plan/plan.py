@@ -9,15 +9,14 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from unity.base.errors import PlanError
 from unity.exec.compiled.entangled import refuse_entangled
 from unity.exec.context import automatic
-from unity.exec.lowering import Ends, partitioned_program, program
-from unity.pcg.ir.graph import PCG, Value
-from unity.pcg.parallel.axis_names import AxisNames
-from unity.plan.device_mesh import refuse_devices, search_mesh
+from unity.exec.lowering import partitioned_program, program
+from unity.pcg.ir.graph import PCG
+from unity.plan.device_mesh import graph_on, refuse_devices
 from unity.plan.effects import with_effects
 from unity.plan.face.former_names import former_member
 from unity.plan.face.inspection import Inspection
@@ -27,7 +26,6 @@ from unity.plan.frontier import Frontier
 from unity.plan.plan_family import PlanFamily
 from unity.plan.planned_call import PlannedCall
 from unity.plan.planned_program import PlannedProgram
-from unity.plan.shardings.specs import spec_over
 from unity.plan.step import step_of
 from unity.search.session import Candidate
 
@@ -45,15 +43,9 @@ class Plan:
         program: the graphs of the program, and its derivation from the function.
     """
 
-    def __init__(
-        self,
-        family: PlanFamily,
-        candidate: Candidate,
-        devices: Sequence[Any] | Mesh | None = None,
-        names: AxisNames | None = None,
-    ) -> None:
-        self.program = PlannedProgram(family, candidate, names)
-        self._devices, self._names = devices, names
+    def __init__(self, family: PlanFamily, candidate: Candidate, devices: Sequence[Any] | Mesh | None = None) -> None:
+        self.program = PlannedProgram(family, candidate)
+        self._devices = devices
         self.__name__ = family.name
         self.__doc__ = family.fn.__doc__
 
@@ -98,8 +90,7 @@ class Plan:
     def out_specs(self) -> Any:
         """The partition specifications of the results, over `mesh_shape`: a pytree as the function returns it."""
         captured = self.program.family.captured
-        leaves, results = len(captured.paths), captured.out_tree.num_leaves
-        return jax.tree.unflatten(captured.out_tree, self.program.boundary.specs[leaves : leaves + results])
+        return jax.tree.unflatten(captured.out_tree, self.program.boundary.specs[len(captured.paths) :])
 
     @property
     def mesh_shape(self) -> dict[str, int]:
@@ -113,8 +104,9 @@ class Plan:
     def in_shardings(self) -> Any:
         """The shardings of the arguments: a tuple of pytrees of `NamedSharding`, one for each argument.
 
-        They are `in_specs` on `inspect.mesh`, whose axes are those of `mesh_shape`. While a mesh with explicit axes is set, they
-        are of that mesh (docs: moving#under-a-mesh-of-your-own).
+        Their mesh is `inspect.mesh`, in which a level of the machine is several axes of prime size, unlike in `mesh_shape`. After
+        `plan.on(mesh)`, with a mesh of the axes of `mesh_shape`, they are `in_specs` on that mesh.
+        While a mesh with explicit axes is set, they are of that mesh (docs: moving#under-a-mesh-of-your-own).
         """
         return self.shard.placement.arguments
 
@@ -122,8 +114,8 @@ class Plan:
         """Return this plan for other devices than JAX's first ones, in their order. To be compiled for, they need not be present.
 
         Args:
-            devices: the devices, or a mesh of them. A mesh with the axes of `mesh_shape` becomes the plan's mesh. A plan
-                that was made without a mesh of the user's takes any mesh, whose axes do not matter.
+            devices: the devices, or a mesh of them. The mesh that the function was planned for, or one with the axes of
+                `mesh_shape`, becomes the plan's mesh. A plan without a mesh of the user's takes the devices of any other mesh.
 
         Raises:
             PlanError: `devices` is not a list of devices or a mesh, has too few, or is a mesh of other axes than those planned for.
@@ -136,20 +128,17 @@ class Plan:
                 f" {type(devices).__name__}. (docs: plan#devices)"
             )
         refuse_devices(machine, chosen)
-        return Plan(family, candidate, chosen, self._names)
+        return Plan(family, candidate, chosen)
 
     if not TYPE_CHECKING:  # former names are no attributes to a type checker
 
         def __getattr__(self, name: str) -> Any:
             return former_member(self, "plan", name)
 
-    def _with_effects(self, lower: Callable[[PCG, Mesh, Ends], Callable[..., tuple]]) -> Callable[..., tuple]:
-        """Return the program that `lower` makes of the parallel graph, placed on the plan's mesh, with the function's effects."""
-        graph, names, mesh = self.program.pcg, self.program.boundary.names, automatic(self.inspect.mesh)
-        values = ([Value(node) for node in graph.inputs], graph.outputs)
-        into, out = ([NamedSharding(mesh, spec_over(names, v.type, v.tensor.ndim)) for v in some] for some in values)
-        run = lower(graph, search_mesh(self.inspect.machine, mesh), (into, out))
-        return with_effects(run, self.program.family.captured, graph, mesh)
+    def _with_effects(self, lower: Callable[[PCG, Mesh], Callable[..., tuple]]) -> Callable[..., tuple]:
+        """Return the program that `lower` makes of the parallel graph on the plan's mesh, with the effects of the function."""
+        graph, mesh = graph_on(self.program, self.inspect.mesh), automatic(self.inspect.mesh)
+        return with_effects(lower(graph, mesh), self.program.family.captured, graph, mesh)
 
     @cached_property
     def _program(self) -> Callable[..., tuple]:
@@ -159,7 +148,7 @@ class Plan:
     @cached_property
     def _runnable_program(self) -> Callable[..., tuple]:
         """The lowered function. Raises PlanError if the runtime of the devices cannot run it."""
-        refuse_entangled(self.program.pcg, self.inspect.mesh, lambda: self.program.axis_names)
+        refuse_entangled(self.program.pcg, automatic(self.inspect.mesh), lambda: self.program.axis_names)
         return self._program
 
     @cached_property

@@ -62,9 +62,8 @@ class PlannedCall:
         avals = [jax.typeof(x) for x in leaves]
         shardings = tuple(sharding_of(a) if a.shape == shape else None for a, shape in zip(avals, shapes, strict=False))
         if (key := (weak, mesh, shardings)) not in self._types:
-            is_own = mesh is not None and self._program.boundary.has_mesh(mesh.shape)
-            first, count = len(family.captured.paths), family.captured.out_tree.num_leaves
-            planned = self._program.boundary.specs[first : first + count] if is_own else ()
+            is_own = mesh is not None and self._program.has_mesh(mesh.shape)
+            planned = self._program.boundary.specs[len(family.captured.paths) :] if is_own else ()
             self._types[key] = result_types(family.fn, original, weak, shardings, mesh, planned)
         if not self._types[key].same:
             refuse_weak(family.name, original, weak)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 
 from unity.base.errors import DerivationError
 from unity.pcg.capture.packed_arguments import Packing
-from unity.pcg.ir.graph import PCG, Value
+from unity.pcg.ir.graph import PCG
 from unity.pcg.parallel.axis_names import AxisNames, names_in
 from unity.pcg.parallel.check import check, check_by_names
 from unity.pcg.parallel.parallelize import parallelize
@@ -41,16 +42,8 @@ class PlannedProgram:
         candidate: the plan's point of the frontier.
     """
 
-    def __init__(self, family: PlanFamily, candidate: Candidate, names: AxisNames | None = None) -> None:
-        """Make the program of a plan.
-
-        Args:
-            family: its family.
-            candidate: its point of the frontier.
-            names: names of mesh axes that tell more apart than this plan needs, for several plans of one mesh, which has all of
-                them.
-        """
-        self.family, self.candidate, self._names = family, candidate, names
+    def __init__(self, family: PlanFamily, candidate: Candidate) -> None:
+        self.family, self.candidate = family, candidate
 
     @property
     def original(self) -> PCG:
@@ -71,9 +64,14 @@ class PlannedProgram:
         self.family.bound.check(self.serial, graph, machine)
         return graph
 
+    def has_mesh(self, shape: Mapping[str, int]) -> bool:
+        """Return whether a mesh of this shape has the axes that users see, on which `named_pcg` runs."""
+        machine = self.family.search.machine
+        return machine.has_mesh(shape) or tuple(shape.items()) == tuple((a.name, a.size) for a in self.axis_names.shown)
+
     @cached_property
     def named_pcg(self) -> PCG:
-        """The parallel graph over the mesh axes that users see, as exported files run it."""
+        """The parallel graph over the mesh axes that users see, as exported files and meshes of these axes run it."""
         graph = self.axis_names.run_graph(self.pcg)
         check(graph)
         return graph
@@ -164,9 +162,7 @@ class PlannedProgram:
 
     @cached_property
     def axis_names(self) -> AxisNames:
-        """The names of the mesh axes that users see, in shardings, texts and pictures."""
-        if self._names is not None:
-            return self._names
+        """The names of the mesh axes that users see, in specifications, texts and pictures."""
         levels = self.family.search.machine.named_levels
         number = {axis.name: k for k, axis in enumerate(self.pcg.axes)}
         over = [c.axes for c in traffic(self.pcg, self.family.differentiated)] if levels else []
@@ -174,15 +170,12 @@ class PlannedProgram:
 
     @cached_property
     def boundary(self) -> Boundary:
-        """The types of the leaves of the arguments, of the results, and of the function's constants and observed values."""
+        """The types of the leaves of the arguments, and of those of the results after them."""
         captured, machine = self.family.captured, self.family.search.machine
-        inputs, outputs = list(map(Value, self.pcg.inputs)), self.pcg.outputs
-        leaves, results = len(captured.paths), captured.out_tree.num_leaves
-        values = [*inputs[:leaves], *outputs[:results], *inputs[leaves:], *outputs[results:]]
-        types = tuple(value.type for value in values)
-        names = self.axis_names if self._names is not None else self.axis_names.with_whole_levels(types)
-        default = dict(machine.mesh) or {machine.levels[-1].name: 1}
-        return Boundary(names, types, tuple(value.tensor.shape for value in values), default)
+        values = [(node.types[0], node.tensors[0].shape) for node in self.pcg.inputs[: len(captured.paths)]]
+        values += [(value.type, value.tensor.shape) for value in self.pcg.outputs[: captured.out_tree.num_leaves]]
+        types, shapes = zip(*values, strict=True)
+        return Boundary(self.axis_names, types, shapes, dict(machine.mesh) or {machine.levels[-1].name: 1})
 
     def training(self, gradient: bool | None) -> Training:
         """Return the training options of a step, with gradients if `gradient` is true, or by default if they were planned."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from unity.exec.compiled.entangled import is_runnable
+from unity.exec.context import automatic
 from unity.exec.planned_step import PlannedStep
-from unity.plan.device_mesh import search_mesh
+from unity.plan.device_mesh import graph_on
 from unity.search.cost.cost import Training
 
 if TYPE_CHECKING:
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
 def step_of(plan: Plan, training: Training) -> PlannedStep:
     """Return one step of a plan: the function, and with `training.backward` its weights' gradients."""
     differentiated = frozenset(plan.program.family.captured.differentiated if training.backward else ())
-    return PlannedStep(plan.program.pcg, search_mesh(plan.inspect.machine, plan.inspect.mesh), differentiated, training)
+    mesh = plan.inspect.mesh
+    return PlannedStep(graph_on(plan.program, mesh), automatic(mesh), differentiated, training)
 
 
 def can_run(plan: Plan) -> bool:
     """Return whether the runtime of a plan's devices can run it."""
-    return is_runnable(plan.program.pcg, plan.inspect.mesh)
+    return is_runnable(plan.program.pcg, automatic(plan.inspect.mesh))

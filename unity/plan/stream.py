@@ -16,7 +16,7 @@ from unity.exec.two_buffered_weights import Streamed
 from unity.pcg.jaxprs.weak_types import with_weak_type
 from unity.pcg.parallel.stages import TWO_BW
 from unity.plan.call_arguments import checked
-from unity.plan.device_mesh import search_mesh
+from unity.plan.device_mesh import graph_on
 from unity.plan.effects import run_effects
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ class Stream:
 
     @cached_property
     def _steps(self) -> Streamed:
-        mesh = search_mesh(self._plan.inspect.machine, self._plan.inspect.mesh)
-        return Streamed(self._plan.program.pcg, mesh, tuple(sorted(self._captured.differentiated)))
+        mesh = self._plan.inspect.mesh
+        return Streamed(graph_on(self._plan.program, mesh), automatic(mesh), tuple(sorted(self._captured.differentiated)))
 
     @cached_property
     def _start(self) -> Any:

@@ -19,7 +19,6 @@ from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.jaxprs.shardings import MANUAL, PLACING
 from unity.pcg.operators.table import TABLE
 from unity.pcg.types.factors import Place, Slot
-from unity.plan.shardings.specs import trimmed
 
 Entries: TypeAlias = tuple[Any, ...]  # of a partition specification, one for every dimension
 Dims: TypeAlias = tuple[int | None, ...]  # for each dimension of a value, the linked dimension of another value, or None
@@ -35,7 +34,7 @@ def propagated_specs(jaxpr: core.Jaxpr, mesh: Mesh) -> dict[Any, PartitionSpec]:
     links = _Links(mesh)
     links.enter(jaxpr, [links.value(v.aval) for v in jaxpr.invars])
     specs = links.specifications()
-    return {v: trimmed(list(specs[k])) for v, k in links.values.items() if k in specs}
+    return {v: PartitionSpec(*specs[k]) for v, k in links.values.items() if k in specs}
 
 
 class _Links:

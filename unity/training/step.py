@@ -29,7 +29,6 @@ from unity.plan.options import refuse_uncallable
 from unity.plan.plan import Plan
 from unity.plan.shardings.placement import Placement
 from unity.training.array_call import ArrayCall, Form, Structured, next_values
-from unity.training.common_mesh import with_common_mesh
 from unity.training.marked_loss import MarkedCall, PlannedTrace, Survey, traced_with
 from unity.training.scalar_sums import with_single_reductions
 from unity.training.sharding_propagation import propagated_specs
@@ -239,10 +238,7 @@ class TrainingStep:
         with traced_with(survey):
             jax.make_jaxpr(call)(*structs)
         self._refuse_unmarked(survey.calls)
-        for marked in survey.calls:
-            self._plan(marked, structs)
-        self._plans = with_common_mesh(self._plans)
-        plans = [self._plans[marked.key] for marked in survey.calls]
+        plans = [self._plan(marked, structs) for marked in survey.calls]
         mesh = plans[0].inspect.mesh
         if any(plan.inspect.mesh != mesh for plan in plans):
             raise PlanError(
@@ -256,8 +252,8 @@ class TrainingStep:
             substitution.refuse()
         return closed, mesh
 
-    def _plan(self, marked: MarkedCall, structs: Sequence[jax.ShapeDtypeStruct]) -> None:
-        """Plan a marked call unless an equal one is planned."""
+    def _plan(self, marked: MarkedCall, structs: Sequence[jax.ShapeDtypeStruct]) -> Plan:
+        """Return the plan of a marked call, which equal calls share."""
         if marked.key not in self._plans:
             arguments, options = marked.arguments, {"optimizer_slots": _slots(marked, structs), **self._options}
             self._plans[marked.key] = optimize(
@@ -267,6 +263,7 @@ class TrainingStep:
                 training=bool(arguments.differentiated),
                 **options,
             )
+        return self._plans[marked.key]
 
     def _refuse_unmarked(self, calls: Sequence[MarkedCall]) -> None:
         """Raise PlanError unless the step differentiates a marked function."""

@@ -95,15 +95,14 @@ def annotate(plan: Plan, path: str | Path) -> Annotation:
     traced = [v for v in values if os.path.realpath(v.span.file) == file]
     places, unannotated = _ConstraintPlaces(planned, traced, changed, writer, axes).constrained()
     split = tuple(tuple(s if s.kind == "P" else UNUSED for s in v.type or ()) for v in places.values())
-    types, shapes = (*boundary.types, *split), (*boundary.shapes, *(v.shape for v in places.values()))
-    merged = replace(boundary, names=plan.program.axis_names.with_whole_levels(types), types=types, shapes=shapes)
+    merged = replace(boundary, types=(*boundary.types, *split), shapes=(*boundary.shapes, *(v.shape for v in places.values())))
     specs = {place: merged.merged(open_spec(v.type or (), axes, len(v.shape))) for place, v in places.items()}
     source, missing = writer.annotated(specs)
     count = len(captured.paths)
     return Annotation(
         str(path), before, source, merged.mesh_shape,
         jax.tree.unflatten(captured.in_tree, merged.specs[:count]),
-        jax.tree.unflatten(captured.out_tree, merged.specs[count : count + captured.out_tree.num_leaves]),
+        jax.tree.unflatten(captured.out_tree, merged.specs[count : len(boundary.types)]),
         tuple(sorted({*unannotated, *missing})),
     )  # fmt: skip
 

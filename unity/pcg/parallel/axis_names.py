@@ -93,12 +93,6 @@ class AxisNames:
         """Return names that tell apart these types, too."""
         return replace(self, cuts=self.cuts | _cuts(self.axes, (joined_digits(t, self.axes) for t in types if t)))
 
-    def with_whole_levels(self, types: Iterable[Type]) -> AxisNames:
-        """Return names in which a level is in parts only if two parts of it have other states in one of these types."""
-        apart = AxisNames(self.axes, self.levels).telling_apart(types).cuts
-        in_parts = {self.axes[k].level for k in apart}
-        return replace(self, cuts=frozenset(k for k in self.cuts | apart if self.axes[k].level in in_parts))
-
     def type(self, type_: Type) -> Type:
         """Return a type over the axes that users see."""
         if not self.levels:

@@ -39,7 +39,9 @@ class Inspection:
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The devices as a mesh of the axes of `plan.mesh_shape`, arranged so that the machine's levels are made of whole hosts.
+        """The devices as a mesh of prime axes, arranged so that the machine's levels are made of whole hosts; or the user's mesh.
+
+        The user's is that of `mesh=`, or one with the axes of `plan.mesh_shape` that was given to `plan.on`.
 
         The first access compares the plans of several processes. Raises PlanError if there are fewer devices than planned for, if
         the hosts do not form the machine's levels, or if the processes have different plans.
@@ -49,8 +51,10 @@ class Inspection:
     @property
     def abstract_mesh(self) -> AbstractMesh:
         """The mesh of `plan.in_specs`, without devices."""
-        devices, boundary = self._devices, self._plan.program.boundary
-        return devices.abstract_mesh if isinstance(devices, Mesh) and boundary.has_mesh(devices.shape) else boundary.mesh
+        devices = self._devices
+        if isinstance(devices, Mesh) and self._plan.program.has_mesh(devices.shape):
+            return devices.abstract_mesh
+        return self._plan.program.boundary.mesh
 
     def spec_rules(self, argument: int = 0) -> SpecRules:
         """Return the specifications of one argument's leaves as pairs (regular expression, `PartitionSpec`).

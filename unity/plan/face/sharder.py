@@ -12,6 +12,7 @@ from unity.exec.context import automatic, on_mesh, typed_mesh
 from unity.exec.hosts.arrays import place
 from unity.exec.lowering import spec_of
 from unity.plan.call_arguments import by_position
+from unity.plan.device_mesh import graph_on
 from unity.plan.face.inspection import Inspection
 from unity.plan.planned_program import PlannedProgram
 from unity.plan.shardings.following_shardings import following, weights_of
@@ -101,9 +102,10 @@ class Sharder:
     def placement_on(self, mesh: Mesh | None) -> Placement:
         """Return the shardings of the arguments on a mesh of the user's, or on the plan's."""
         if mesh not in self._placements:
-            program, captured = self._program, self._program.family.captured
+            program, axes = self._program, graph_on(self._program, self._inspect.mesh).axes
+            captured = program.family.captured
             shapes = tuple(node.tensors[0].shape for node in program.serial.inputs[: len(captured.paths)])
-            shardings = self._own if mesh is None else self._on(mesh)
+            shardings = self._own if mesh is None else tuple(on_mesh(s, mesh, axes) for s in self._own)
             name = program.family.name
             self._placements[mesh] = Placement(name, captured.in_tree, captured.paths, shapes, shardings, program.packing)
         return self._placements[mesh]
@@ -111,12 +113,6 @@ class Sharder:
     @cached_property
     def _own(self) -> tuple[NamedSharding, ...]:
         """The shardings of the arguments' leaves on the plan's mesh."""
-        mesh, boundary = automatic(self._inspect.mesh), self._program.boundary
-        return tuple(NamedSharding(mesh, spec) for spec in boundary.specs[: len(self._program.family.captured.paths)])
-
-    def _on(self, mesh: Mesh) -> tuple[NamedSharding, ...]:
-        """The shardings of the arguments' leaves on a mesh of the user's."""
-        graph = self._program.pcg
+        graph, mesh = graph_on(self._program, self._inspect.mesh), automatic(self._inspect.mesh)
         nodes = graph.inputs[: len(self._program.family.captured.paths)]  # the rest are the function's constants
-        specs = [spec_of(n.types[0], graph.axes, n.tensors[0].ndim) for n in nodes]
-        return tuple(on_mesh(own, spec, mesh, graph.axes) for own, spec in zip(self._own, specs, strict=True))
+        return tuple(NamedSharding(mesh, spec_of(n.types[0], graph.axes, n.tensors[0].ndim)) for n in nodes)
