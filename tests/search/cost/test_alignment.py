@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from precision import in_64_bits
 
 import unity
 from unity.machine.machine import Machine
@@ -39,7 +40,7 @@ def product(m, k, n, dtype="bfloat16", machine=H100):
     ],
 )
 def test_products_are_slower_whose_last_dimension_is_no_multiple_of_16_bytes(sizes, dtype, slower):
-    with jax.enable_x64(dtype == "float64"):
+    with in_64_bits():
         aligned, given = product(4096, 4096, 4096, dtype), product(*sizes, dtype)
     np.testing.assert_allclose(given / aligned, slower, rtol=3e-2)
 
@@ -72,6 +73,7 @@ def test_a_plan_names_such_products_and_pads_them_if_it_may(capsys):
     plan.explain()
     assert "rows of 5001 elements" in " ".join(capsys.readouterr().out.split())
     padded = unity.optimize(head, params, tokens, machine=H100, padding=True, pack=True, **OPTIONS)
+    assert padded.program.padding is not None
     assert padded.program.padding.sizes == {5001: 5004}
     assert padded.time < plan.time
     padded.explain()
