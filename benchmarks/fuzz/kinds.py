@@ -370,7 +370,7 @@ def faults_of(
     except UnityError as error:
         if not refusals:
             raise
-        counts[f"refused: {type(error).__name__}: {str(error)[:160]}"] += 1
+        counts[f"refused ({type(error).__name__})"] += 1
     return faults
 
 
