@@ -123,6 +123,26 @@ def test_other_strategies_have_the_seconds_of_all_of_their_communication(part):
         assert prediction.computing <= other.seconds <= other.summed * (1 + 1e-9)
 
 
+def test_gradients_alone_may_keep_the_links_busy():
+    def images(params, x):
+        for w in params["convolutions"]:
+            x = jax.nn.relu(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+        x = jnp.mean(x.reshape(x.shape[0], 7, 8, 7, 8, -1), (2, 4)).reshape(x.shape[0], -1)
+        for w in params["dense"]:
+            x = jax.nn.relu(x @ w)
+        return jnp.mean(x**2)
+
+    convolutions = [f32(3, 3, channels, 256) for channels in (16, *[256] * 7)]
+    arguments = {"convolutions": convolutions, "dense": [f32(12544, 4096), f32(4096, 4096)]}, f32(256, 56, 56, 16)
+    machine = unity.Machine.grid(8, 2, "v100")
+    captured = capture(images, *arguments)
+    conv = Search(captured.graph, captured.differentiated, machine, Training())
+    data = unity.optimize(images, *arguments, machine=machine, search="data-parallel", progress=False)
+    least, *others = overlapping(conv, conv.fastest, machine.device.memory)
+    assert least.seconds > step(data)
+    assert min(other.seconds for other in others) <= step(data)
+
+
 def test_a_strategy_that_is_much_slower_is_not_refined(monkeypatch):
     refined = []
     monkeypatch.setattr("unity.search.overlap.around", lambda *request: refined.append(request) or around(*request))
