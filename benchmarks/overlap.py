@@ -1,8 +1,8 @@
 """Simulated steps of plans, chosen with and without overlap, against data parallelism, FSDP, tensor parallelism and their mixes.
 
 `python -m benchmarks.overlap`, or with parts of the names of cases; rows of other cases stay recorded. The models are those of
-`benchmarks.quality` and Llama-3-8B, as captured. A baseline is the best of its kind by the sum that the search minimizes, and is
-simulated like the plans; those that do not fit the devices are left out.
+`benchmarks.quality` and Llama-3-8B, as captured; on 8 devices also over slow links. A baseline is the best of its kind by the
+sum that the search minimizes, and is simulated like the plans; those that do not fit the devices are left out.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ CASES: Mapping[str, tuple[str, dict[str, Any], Machine]] = {  # model, its optio
         f"{model} on {devices} {machine.device.name}": (model, sizes, machine)
         for devices, machine in MACHINES.items()
         for model, sizes in MODELS.items()
+    },
+    **{
+        f"{model} over pcie4 on 8 a100": (model, sizes, Machine.grid(1, 8, "a100", intra="pcie4"))
+        for model, sizes in {"llama3_8b": LLAMA, **MODELS}.items()
     },
 }
 
