@@ -21,6 +21,10 @@ POLICIES: dict[str, Any] = {
     "host": jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=["up"], names_which_can_be_offloaded=[], offload_src="device", offload_dst="pinned_host"
     ),
+    "offloaded names": jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=["out"], names_which_can_be_offloaded=["up"], offload_src="device", offload_dst="pinned_host"
+    ),
+    "offloaded products": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
 }
 
 
@@ -100,5 +104,6 @@ MODELS: dict[str, Callable[[], Small]] = {
     "nested": partial(nested, True),
     "nested, written out": partial(nested, False),
     "nested, saving products": partial(nested, True, "products"),
+    "nested, offloading products": partial(nested, True, "offloaded products"),
 }
 enter(MODELS)

@@ -12,7 +12,7 @@ around both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -59,7 +59,9 @@ class Recomputation:
         variables: variables of operators that are recomputed, with their reductions.
         reads: operands, and outputs of nested graphs, that are read.
         passed: those among the reads that recompute a result, and do not only serve a gradient.
-        saved: variables of operators that a policy saves and the recomputation reads. A change of type has the variable 0.
+        saved: variables of operators that a policy saves on the device and the recomputation reads. A change of type has the
+            variable 0.
+        offloaded: variables of operators that a policy saves in the memory of the host, likewise.
         marked: the regions that are operators with marked operands.
         depths: by region, the number of remats around it, itself included.
         apart: marked changes of type, by id(node), with further regions in which they run for a single operator.
@@ -72,6 +74,7 @@ class Recomputation:
     reads: dict[Place, set[int]] = field(default_factory=dict)
     passed: dict[Place, set[int]] = field(default_factory=dict)
     saved: dict[Place, set[int]] = field(default_factory=dict)
+    offloaded: dict[Place, set[int]] = field(default_factory=dict)
     marked: set[int] = field(default_factory=set)
     depths: dict[int, int] = field(default_factory=dict)
     apart: dict[int, set[int]] = field(default_factory=dict)
@@ -94,16 +97,28 @@ class Recomputation:
         return tuple(self._by_node.get(id(node), ()))
 
     def saved_of(self, node: Node) -> tuple[tuple[int, int], ...]:
-        """Return the variables of an operator's program that a policy saves, each with the depth of the outermost remat doing so.
+        """Return the variables of an operator's program that a policy saves on the device.
 
-        The variable is 0 for a change of type whose result is saved.
+        Each has the depth of the outermost remat that saves it. The variable is 0 for a change of type whose result is saved.
         """
         return tuple(self._saved_by_node.get(id(node), ()))
 
+    def offloaded_of(self, node: Node) -> tuple[tuple[int, int], ...]:
+        """Return the variables of an operator's program that a policy saves in the memory of the host, like `saved_of`."""
+        return tuple(self._offloaded_by_node.get(id(node), ()))
+
     @cached_property
     def _saved_by_node(self) -> dict[int, list[tuple[int, int]]]:
+        return self._by_depth(self.saved)
+
+    @cached_property
+    def _offloaded_by_node(self) -> dict[int, list[tuple[int, int]]]:
+        """The table of `offloaded_of`, without the values that another policy saves on the device."""
+        return self._by_depth({place: regions for place, regions in self.offloaded.items() if place not in self.saved})
+
+    def _by_depth(self, table: Mapping[Place, set[int]]) -> dict[int, list[tuple[int, int]]]:
         by_node: dict[int, list[tuple[int, int]]] = {}
-        for (node, variable), regions in sorted(self.saved.items()):
+        for (node, variable), regions in sorted(table.items()):
             by_node.setdefault(node, []).append((variable, min(self.depths[region] for region in regions)))
         return by_node
 
@@ -253,7 +268,7 @@ class _Run:
             return []
         run = _Run(self.flow, self.policies)
         run.graph(graph, [False] * results, backward, looped)
-        return [note for note in run.notes if note[0] == "saved"]
+        return [note for note in run.notes if note[0] in ("saved", "offloaded")]
 
     def operator(self, node: Node, body: Body, results: Sequence[bool], backward: bool, looped: bool) -> list[Value]:
         """Record the recomputation of an operator; return the values that are read for it.
@@ -289,7 +304,7 @@ class _Run:
 
     def is_saved(self, change: Node) -> bool:
         """Return whether a policy saves the result of a change of type."""
-        return change.kind in COLLECTIVES and _is_saved(self.policies, COLLECTIVES[change.kind])
+        return change.kind in COLLECTIVES and bool(_saving_answers(self.policies, COLLECTIVES[change.kind]))
 
     def for_gradient(self, node: Node, body: Body, outputs: frozenset[int], backward: bool, looped: bool) -> _Needed:
         """Return the variables needed for these outputs of an operator and, with `backward`, for its gradient."""
@@ -299,7 +314,7 @@ class _Run:
     def note(self, node: Node, runs: _Needed) -> None:
         """Record the variables of an operator that are recomputed, and that it runs if any is."""
         self.notes += [("variables", (id(node), v)) for v in runs.reduced]
-        self.notes += [("saved", (id(node), v)) for v in runs.saved]
+        self.notes += [("offloaded" if v in runs.offloaded else "saved", (id(node), v)) for v in runs.saved]
         self.notes += [("nodes", id(node))] if runs.computes else []
 
     def read(self, place: Place, every: bool, passed: bool) -> None:
@@ -315,40 +330,51 @@ class _Needed:
     values: the variables that are computed or read.
     reduced: those among them whose sums over devices run again.
     saved: those that a policy saves.
+    offloaded: those among these that every policy that saves them saves in the memory of the host.
     computes: whether any equation runs.
     """
 
     values: frozenset[int]
     reduced: frozenset[int]
     saved: frozenset[int]
+    offloaded: frozenset[int]
     computes: bool
 
 
 @lru_cache(maxsize=65536)
 def _needed(body: Body, targets: frozenset[int], policies: Policies) -> _Needed:
     """Return the part of a body that these variables depend on, up to the values that a policy saves."""
-    values, computed, saved = set(targets), set[int](), set[int]()
+    values, computed, saved, offloaded = set(targets), set[int](), set[int](), set[int]()
     for e in reversed(body.equations):
         if values.isdisjoint(e.results):
             continue
         structs = (body.tensor(a).struct for a in e.operands)
-        if not _is_saved(policies, e.primitive, *structs, **e.params):
+        answers = _saving_answers(policies, e.primitive, *structs, **e.params)
+        if not answers:
             values.update(a for a in e.operands if isinstance(a, int))
             computed.update(e.results)
         else:
-            saved.update(values.intersection(e.results))
-    reduced = computed if _is_saved(policies, primitives.psum_p) else values
-    return _Needed(frozenset(values), frozenset(reduced), frozenset(saved), bool(computed))
+            read = values.intersection(e.results)
+            saved.update(read)
+            offloaded.update(read if all(map(offloads, answers)) else ())
+    reduced = computed if _saving_answers(policies, primitives.psum_p) else values
+    return _Needed(frozenset(values), frozenset(reduced), frozenset(saved), frozenset(offloaded), bool(computed))
 
 
-def _is_saved(policies: Policies, primitive: Any, *operands: Any, **params: Any) -> bool:
-    """Return whether a policy saves the result of a primitive, on the device or on the host."""
-    return any(saves(policy(primitive, *operands, **params)) for policy in policies)
+def _saving_answers(policies: Policies, primitive: Any, *operands: Any, **params: Any) -> list[Any]:
+    """Return the answers of the policies that save the result of a primitive, on the device or on the host."""
+    answers = (policy(primitive, *operands, **params) for policy in policies)
+    return [answer for answer in answers if saves(answer)]
 
 
 def saves(answer: Any) -> bool:
     """Return whether the answer of a checkpoint policy about a value, a boolean or one of JAX's marks, is to save the value."""
     return bool(answer) and type(answer).__name__ != "RecomputeType"
+
+
+def offloads(answer: Any) -> bool:
+    """Return whether the answer of a checkpoint policy about a value is to save it in the memory of the host."""
+    return type(answer).__name__ == "Offloadable"
 
 
 def _has_marked_operands(node: Node) -> bool:

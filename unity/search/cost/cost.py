@@ -53,6 +53,7 @@ class SiteCost:
         saved: Bytes of `memory` that recomputing the inner values saves; 0 where that would repeat Reduces; None if not offered.
         whole: Bytes that rerunning the operator saves, less those of the operands kept instead; -inf where it may not rerun;
             None if not offered.
+        transfers: Seconds of moving offloaded values to the memory of the host and back; None if there are none.
     """
 
     forward: Array
@@ -62,11 +63,13 @@ class SiteCost:
     once: Array
     saved: Array | None = None
     whole: Array | None = None
+    transfers: Array | None = None
 
     @property
     def time(self) -> Array:
         """The sum of all seconds."""
-        return self.forward + self.backward + self.reduces
+        seconds = self.forward + self.backward + self.reduces
+        return seconds if self.transfers is None else seconds + self.transfers
 
     @property
     def alternatives(self) -> tuple[Array, Array]:
@@ -101,7 +104,8 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     if site.reader is not None and training.backward:
         instead = (site.ports[p].tensor.nbytes * fraction(domain, p, machine) for p in site.instead)
         whole = np.where(reduces > 0, -np.inf, memory - site.alive * sum(instead, zero))
-    return SiteCost(forward * runs, backward * site.times, reduces, memory, forward * site.times, saved, whole)
+    transfers = _transfers(site, domain, machine)
+    return SiteCost(forward * runs, backward * site.times, reduces, memory, forward * site.times, saved, whole, transfers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -351,8 +355,21 @@ def _residuals(site: Site, domain: Domain, machine: Machine, training: Training)
     for k, tensor in enumerate(site.results):
         if site.stored[k]:
             total += site.stored[k] * tensor.nbytes * fraction(domain, n + k, machine)
-    total += _inside(site.inner, site.alive, domain, machine) + _inside(site.saved, 1.0, domain, machine)
+    saved = site.saved if machine.host is not None else (*site.saved, *site.offloaded)
+    total += _inside(site.inner, site.alive, domain, machine) + _inside(saved, 1.0, domain, machine)
     return total + _extended(site, domain, machine)
+
+
+def _transfers(site: Site, domain: Domain, machine: Machine) -> Array | None:
+    """Return the seconds of all transfers of offloaded values: to the host in the forward pass, and back in the backward pass."""
+    if not site.offloaded or machine.host is None or site.node is None or site.node.body is None:
+        return None
+    body, host = site.node.body, machine.host
+    total = np.zeros(len(domain))
+    for variable, _ in site.offloaded:
+        nbytes = _inside([(variable, body.tensors[variable].nbytes)], 1.0, domain, machine)
+        total += 2 * site.times * host.seconds(nbytes)
+    return total
 
 
 def _extended(site: Site, domain: Domain, machine: Machine) -> Array:

@@ -23,7 +23,7 @@ class Exposure:
         gathers: the factor for changes of type of weights, and of values that depend on weights alone, also where the backward pass
             repeats them.
         gradients: the factor for changes of type of the gradients of these.
-        others: the factor for all other communication, including communication inside of operators.
+        others: the factor for all other communication, including communication inside of operators and with the host.
     """
 
     gathers: float = 1.0
@@ -32,7 +32,10 @@ class Exposure:
 
     def of_site(self, cost: SiteCost) -> SiteCost:
         """Return the cost of a site with the exposed part of its communication."""
-        return cost if self.others == 1 else replace(cost, reduces=self.others * cost.reduces)
+        if self.others == 1:
+            return cost
+        transfers = None if cost.transfers is None else self.others * cost.transfers
+        return replace(cost, reduces=self.others * cost.reduces, transfers=transfers)
 
     def of_changes(self, changes: Changes, weight: bool) -> Changes:
         """Return the exposed coefficients of changes of type: of weights, if `weight` is true, or of other values."""

@@ -26,6 +26,7 @@ from unity.pcg.propagation.choices import divided_by, part_of_work
 from unity.pcg.propagation.placement import placing
 from unity.pcg.types.parallel_type import local_shape, slice_count
 from unity.search.cost.cost import Pieces, seconds
+from unity.search.cost.inner_values import inner_of
 from unity.search.cost.roofline import touches
 
 
@@ -63,16 +64,34 @@ class CollectiveTerm:
 
 
 @dataclass(frozen=True)
+class TransferTerm:
+    """The transfers of one offloaded value of an operator: to the host in the forward pass, and back in the backward pass.
+
+    Args:
+        node: The operator.
+        nbytes: Bytes of one transfer on one device.
+        count: Transfers in each direction.
+        seconds: Seconds of all transfers in both directions.
+    """
+
+    node: Node
+    nbytes: float
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Prediction:
     """All terms of one step's time."""
 
     operators: tuple[OperatorTerm, ...]
     collectives: tuple[CollectiveTerm, ...]
+    transfers: tuple[TransferTerm, ...] = ()
 
     @cached_property
     def time(self) -> float:
-        """Seconds of one step, computing and communicating one after the other."""
-        return self.computing + self.communicating
+        """Seconds of one step, computing, communicating and offloading one after the other."""
+        return self.computing + self.communicating + self.offloading
 
     @cached_property
     def computing(self) -> float:
@@ -83,6 +102,11 @@ class Prediction:
     def communicating(self) -> float:
         """Seconds of all collectives."""
         return sum(t.seconds for t in self.collectives)
+
+    @cached_property
+    def offloading(self) -> float:
+        """Seconds of all transfers to the host and back."""
+        return sum(t.seconds for t in self.transfers)
 
 
 def predict(graph: PCG, machine: Machine, differentiated: Collection[int]) -> Prediction:
@@ -97,7 +121,8 @@ def predict(graph: PCG, machine: Machine, differentiated: Collection[int]) -> Pr
     facts = _ProgramFacts(flow, machine, hoisted(graph), recomputation(graph, flow), bool(differentiated))
     operators = tuple(_operators(graph, facts, 1))
     collectives = tuple(CollectiveTerm(c, _seconds(c, machine)) for c in traffic(graph, differentiated))
-    return Prediction(operators, collectives)
+    transfers = tuple(_transfers(graph, facts, 1)) if machine.host is not None and differentiated else ()
+    return Prediction(operators, collectives, transfers)
 
 
 def _seconds(c: Collective, machine: Machine) -> float:
@@ -131,6 +156,22 @@ def _operators(graph: PCG, facts: _ProgramFacts, times: int) -> Iterator[Operato
             runs = first + times * (facts.recomputation.repeats(node) - facts.recomputation.alone(node) + marked)
             share = work_share(node, node.body, graph)
             yield OperatorTerm(node, times, forward * runs, backward * times, how, first, runs, share)
+
+
+def _transfers(graph: PCG, facts: _ProgramFacts, times: int) -> Iterator[TransferTerm]:
+    host = facts.machine.host
+    assert host is not None
+    for node in graph.nodes:
+        if node.inside is not None:
+            inner = times * (runs_of(node, facts.flow) if node.kind in LOOPS else 1)
+            part = weight_of(node) if node.kind in (BRANCHES, STAGES) else 1.0
+            for term in _transfers(node.inside, facts, inner):
+                yield replace(term, seconds=part * term.seconds)
+        elif node.body is not None and (offloaded := facts.recomputation.offloaded_of(node)):
+            inner_values = inner_of(node.body, tuple(v.type for v in node.operands), node.types, graph.axes)
+            for variable, _ in offloaded:
+                nbytes = inner_values.local(variable, node.body.tensors[variable].nbytes)
+                yield TransferTerm(node, nbytes, times, 2 * times * host.seconds(nbytes))
 
 
 def operator_seconds(node: Node, body: Body, graph: PCG, flow: Gradients, machine: Machine) -> tuple[float, float, str]:

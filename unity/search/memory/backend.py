@@ -19,6 +19,9 @@ XLA's CPU backend, according to its buffer assignments (`benchmarks/memory.py` c
 On every backend a product in groups of rows reads the rows, and their cotangents in two orders of dimensions, once for each group,
 with zeros in the rows of others.
 
+Where the host has memory of its own (*offloads*), values that a checkpoint policy offloads take no memory of the device until the
+checkpoint's backward pass. The CPU backend keeps them where they are.
+
 GPU compilers schedule operators where their results are used, and fuse them; nothing else is added for them. They start
 collectives on streams beside the one that computes (*overlaps*: XLA's latency-hiding scheduler); those of a CPU use its cores.
 """
@@ -26,7 +29,7 @@ collectives on streams beside the one that computes (*overlaps*: XLA's latency-h
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from unity.machine.machine import Machine
@@ -72,6 +75,7 @@ class Backend:
     indexes: bool = False
     outermost: bool = False
     overlaps: bool = True
+    offloads: bool = True
 
     def is_narrow(self, tensor: Tensor) -> bool:
         """Return whether the backend widens a tensor to float32 where a product reads it or a loop stacks it as a residual."""
@@ -173,9 +177,21 @@ def _indices(node: Node, local: Callable[[Value], float]) -> Extra:
 
 
 GPU = Backend("gpu")
-CPU = Backend("cpu", frozenset({"bfloat16", "float16"}), eager=True, transposes=True, indexes=True, outermost=True, overlaps=False)
+UNLINKED = replace(GPU, offloads=False)
+CPU = Backend(
+    "cpu",
+    frozenset({"bfloat16", "float16"}),
+    eager=True,
+    transposes=True,
+    indexes=True,
+    outermost=True,
+    overlaps=False,
+    offloads=False,
+)
 
 
 def backend_of(machine: Machine) -> Backend:
-    """Return the compiler of programs for a machine."""
-    return CPU if machine.device.name == CPU.name else GPU
+    """Return the compiler of programs for a machine. Without a link to the host, nothing is offloaded."""
+    if machine.device.name == CPU.name:
+        return CPU
+    return UNLINKED if machine.host is None else GPU

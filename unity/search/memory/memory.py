@@ -33,10 +33,12 @@ class MemoryPrediction:
     Args:
         held: The buffers that are live at the peak.
         additive: Bytes that the search counts, without working sets.
+        offloaded: Values that lie in the memory of the host, all together: they take none of the device's.
     """
 
     held: tuple[Held, ...]
     additive: float
+    offloaded: tuple[Held, ...] = ()
 
     @cached_property
     def total(self) -> float:
@@ -104,7 +106,7 @@ def predict_memory(graph: PCG, differentiated: Collection[int], training: Traini
     """
     live = live_ranges(graph, differentiated, training, backend)
     additive = sum(h.nbytes for h in live.counted) + live.region.steps + live.region.momentary
-    return MemoryPrediction((*live.throughout, *live.region.peak), additive)
+    return MemoryPrediction((*live.throughout, *live.region.peak), additive, tuple(live.region.offloaded))
 
 
 def operator_memory(

@@ -30,7 +30,20 @@ from unity.search.memory.eager_forward import Ahead, Forward, changes_at_start
 from unity.search.memory.live_through import live_through
 from unity.search.memory.peak import ReusableGradient, Turns
 from unity.search.memory.residuals import ResidualCollector, Setting
-from unity.search.space.live_buffers import AGAIN, BACKEND, CHANGED, GRADIENTS, KEPT, REUSED, WIDENED, WORKING, Held, stays, whole
+from unity.search.space.live_buffers import (
+    AGAIN,
+    BACKEND,
+    CHANGED,
+    GRADIENTS,
+    KEPT,
+    OFFLOADED,
+    REUSED,
+    WIDENED,
+    WORKING,
+    Held,
+    stays,
+    whole,
+)
 
 PRODUCT = "dot_general"
 FORWARD, BACKWARD = "forward", "backward"
@@ -96,6 +109,8 @@ class Region(ResidualCollector):
         self.own: dict[int, float] = {}  # by id(node): bytes of its working set without operands, results and their cotangents
         self.operators: list[OperatorMemory] = []
         self.saved: list[tuple[int, Held]] = []  # values that policies of remats around the graph save, by the depth of the remat
+        self.offloaded: list[Held] = []  # values that such policies save in the memory of the host, all runs together
+        self.fetched = 0.0  # bytes of those of the graph's own operators: while they are used, a copy is on its way
         self.inside: dict[int, Region] = {}  # by id(node): the sweeps of the graphs inside nodes
         residuals, moments = [], []
         for node in self.nodes:
@@ -214,10 +229,20 @@ class Region(ResidualCollector):
         if node.kind in (BRANCHES, STAGES):
             return self.add_branches(node)
         inner = self.inner(node)
+
+        def held_inside(why: str, variable: int) -> Held:
+            return Held(why, node, inner.local(variable, inner.body.tensors[variable].nbytes))
+
         needed, _ = inner.residuals(self.flows(node), self.stacked)
         residuals = self.kept_by(node, needed, inner)
-        for v, depth in self.setting.recomputed.saved_of(node):
-            self.saved.append((depth, Held(KEPT, node, inner.local(v, inner.body.tensors[v].nbytes))))
+        recomputed = self.setting.recomputed
+        self.saved += ((depth, held_inside(KEPT, v)) for v, depth in recomputed.saved_of(node))
+        if self.backend.offloads:
+            offloaded = [held_inside(OFFLOADED, v) for v, _ in recomputed.offloaded_of(node)]
+            self.offloaded += offloaded
+            self.fetched += sum(h.nbytes for h in offloaded)
+        else:
+            self.saved += ((depth, held_inside(KEPT, v)) for v, depth in recomputed.offloaded_of(node))
         ends = dict.fromkeys((*node.operands, *node.results))
         away = {v: 0.0 if self.is_live(v) else self.nbytes[v] for v in ends}
         read = {v for v, flag in zip(node.operands, needed.operands, strict=True) if flag}
@@ -284,11 +309,12 @@ class Region(ResidualCollector):
                 residuals += self.need(node.operands[p])
         residuals += [replace(h, nbytes=length * h.nbytes) for h in inside.kept]
         self.saved += ((depth, replace(h, nbytes=length * h.nbytes)) for depth, h in inside.saved)
+        self.offloaded += (replace(h, nbytes=length * h.nbytes) for h in inside.offloaded)
         self.steps += length * inside.steps
         self.momentary += inside.momentary
         single = node.kind == PIPELINE and schedule_of(node).slots == 1  # the slice of a stage's only step is its whole stack
         slices = 0.0 if single else sum(inside.local(Value(n)) for n in inside.graph.inputs[carried.stop :])
-        moment = [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, slices)]
+        moment = [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, slices + inside.fetched)]
         moment += self.live_between_ticks(node) if node.kind == PIPELINE else []
         self.own[id(node)] = sum(h.nbytes for h in moment)
         if node.kind == PIPELINE:
@@ -329,6 +355,7 @@ class Region(ResidualCollector):
         """
         inside = self.region_inside(node)
         self.momentary += inside.steps + inside.momentary
+        self.offloaded += inside.offloaded
         read = [node.operands[p] for p in range(ends_of(node).carried.start)]
         sums = sum(self.local(v) * self.sum_growth(v) for v in read if self.flow(v)) if self.training else 0.0
         return [], [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, sums)]
@@ -347,6 +374,7 @@ class Region(ResidualCollector):
         """
         inside, carried = self.region_inside(node), carried_by(node)
         self.momentary += inside.steps + inside.momentary
+        self.offloaded += inside.offloaded
         residuals = [h for p in sorted(inside.needs) if p < carried.start for h in self.need(node.operands[p])]
         constants = [v for v in node.operands[: carried.start] if self.flow(v)]
         sums = sum(self.local(v) * (self.sum_growth(v) - self.argument(v)) for v in constants)
@@ -364,17 +392,21 @@ class Region(ResidualCollector):
     def add_remat(self, node: Node) -> tuple[list[Held], list[Held]]:
         """Add a remat, and return its residuals, which are its operands and the values that its policy saves, and its working set.
 
-        While its backward pass runs, all values are live that would be residuals without it.
+        While its backward pass runs, all values are live that would be residuals without it. Those that it fetches from the host
+        have a second copy, of the transfer.
         """
         inside = self.region_inside(node)
         residuals = [h for v in node.operands for h in self.need(v)] if self.training else []
         here = [h for depth, h in inside.saved if depth > self.depth]
         residuals += (h if h.why == CHANGED else self.count(h) for h in here)  # the search counts no saved collectives
         self.saved += ((depth, h) for depth, h in inside.saved if depth <= self.depth)
+        self.offloaded += inside.offloaded
         residuals += self.zeros_ahead(node, inside.zeros_inside)
         self.momentary += (inside.steps + inside.momentary) / self.remats
-        self.own[id(node)] = sum(h.nbytes for h in inside.peak)
-        return residuals, [_as(AGAIN, h) if h.why != WORKING else h for h in inside.peak]
+        again = [_as(AGAIN, h) if h.why != WORKING else h for h in inside.peak]
+        again += [Held(WORKING, node, inside.fetched)] if inside.fetched else []
+        self.own[id(node)] = sum(h.nbytes for h in again)
+        return residuals, again
 
     def add_branches(self, node: Node) -> tuple[list[Held], list[Held]]:
         """Add branches, and return their residuals and their working set.
@@ -387,6 +419,7 @@ class Region(ResidualCollector):
         residuals = [h for p in needs for h in self.need(node.operands[p])]
         largest = max(groups, key=lambda group: group.steps + group.momentary)
         self.steps, self.momentary = self.steps + largest.steps, self.momentary + largest.momentary
+        self.offloaded += largest.offloaded
         busiest = max(groups, key=lambda group: sum(h.nbytes for h in group.peak))
         results = sum(self.local(v) for v in node.results) * (2 if self.training else 1)  # cotangents are split first
         gradients = sum(self.own_bytes[v] for v in dict.fromkeys(node.operands)) if self.training else 0.0

@@ -11,8 +11,8 @@ from unity.pcg.analysis.rematerialization import Recomputation, recomputation, r
 from unity.pcg.analysis.residuals import Residuals
 from unity.pcg.ir.gradient_flow import Gradients
 from unity.pcg.ir.graph import LOOPS, PARALLELIZATION, PCG, STAGES, Node, Value
+from unity.search.cost.inner_values import Inner, inner_of
 from unity.search.memory.backend import Backend
-from unity.search.memory.inner_values import Inner, inner_of
 from unity.search.space.live_buffers import BACKEND, CHANGED, KEPT, WIDENED, Held, Lying
 
 ORIGINAL, TRANSPOSED = "original", "transposed"

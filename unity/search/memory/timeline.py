@@ -21,7 +21,7 @@ from unity.search.cost.cost import Training
 from unity.search.memory.backend import Backend
 from unity.search.memory.memory import live_ranges
 from unity.search.memory.region import BACKWARD, FORWARD, Region, Turn
-from unity.search.space.live_buffers import ARGUMENTS, FLIGHT, GRADIENTS, RESULTS, SLOTS, Held
+from unity.search.space.live_buffers import ARGUMENTS, FLIGHT, GRADIENTS, OFFLOADED, RESULTS, SLOTS, Held
 
 WHOLE_STEP = (ARGUMENTS, FLIGHT, GRADIENTS, RESULTS, SLOTS)  # live throughout: one row each, whatever the operator
 POINTER = 8  # bytes of an entry of the table of results, which a CPU program has if it has several results
@@ -54,6 +54,7 @@ class MemoryTimeline:
         outputs: bytes of the gradients and results, which have memory of their own for the whole step.
         temporaries: bytes of everything else at the peak.
         slots: bytes of the optimizer's slots.
+        offloaded: values in the memory of the host, which take none of the device's until the backward pass reads them.
     """
 
     held: tuple[LiveBuffer, ...]
@@ -63,6 +64,7 @@ class MemoryTimeline:
     outputs: int
     temporaries: int
     slots: int
+    offloaded: tuple[LiveBuffer, ...] = ()
 
     @property
     def step(self) -> int:
@@ -97,6 +99,8 @@ class MemoryTimeline:
             table.add_row(why, operator, line, f"{nbytes:,}")
         if len(rows) > ROWS:
             table.add_row("", f"{len(rows) - ROWS} more", "", f"{sum(n for _, n in rows[ROWS:]):,}")
+        if self.offloaded:
+            table.caption = f"{sum(buffer.nbytes for buffer in self.offloaded):,} bytes more {OFFLOADED}"
         table.columns[3].justify = "right"
         console = Console(file=io.StringIO(), width=140, markup=False, highlight=False)
         console.print(table)
@@ -142,6 +146,7 @@ def memory_timeline(graph: PCG, differentiated: Collection[int], training: Train
         outputs=outputs,
         temporaries=temporaries,
         slots=throughout[SLOTS],
+        offloaded=tuple(_row(h) for h in live.region.offloaded),
     )
 
 

@@ -18,7 +18,7 @@ from functools import cached_property
 from math import prod
 
 from unity.machine.machine import Machine
-from unity.search.simulator.program import Communication, ProgramLoop, SpmdInstruction, SpmdProgram
+from unity.search.simulator.program import Communication, HostTransfer, ProgramLoop, SpmdInstruction, SpmdProgram
 from unity.search.simulator.tasks import Names, Resource, SimulationError, TaskGraph, TimedTask, union
 from unity.search.simulator.timeline import Timeline, full
 from unity.search.simulator.topology import Topology, bytes_sent, grid_groups
@@ -36,6 +36,7 @@ class Target:
         topology: devices that differ from each other, as many as the machine has.
         folded: whether one device stands for all.
         overlap: whether devices communicate while they compute.
+        offloads: whether values are sent to the host, for which each device has a link.
 
     Raises:
         SimulationError: the topology has another number of devices, or is to be folded.
@@ -45,6 +46,7 @@ class Target:
     topology: Topology | None = None
     folded: bool = True
     overlap: bool = True
+    offloads: bool = False
 
     def __post_init__(self) -> None:
         if self.topology is None:
@@ -71,9 +73,11 @@ class Target:
         resources = [*(Resource(n, "compute") for n in names), Resource("barriers", "barrier")]
         if not self.overlap:
             return tuple(resources)
-        if self.topology is not None:
-            return (*resources, *(Resource(link.name, "link") for link in self.topology.links))
-        return (*resources, *(Resource(f"{n}, link to {level.name}s", "link") for n in names for level in self.machine.levels))
+        ends = [f"{level.name}s" for level in self.machine.levels] if self.topology is None else []
+        ends += ["the host"] if self.offloads else []
+        shared = () if self.topology is None else self.topology.links
+        links = (*(link.name for link in shared), *(f"{n}, link to {end}" for n in names for end in ends))
+        return (*resources, *(Resource(name, "link") for name in links))
 
     @property
     def barrier(self) -> int:
@@ -92,7 +96,12 @@ class Target:
         if self.topology is not None:
             return [first + k for k in self.topology.ring(members)]
         level = min(self.machine.axes[a].level for a in axes)
-        return [first + m * len(self.machine.levels) + level for m in members]
+        return [first + m * (len(self.machine.levels) + self.offloads) + level for m in members]
+
+    def host_link(self, device: int) -> int:
+        """Return the resource through which a device exchanges values with its host."""
+        each = 1 if self.topology is not None else len(self.machine.levels) + 1
+        return len(self.resources) - (self.devices - 1 - device) * each - 1 if self.overlap else device
 
     def seconds(self, instruction: SpmdInstruction, sent: Communication, members: Sequence[int]) -> float:
         """Return the time that a collective takes in one group."""
@@ -128,6 +137,9 @@ def _tasks(instruction: SpmdInstruction, before: list[Names], target: Target) ->
     if isinstance(action, ProgramLoop):
         return _loop(instruction, action, before, target)
     names = [base * MEMBERS + d for d in range(target.devices)]
+    if isinstance(action, HostTransfer):
+        sent = {n: TimedTask(target.host_link(d), instruction.seconds, before[d], action.nbytes) for d, n in enumerate(names)}
+        return sent, [(n,) for n in names]
     return (
         {n: TimedTask(d, instruction.seconds / target.speed(d), before[d]) for d, n in enumerate(names)},
         [(n,) for n in names],
@@ -156,7 +168,7 @@ def _loop(instruction: SpmdInstruction, loop: ProgramLoop, before: list[Names], 
     step = full(expand(loop.program, target)[0])
     tasks: dict[int, TimedTask] = {}
     spans = [step.busy[d] for d in every]
-    if communicates(loop.program):  # its steps keep the devices in lockstep
+    if loop.program.has(Communication, HostTransfer):  # its steps keep the devices in lockstep
         barrier = (base + BARRIER) * MEMBERS
         tasks[barrier] = TimedTask(target.barrier, 0.0, union(before))
         before, spans = [(barrier,)] * target.devices, [step.makespan] * target.devices
@@ -177,12 +189,3 @@ def moments_on(timeline: Timeline, device: int) -> Mapping[int, tuple[float, flo
             first, last = moments.get(instruction, (start, timeline.end[name]))
             moments[instruction] = (min(first, start), max(last, timeline.end[name]))
     return moments
-
-
-def communicates(program: SpmdProgram) -> bool:
-    """Whether any instruction of a program, in loops too, is a collective."""
-    actions = (i.action for i in program.instructions)
-    return any(
-        isinstance(action, Communication) or (isinstance(action, ProgramLoop) and communicates(action.program))
-        for action in actions
-    )

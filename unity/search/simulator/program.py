@@ -9,6 +9,9 @@ The graph of a remat is part of the program around it. A scan's is a separate pr
 compiled loop is one operation, and the communication of a step does not overlap with other steps. So one step is simulated. The
 same holds for every tick of a pipeline; the transfers between its stages come after all ticks. A pipeline that does not drain (2BW)
 has finished with a batch's weights before its last ticks.
+
+A value that is offloaded is sent to the host as soon as it is computed, and nothing waits for that. It is fetched when the backward
+pass of its remat begins, since JAX ties it to the cotangent, too.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from unity.pcg.ir.gradient_flow import Gradients, gradients, losses
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, PIPELINE, TAIL, Node, Value
 from unity.pcg.parallel.stages import ends_of, runs_of, schedule_of
 from unity.pcg.parallel.traffic import FORWARD
-from unity.search.cost.prediction import CollectiveTerm, Prediction, predict
+from unity.search.cost.prediction import CollectiveTerm, Prediction, TransferTerm, predict
 from unity.search.simulator.tasks import Names, union
 
 
@@ -38,6 +41,7 @@ class Phase(IntEnum):
 PHASES = ("forward", "again", "backward")  # the phases in labels
 OPERATORS, CHANGES, PARTS = 4, 1 << 12, 1 << 8  # names pack phases, changes of a result's type, and parts of an operator
 LATER = PARTS - 1  # the part for a loop's last steps
+TRANSFER = PARTS - 2  # the part for transfers to the host and back
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,13 @@ class Communication:
 
 
 @dataclass(frozen=True)
+class HostTransfer:
+    """A transfer of `nbytes` bytes between a device and its host, in either direction."""
+
+    nbytes: float
+
+
+@dataclass(frozen=True)
 class ProgramLoop:
     """A program that runs `length` times."""
 
@@ -79,7 +90,7 @@ class SpmdInstruction:
     label: str
     seconds: float
     before: Names
-    action: Communication | ProgramLoop | None = None  # None: a computation
+    action: Communication | HostTransfer | ProgramLoop | None = None  # None: a computation
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,11 @@ class SpmdProgram:
     """Instructions, each after those that it waits for."""
 
     instructions: tuple[SpmdInstruction, ...]
+
+    def has(self, *kinds: type) -> bool:
+        """Return whether any instruction, in loops too, has an action of some kinds."""
+        actions = [i.action for i in self.instructions]
+        return any(isinstance(a, kinds) or (isinstance(a, ProgramLoop) and a.program.has(*kinds)) for a in actions)
 
 
 def program_of(graph: PCG, machine: Machine, differentiated: Collection[int], prediction: Prediction | None = None) -> SpmdProgram:
@@ -118,6 +134,7 @@ class _Costs:
     flow: Gradients
     compute: Mapping[int, tuple[float, float, float]]  # by id(node): seconds forward, again, backward
     collectives: Mapping[int, list[CollectiveTerm]]
+    transfers: Mapping[int, list[TransferTerm]]
     numbers: Mapping[int, int]
 
 
@@ -131,7 +148,11 @@ def _costs(graph: PCG, prediction: Prediction, differentiated: Collection[int]) 
     for term in prediction.collectives:
         if term.collective.count:
             collectives.setdefault(id(term.collective.node), []).append(term)
-    return _Costs(gradients(graph, differentiated), compute, collectives, numbers(graph))
+    transfers: dict[int, list[TransferTerm]] = {}
+    for transfer in prediction.transfers:
+        if transfer.count:
+            transfers.setdefault(id(transfer.node), []).append(transfer)
+    return _Costs(gradients(graph, differentiated), compute, collectives, transfers, numbers(graph))
 
 
 def numbers(graph: PCG) -> dict[int, int]:
@@ -178,6 +199,7 @@ class _Region:
         self.done: dict[Value, Names] = {Value(n): after for n, after in zip(graph.inputs, inputs, strict=True)}
         self.remats: dict[int, _Region] = {}
         self.repeated: dict[int, Names] = {}  # by id(node): the instructions that compute it again
+        self.offloaded: dict[int, Names] = {}  # by id(node): the instructions that send its values to the host
 
     def forward(self) -> None:
         """Append the forward pass."""
@@ -197,6 +219,7 @@ class _Region:
                 after = self.communicate(node, Phase.FORWARD, self.loop(node, Phase.FORWARD, step.instructions, length, after))
             else:
                 after = self.compute(node, Phase.FORWARD, after)
+                self.offloaded[id(node)] = self.transfer(node, Phase.FORWARD, after)
                 after = self.communicate(node, Phase.FORWARD, after)
             self.done.update((v, after) for v in node.results)
 
@@ -271,6 +294,8 @@ class _Region:
             if node.kind == "input":
                 continue
             ready = union(done[v] for v in node.operands) or after
+            if id(node) in self.costs.transfers:
+                ready = union((ready, self.transfer(node, Phase.RECOMPUTE, union((after, self.offloaded.get(id(node), ()))))))
             if node.inside is None and not node.again:
                 ready = self.repeated[id(node)] = self.communicate(
                     node, Phase.RECOMPUTE, self.compute(node, Phase.RECOMPUTE, ready)
@@ -295,6 +320,15 @@ class _Region:
         """Append an operator, if it takes any time. Returns the instructions to wait for then."""
         seconds = self.costs.compute.get(id(node), (0.0, 0.0, 0.0))[phase]
         return self.add(node, phase, 0, node.kind, seconds, after, None) if seconds > 0 else after
+
+    def transfer(self, node: Node, phase: Phase, after: Names) -> Names:
+        """Append the transfers of an operator's offloaded values, to the host or back. Returns the instructions to wait for."""
+        terms = self.costs.transfers.get(id(node), ())
+        if not terms:
+            return after
+        seconds = sum(t.seconds / (2 * t.count) for t in terms)
+        label = f"{node.kind} to the host" if phase == Phase.FORWARD else f"{node.kind} from the host"
+        return self.add(node, phase, TRANSFER, label, seconds, after, HostTransfer(sum(t.nbytes for t in terms)))
 
     def communicate(self, node: Node, phase: Phase, after: Names) -> Names:
         """Append a node's collectives of a phase, one after the other. Those of a pipeline are the transfers of all its ticks,
@@ -328,7 +362,7 @@ class _Region:
         label: str,
         seconds: float,
         after: Names,
-        action: Communication | ProgramLoop | None,
+        action: Communication | HostTransfer | ProgramLoop | None,
     ) -> Names:
         name = (self.costs.numbers[id(node)] * OPERATORS + phase) * PARTS + part
         self.instructions.append(

@@ -15,7 +15,7 @@ from unity.search.cost.prediction import Prediction
 from unity.search.memory.backend import backend_of
 from unity.search.simulator.expansion import Target, expand
 from unity.search.simulator.memory import MemoryOverTime, SimulatedStep, memory_over_time
-from unity.search.simulator.program import program_of
+from unity.search.simulator.program import HostTransfer, program_of
 from unity.search.simulator.timeline import Timeline, full
 from unity.search.simulator.topology import Topology
 from unity.search.simulator.trace import picture, write_trace
@@ -105,7 +105,8 @@ def simulate(
         SimulationError: the topology has another number of devices than the machine, or is to be folded.
     """
     overlap = backend_of(machine).overlaps if overlap is None else overlap
-    target = Target(machine, topology, topology is None if folded is None else folded, overlap)
-    tasks, labels = expand(program_of(graph, machine, differentiated, prediction), target)
+    program = program_of(graph, machine, differentiated, prediction)
+    target = Target(machine, topology, topology is None if folded is None else folded, overlap, program.has(HostTransfer))
+    tasks, labels = expand(program, target)
     step = SimulatedStep(graph, differentiated, replace(training or Training(), backward=bool(differentiated)), backend_of(machine))
     return Simulation(full(tasks), labels, step)

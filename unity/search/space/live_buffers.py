@@ -14,6 +14,7 @@ NOTHING_MOVES = ("replicate", "unreplicate", "view")
 KEPT, CHANGED, AGAIN, WORKING = "kept for the backward pass", "changed copies", "computed again", "working set"
 COTANGENTS = "cotangents"
 FLIGHT = "on its way between steps"
+OFFLOADED = "in the memory of the host"  # not of the device
 REUSED, BACKEND, WIDENED = "in the place of later gradients", "the backend's own", "as the backend's wide numbers"
 
 

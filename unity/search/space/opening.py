@@ -275,8 +275,9 @@ class _Builder:
         operator = Site("operator", node, ports, node.tensors, around, flows, inner=needed.inner, recomputable=may_recompute)
         operator.hoisted = self.hoisting.get(id(node), 1)
         operator.repeats, operator.computed = self.recomputed.repeats(node), self.recomputed.variables_of(node)
-        saved = self.recomputed.saved_of(node)
+        saved, offloaded = self.recomputed.saved_of(node), self.recomputed.offloaded_of(node)
         operator.saved = tuple((v, around.lasting[depth] * node.body.tensors[v].nbytes) for v, depth in saved)
+        operator.offloaded = tuple((v, around.lasting[depth] * node.body.tensors[v].nbytes) for v, depth in offloaded)
         site = self.add(operator)
         self.of_node[id(node)] = site
         self.needed.update(((site, k), {around.times}) for k, flag in enumerate(needed.results) if flag)
