@@ -19,7 +19,7 @@ from unity.diff.formats import html, markdown, text
 from unity.diff.regions import CostChange
 from unity.pcg.parallel.traffic import BACKWARD
 from unity.pcg.types.axis import LevelPart
-from unity.plan.summary import Summary
+from unity.plan.summary import HOST_TRANSFER, Summary
 from unity.plan.warnings import PlanWarning
 
 SCHEMA = 1
@@ -33,6 +33,7 @@ COLLECTIVE_VERBS = {
     "reduce-scatter": "adds up and scatters",
     "all-to-all": "exchanges",
     "collective-permute": "passes on",
+    HOST_TRANSFER: "offloads",
 }
 
 
@@ -284,6 +285,7 @@ def _traffic(summary: Summary) -> Mapping[_Place, _Traffic]:
         place = t.use, t.kind, f"the gradient of {t.value}" if is_backward else t.value
         count = prod(sizes.get(name, 1) for name in t.over.split("·"))
         over = f"all {count} devices" if count == summary.devices else f"{t.over} ({count} of {summary.devices} devices)"
+        over = "the link to the host" if t.kind == HOST_TRANSFER else over
         known = places.get(place, _Traffic())
         places[place] = _Traffic(known.seconds + t.seconds, known.nbytes + t.count * t.nbytes, over)
     return places

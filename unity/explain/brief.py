@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import ceil, isinf
 
 from unity.base.formatting import duration, pattern, size
+from unity.explain.offloading import offloading_in_words
 from unity.pcg.ir.graph import Node
 from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.types.parallel_type import Type
@@ -36,6 +37,7 @@ def brief(plan: Plan) -> str:
     lines += _rows("weights", _arguments([n for k, n in enumerate(inputs) if k in weights], names))
     lines += _rows("inputs", _arguments([n for k, n in enumerate(inputs) if k not in weights], names))
     lines += _rows("sent", _sent(prediction, names))
+    lines += _rows("offload", offloading_in_words(plan, prediction))
     lines += _rows("changed", [t.described(names) for t in plan.program.transformations])
     undivided_rows = undivided(plan.program, prediction)
     return "\n".join([*lines, *([headline(undivided_rows)] if undivided_rows else [])])
@@ -49,6 +51,8 @@ def step_in_words(time: float, prediction: Prediction) -> str:
         prediction: the terms of the parallel graph, which has each change once.
     """
     parts = [f"{duration(prediction.computing)} computing", f"{duration(prediction.communicating)} communicating"]
+    if prediction.offloading:
+        parts.append(f"{duration(prediction.offloading)} moving values to the host and back")
     if time > prediction.time * (1 + SHARED):
         parts.append(f"and {duration(time - prediction.time)} of communication that is shared, but counted for each operator")
     return f"{duration(time)} a step ({', '.join(parts)})"

@@ -16,6 +16,7 @@ from rich.text import Text
 from unity.base.formatting import duration, joined_lines, pattern, short, size
 from unity.explain.brief import gap_in_words, overlap_in_words, step_in_words, storage_in_words
 from unity.explain.kernels import inferred_kernels
+from unity.explain.offloading import offloading_in_words
 from unity.pcg.ir.user_lines import line_behind
 from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.types.parallel_type import slice_count
@@ -64,7 +65,9 @@ def explain(plan: Plan, file: Any = None) -> None:
     undivided_rows = undivided(plan.program, prediction)
     if undivided_rows:
         console.print(headline(undivided_rows), style="yellow")
-    for line in (*_constraints(plan), *_transformations(plan), *_applications(plan), *_tried(plan), *inferred_kernels(plan)):
+    changes = (*_constraints(plan), *_transformations(plan), *_applications(plan))
+    offloaded = (f"offloaded by a checkpoint policy: {text}" for text in offloading_in_words(plan, prediction))
+    for line in (*changes, *_tried(plan), *inferred_kernels(plan), *offloaded):
         console.print(line)
     if undivided_rows:
         console.print(_undivided(undivided_rows))

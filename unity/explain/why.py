@@ -23,7 +23,7 @@ from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.parallel.serial_view import twins
 from unity.pcg.types.parallel_type import local_shape
 from unity.plan.plan import Plan
-from unity.search.cost.prediction import CollectiveTerm, Prediction, predict
+from unity.search.cost.prediction import CollectiveTerm, Prediction, TransferTerm, predict
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import Held, predict_memory
 
@@ -127,6 +127,10 @@ class Costs:
         """Return the collectives inside of a node, and those that change the types of its operands and results."""
         around = {id(n) for n in self.around(node)}
         return [t for t in self.prediction.collectives if id(t.collective.node) in around]
+
+    def transfers(self, node: Node) -> list[TransferTerm]:
+        """Return the transfers of a node's values to the host and back."""
+        return [t for t in self.prediction.transfers if t.node is node]
 
     def held(self, node: Node) -> list[Held]:
         """Return the buffers of a node, and of the type changes of its results, that are live at the peak of memory."""
@@ -310,6 +314,8 @@ def _costs(costs: Costs, node: Node, names: AxisNames) -> Iterator[str]:
         yield f"{c.direction} of {c.node.kind}: {c.kind} of {size(c.nbytes)} over {over}, {c.count} ×, {duration(t.seconds)}"
     if not collectives:
         yield "no collectives"
+    for t in costs.transfers(node):
+        yield f"offloaded to the host until the backward pass: {t.count} × {size(t.nbytes)}, {duration(t.seconds)} there and back"
     held = costs.held(node)
     if held:
         parts = (f"{'less ' if h.nbytes < 0 else ''}{size(abs(h.nbytes))} ({h.why})" for h in held)

@@ -34,6 +34,7 @@ from unity.substitutions.language.axioms import default_library
 from unity.transforms.transformation import RewrittenLines
 
 SCHEMA = 1
+HOST_TRANSFER = "host-transfer"
 
 
 class Work(Record):
@@ -47,6 +48,8 @@ class Work(Record):
 
 class Talk(Record):
     """Equal collectives: their axes and purpose, their count, the bytes of one's larger side, and the seconds of all of them.
+
+    Transfers of offloaded values to the host and back are listed among them, over no axis (`HOST_TRANSFER`).
 
     Attributes:
         line: the user's line behind the value that they move, or the argument.
@@ -228,6 +231,11 @@ def _costs(prediction: Prediction, graph: PCG) -> tuple[tuple[Work, ...], tuple[
         key = line_behind(c.node), c.kind, over, f"{c.direction} of {c.node.kind}", c.nbytes, use, _value(c.node)
         old = talk.get(key, Talk(*key[:4], 0, c.nbytes, 0.0, *key[5:]))
         talk[key] = replace(old, count=old.count + c.count, seconds=old.seconds + t.seconds)
+    for t in prediction.transfers:
+        key = line_behind(t.node), HOST_TRANSFER, "", f"offload of {t.node.kind}", round(t.nbytes)
+        use = uses.get(id(t.node), short(t.node.source)), t.node.kind
+        old = talk.get((*key, *use), Talk(*key[:4], 0, key[4], 0.0, *use))
+        talk[*key, *use] = replace(old, count=old.count + 2 * t.count, seconds=old.seconds + t.seconds)
     return tuple(work.values()), tuple(talk.values())
 
 

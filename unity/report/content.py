@@ -17,7 +17,7 @@ from unity.pcg.parallel.serial_view import serial_graph
 from unity.plan.files.plan_file import read, reading, summaries
 from unity.plan.files.strategies import candidates
 from unity.plan.plan import Plan
-from unity.plan.summary import RuleUse, Summary, captured_summary_of, step_seconds, summary_of
+from unity.plan.summary import HOST_TRANSFER, RuleUse, Summary, captured_summary_of, step_seconds, summary_of
 from unity.report import arguments, costs
 from unity.report.drawing import Drawing, drawing_of
 from unity.report.frontier_points import points_of
@@ -151,11 +151,14 @@ def _figures(source: Source) -> list[list[str]]:
     """Return the figures at the head of the page: name, value, comparison."""
     captured, plan = source.captured, source.planned
     compute, talk = step_seconds(plan)
-    collectives = sum(t.count for t in plan.talk)
+    collectives = sum(t.count for t in plan.talk if t.kind != HOST_TRANSFER)
+    transfers = sum(t.count for t in plan.talk if t.kind == HOST_TRANSFER)
+    sent = f"{collectives} collective{'' if collectives == 1 else 's'}"
+    sent += f", {transfers} transfers to the host and back" if transfers else ""
     return [
         ["one step", duration(plan.time), f"one device alone: {duration(captured.time)}"],
         ["computing", duration(compute), "on every device"],
-        ["communicating", duration(talk), f"{collectives} collective{'' if collectives == 1 else 's'}"],
+        ["communicating", duration(talk), sent],
         [
             "memory on a device",
             size(plan.memory),

@@ -18,12 +18,14 @@ from unity.report.picture import Description, Rows
 from unity.search.cost.prediction import CollectiveTerm, Prediction
 from unity.search.cost.profile_lookup import ROOFLINE
 from unity.search.memory.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction
+from unity.search.space.live_buffers import OFFLOADED
 
 
 def exact_costs(prediction: Prediction, memory: MemoryPrediction, names: AxisNames) -> Description:
     """Return a function that describes a node by all terms of the prediction."""
     terms = {id(t.node): t for t in prediction.operators}
     sent, held = _by_node((t.collective.node, t) for t in prediction.collectives), _by_node((h.node, h) for h in memory.held)
+    transfers = _by_node((t.node, t) for t in prediction.transfers)
 
     def description(node: Node) -> Rows:
         rows: Rows = []
@@ -32,6 +34,7 @@ def exact_costs(prediction: Prediction, memory: MemoryPrediction, names: AxisNam
             rows.append(("forward", f"{duration(t.forward)}{f' in {t.runs} runs' if t.runs > 1 else ''}{source}"))
             rows.append(("backward", duration(t.backward) if t.backward else "none"))
         rows += [_collective_row(t, names) for t in sent.get(id(node), ())]
+        rows += [(OFFLOADED, f"{t.count} × {size(t.nbytes)}, {duration(t.seconds)}") for t in transfers.get(id(node), ())]
         return rows + [(h.why, size(h.nbytes)) for h in held.get(id(node), ()) if h.nbytes > 0]
 
     return description
@@ -97,9 +100,11 @@ def live_memory(memory: MemoryPrediction) -> MemoryTable:
         key = h.why, operator, line_behind(h.node)
         rows[key] = rows.get(key, 0.0) + h.nbytes
     table = sorted(((*k, n) for k, n in rows.items() if n), key=lambda r: -r[3])
+    offloaded = sum(h.nbytes for h in memory.offloaded)
     return MemoryTable(
         whole=(memory.total, size(memory.total)),
         parts=tuple((why, nbytes, size(nbytes)) for why, nbytes in parts if nbytes > 0),
         less=tuple((why, -nbytes, size(-nbytes)) for why, nbytes in parts if nbytes < 0),
         rows=tuple((why, operator, line, (n, size(n))) for why, operator, line, n in table),
+        offloaded=(offloaded, size(offloaded)) if offloaded else None,
     )

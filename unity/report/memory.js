@@ -13,6 +13,7 @@ function showMemory() {
     make("div", { class: "stack", role: "img", "aria-label": parts.map((p) => p.said).join(", ") }, ...bars),
     make("div", { class: "keys" }, ...parts.map((p) => make("span", {}, swatch(p.tint), p.said))),
     ...memory.less.map(([why, , text]) => make("p", { class: "quiet" }, `${text} of it lies ${why}, and is counted once.`)),
+    ...(memory.offloaded ? [make("p", { class: "quiet" }, `${memory.offloaded[1]} more lie in the memory of the host.`)] : []),
     memory.missing
       ? make("p", { class: "note" }, memory.missing)
       : table(["held as", "made by", "line", "bytes"], memory.rows, { first: 15 }),

@@ -89,9 +89,11 @@ def data_with_model(plan: Plan, about: str | None) -> dict[str, Any] | list[dict
         plan.program.pcg, plan.program.family.differentiated, plan.program.family.search.training, backend_of(plan.inspect.machine)
     )
     held = [{"why": h.why, "made_by": h.node.kind, "line": line_behind(h.node), "nbytes": h.nbytes} for h in memory.held]
+    offloaded = [{"made_by": h.node.kind, "line": line_behind(h.node), "nbytes": h.nbytes} for h in memory.offloaded]
     return {
         **data(summary_of(plan.program).in_user_names()),
         "held": held,
+        **({"offloaded": offloaded} if offloaded else {}),
         "undivided": [asdict(row) for row in undivided(plan.program)],
         "blocked": blocked(plan),
     }

@@ -105,12 +105,16 @@ Priced = tuple[float, str]  # a figure to sort by, and its text
 
 
 class MemoryTable(Record):
-    """The live buffers of a device at its peak: in all, by reason, negative ones, and by reason, operator and line."""
+    """The live buffers of a device at its peak: in all, by reason, negative ones, and by reason, operator and line.
+
+    `offloaded` are the bytes in the memory of the host.
+    """
 
     whole: Priced
     parts: tuple[tuple[str, float, str], ...]
     less: tuple[tuple[str, float, str], ...]
     rows: tuple[tuple[str, str, str, Priced], ...]
+    offloaded: Priced | None = None
 
 
 class TimelineRow(Record):

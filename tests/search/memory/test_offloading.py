@@ -1,0 +1,174 @@
+"""Values that the policy of a checkpoint offloads: in the memory of the host until the checkpoint's backward pass."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from checkpointed_models import saving
+from jax.ad_checkpoint import checkpoint_name
+from small_models import Small, f
+
+import unity
+from unity.pcg.capture.capture import Captured, capture
+from unity.pcg.parallel.parallelize import on_one_device
+from unity.search.cost.cost import Training
+from unity.search.cost.prediction import Prediction, predict
+from unity.search.memory.backend import CPU, GPU, Backend, backend_of
+from unity.search.memory.memory import MemoryPrediction, predict_memory
+from unity.search.memory.timeline import memory_timeline
+from unity.search.simulator import simulate
+
+LAYERS, ROWS, WIDE = 6, 512, 64
+UP = ROWS * WIDE * 8  # bytes of the value of one layer
+ALONE = unity.Machine.grid(1, 1, "h200")
+UNLINKED = replace(ALONE, host=None)
+OPTIONS: dict[str, Any] = {"budget": 0, "pipelines": False, "branches": False, "progress": False}
+
+
+def layered(policy: Any, scanned: bool) -> Small:
+    """Layers whose checkpoints have a policy for the value named "up"."""
+
+    def loss(params: Any, x: Any) -> Any:
+        def layer(x: Any, p: Any) -> Any:
+            return x + jnp.tanh(checkpoint_name(x @ p["up"], "up")) @ p["down"]
+
+        one = jax.checkpoint(layer, policy=policy)
+        if scanned:
+            return jnp.mean(jax.lax.scan(lambda x, p: (one(x, p), None), x, params)[0] ** 2)
+        for k in range(LAYERS):
+            x = one(x, jax.tree.map(lambda t, k=k: t[k], params))
+        return jnp.mean(x**2)
+
+    return Small(loss, {"up": f(LAYERS, 16, WIDE), "down": f(LAYERS, WIDE, 16)}, f(ROWS, 16))
+
+
+def planned(model: Small, machine: unity.Machine) -> unity.Plan:
+    with jax.enable_x64(True):
+        return unity.optimize(model.loss, model.params, model.batch, machine=machine, **OPTIONS)
+
+
+KEPT = jax.checkpoint_policies.save_only_these_names("up")
+OFFLOADED = {
+    "names": jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[], names_which_can_be_offloaded=["up"], offload_src="device", offload_dst="pinned_host"
+    ),
+    "products": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
+}
+
+
+def captured(policy: Any, scanned: bool) -> Captured:
+    with jax.enable_x64(True):
+        model = layered(policy, scanned)
+        return capture(model.loss, model.params, model.batch)
+
+
+def priced(program: Captured, machine: unity.Machine, backend: Backend | None = None) -> tuple[Prediction, MemoryPrediction]:
+    graph = on_one_device(program.graph)
+    memory = predict_memory(graph, program.differentiated, Training(), backend or backend_of(machine))
+    return predict(graph, machine, program.differentiated), memory
+
+
+@pytest.mark.parametrize("policy", OFFLOADED)
+@pytest.mark.parametrize("scanned", [False, True])
+def test_offloaded_values_take_no_memory_of_the_device_and_cross_the_link_twice(policy: str, scanned: bool) -> None:
+    kept, kept_memory = priced(captured(KEPT, scanned), ALONE)
+    offloaded, memory = priced(captured(OFFLOADED[policy], scanned), ALONE)
+    assert ALONE.host is not None
+    assert not kept.transfers
+    assert offloaded.offloading == pytest.approx(2 * LAYERS * ALONE.host.seconds(UP))
+    assert offloaded.computing == pytest.approx(kept.computing)
+    assert sum(h.nbytes for h in memory.offloaded) == LAYERS * UP
+    assert kept_memory.additive - memory.additive == LAYERS * UP
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_without_a_link_to_the_host_offloaded_values_stay_on_the_device(scanned: bool) -> None:
+    kept, kept_memory = priced(captured(KEPT, scanned), UNLINKED)
+    offloaded, memory = priced(captured(OFFLOADED["names"], scanned), UNLINKED)
+    assert (offloaded.time, memory.total) == (kept.time, kept_memory.total)
+    assert not memory.offloaded
+
+
+def test_a_cpu_keeps_offloaded_values_where_they_are() -> None:
+    kept, offloaded = (captured(policy, True) for policy in (KEPT, OFFLOADED["names"]))
+    assert priced(offloaded, ALONE, CPU)[1].total == priced(kept, ALONE, CPU)[1].total > priced(offloaded, ALONE, GPU)[1].total
+
+
+def test_a_value_that_an_outer_checkpoint_keeps_is_not_offloaded_by_an_inner_one() -> None:
+    def loss(p: Any, x: Any) -> Any:
+        inner = jax.checkpoint(lambda p, x: jnp.tanh(checkpoint_name(x @ p, "up")) @ p.T, policy=OFFLOADED["names"])
+        return jnp.sum(jax.checkpoint(lambda p, x: jnp.sin(inner(p, x)), policy=KEPT)(p, x))
+
+    with jax.enable_x64(True):
+        prediction, memory = priced(capture(loss, f(16, WIDE), f(ROWS, 16)), ALONE)
+    assert not prediction.transfers
+    assert not memory.offloaded
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_transfers_have_a_link_of_their_own_in_a_simulated_step(scanned: bool) -> None:
+    program = captured(OFFLOADED["names"], scanned)
+    graph = on_one_device(program.graph)
+    prediction = predict(graph, ALONE, program.differentiated)
+    apart, together = (simulate(graph, ALONE, program.differentiated, overlap=overlap) for overlap in (True, False))
+    (link,) = (name for name in apart.busy if name.endswith("link to the host"))
+    assert apart.busy[link] == pytest.approx(prediction.offloading)
+    assert apart.sent[link] == 2 * LAYERS * UP
+    assert prediction.computing < apart.makespan < together.makespan
+    assert together.makespan == pytest.approx(prediction.time)
+
+
+def test_every_device_has_a_link_to_its_host_in_a_simulation() -> None:
+    machine = unity.Machine.grid(2, 2, "h200")
+    plan = planned(layered(OFFLOADED["names"], False), machine)
+    graph, differentiated = plan.program.pcg, plan.program.family.differentiated
+    one, every = (simulate(graph, machine, differentiated, folded=folded) for folded in (True, False))
+    links = [seconds for name, seconds in every.busy.items() if name.endswith("link to the host")]
+    assert links == [one.busy["each of 4 devices, link to the host"]] * 4
+    assert one.makespan == every.makespan
+
+
+def test_a_slower_link_makes_only_the_transfers_slower() -> None:
+    program = captured(OFFLOADED["products"], True)
+    fast, slow = (priced(program, replace(ALONE, host=unity.HostLink(rate)))[0] for rate in (50e9, 10e9))
+    assert slow.offloading == pytest.approx(5 * fast.offloading)
+    assert slow.computing == fast.computing
+
+
+def test_the_timeline_has_the_bytes_in_the_memory_of_the_host_beside_the_peak() -> None:
+    program = captured(OFFLOADED["names"], True)
+    timeline = memory_timeline(on_one_device(program.graph), program.differentiated, Training(), GPU)
+    assert sum(buffer.nbytes for buffer in timeline.offloaded) == LAYERS * UP
+    assert timeline.peak == sum(buffer.nbytes for buffer in timeline.held)
+    assert f"{LAYERS * UP:,} bytes more in the memory of the host" in str(timeline)
+
+
+def test_explain_says_what_is_offloaded_and_what_stays() -> None:
+    model = saving("offloaded names")
+    linked = unity.Machine.grid(1, 2, "h200")
+    texts = []
+    for machine in (linked, replace(linked, host=None)):
+        plan = planned(model, machine)
+        file = io.StringIO()
+        plan.explain(file=file)
+        texts.append((" ".join(file.getvalue().split()), repr(plan)))
+    (full, brief), (full_without, brief_without) = texts
+    assert "moving values to the host and back" in full
+    assert "offloaded by a checkpoint policy: 2 × " in full
+    assert "to the host and back" in brief
+    assert "stays on the device: h200-1x2 has no link to the memory of a host" in full_without
+    assert "stays on the device" in brief_without
+    assert "moving values" not in full_without
+
+
+def test_a_diff_of_plans_has_the_transfers_among_what_is_communicated() -> None:
+    before, after = (planned(layered(policy, True), unity.Machine.grid(1, 2, "h200")) for policy in (KEPT, OFFLOADED["names"]))
+    (transfers,) = (c for c in before.inspect.diff(after).collectives if c.alike.kind == "host-transfer")
+    assert transfers.counts == (0, 2 * LAYERS)
+    prediction = predict(after.program.pcg, after.inspect.machine, after.program.family.differentiated)
+    assert transfers.seconds.after == pytest.approx(prediction.offloading)
