@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from checkpointed_models import saving
 from conftest import FLAGS
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
@@ -475,3 +476,33 @@ def test_a_policy_that_may_offload_other_names_still_saves_its_own(tmp_path: Pat
     path = tmp_path / "policy.py"
     planned(Small(loss, f(8, 8), f(4, 8)), PAIR).files.export(path)
     assert 'save_only_these_names("saved")' in path.read_text()
+
+
+@pytest.mark.parametrize("policy", ["offloaded names", "offloaded products"])
+@pytest.mark.parametrize("scanned", [False, True])
+def test_an_exported_plan_offloads_what_the_function_does(policy: str, scanned: bool, tmp_path: Path) -> None:
+    model = saving(policy, scanned=scanned)
+    path = tmp_path / "exported.py"
+    planned(model, PAIR).files.export(path)
+    expected = {
+        "offloaded names": 'names_which_can_be_saved=("out",), names_which_can_be_offloaded=("up",), offload_src="device"',
+        "offloaded products": 'jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")',
+    }
+    assert "".join(expected[policy].split()) in "".join(path.read_text().split())
+    assert_well_written(path)
+    args, names = (arrays(model.params), arrays(model.batch)), names_of_file(path)
+    found = jax.value_and_grad(names["fn"])(*jax.device_put(args, names["in_shardings"]))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12), found, jax.value_and_grad(model.loss)(*args))
+
+
+def test_a_policy_that_offloads_what_no_public_one_does_is_refused(tmp_path: Path) -> None:
+    products = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+
+    def policy(primitive: Any, *args: Any, **params: Any) -> Any:
+        return True if primitive.name == "sin" else products(primitive, *args, **params)
+
+    def loss(w: Any, x: Any) -> Any:
+        return (jax.checkpoint(lambda x, w: jnp.cos(jnp.sin(x @ w)) @ w, policy=policy)(x, w) ** 2).mean()
+
+    with pytest.raises(unity.ExportError, match="offloads other values than names"):
+        planned(Small(loss, f(8, 8), f(4, 8)), PAIR).files.export(tmp_path / "refused.py")
