@@ -82,11 +82,13 @@ def test_documented_defaults_of_switches_are_theirs() -> None:
     doc = inspect.getdoc(unity.FurtherOptions) or ""
     texts = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", doc, re.MULTILINE))
     switches = {name: default for name, default in vars(Transforms()).items() if isinstance(default, bool)}
-    assert len(switches) == 5
+    assert len(switches) == 6
     assert all(f"{default} by default" in " ".join(texts[name].split()) for name, default in switches.items())
 
 
-@pytest.mark.parametrize("name", ["training", "progress", "pipelines", "branches", "pack", "padding", "recompute", "measure"])
+@pytest.mark.parametrize(
+    "name", ["training", "progress", "pipelines", "branches", "pack", "padding", "recompute", "offload", "measure"]
+)
 @pytest.mark.parametrize("value", ["yes", 2.0, None])
 def test_a_switch_is_true_or_false(name: str, value: Any) -> None:
     with pytest.raises(unity.OptionError, match=rf"{name}=.*expected True or False"):

@@ -48,6 +48,8 @@ class FurtherOptions(TypedDict, total=False):
         recompute: whether the backward pass may recompute layers from the values that cross their borders, as `jax.checkpoint`
             around them does, if nothing fits the memory limit otherwise. A `jax.checkpoint` in the function always stays. True by
             default.
+        offload: whether layers that are recomputed may have their products with weights in the memory of the host instead of
+            recomputing those, where that is better. Needs a machine with a link to it (`unity.Machine.host`). False by default.
         micro_batches: the number of micro-batches, for which the loss is computed one after the other and gradients are added up.
             True chooses the number, beside recomputed layers, where the memory limit excludes the fastest plan. The loss must be a
             sum or a mean over samples, or a function of such. None by default: the samples of a step stay together.
@@ -70,6 +72,7 @@ class FurtherOptions(TypedDict, total=False):
     pack: bool
     padding: bool
     recompute: bool
+    offload: bool
     micro_batches: bool | int | None
     reduce_in: str | None
     rules: str | Path | Library | tuple[()] | None
@@ -90,6 +93,7 @@ class Transforms:
     pack: bool = False
     padding: bool = False
     recompute: bool = True
+    offload: bool = False
     micro_batches: bool | int | None = None
 
     @classmethod

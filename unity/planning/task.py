@@ -209,8 +209,14 @@ class Task(Request):
             return RecomputingChoice()
         if than is not None and (self.transforms.has_required or not self.is_limited(than)):
             return RecomputingChoice()
-        wish = self.wish(prices, than, None)
-        return best_recomputing(keeping.captured, RecomputingWish(**wish, limit=self.limit if limit is None else limit))
+        offload = self.transforms.offload and prices.machine.host is not None
+        if self.transforms.offload and not offload:
+            warn_user(
+                f"offload=True: nothing is offloaded, since {prices.machine.name} has no link to the memory of a host"
+                " (docs: memory#offloaded-values)"
+            )
+        limit = self.limit if limit is None else limit
+        return best_recomputing(keeping.captured, RecomputingWish(**self.wish(prices, than, None), limit=limit, offload=offload))
 
     def micro_batched(self, keeping: PlanFamily, prices: Prices, than: Solution | None) -> Iterator[Solution]:
         """Yield the program over micro-batches, without and with all layers recomputed, where that is better than `than`.

@@ -7,6 +7,7 @@ recomputed: few residuals are then live while the inner values of a recomputed l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from math import sqrt
 from typing import TypeAlias
 
@@ -18,8 +19,18 @@ from unity.transforms.least_number import LimitedChoice, LimitedWish, Numbered, 
 from unity.transforms.recomputing.layers import Places, Span, equations_in_layers, layers, together
 from unity.transforms.recomputing.recomputing import Policy, Recomputing, Spans, recomputing, steps
 
-RecomputingWish: TypeAlias = LimitedWish
 RecomputingChoice: TypeAlias = LimitedChoice[Recomputing]
+
+
+@dataclass(frozen=True, eq=False)
+class RecomputingWish(LimitedWish):
+    """The request for a program with recomputed layers.
+
+    Args:
+        offload: Whether products with weights inside of them may be offloaded to the host.
+    """
+
+    offload: bool = False
 
 
 def best(captured: Captured, wish: RecomputingWish) -> RecomputingChoice:
@@ -35,6 +46,8 @@ def best(captured: Captured, wish: RecomputingWish) -> RecomputingChoice:
     programs.refine(numbered(layered.repeated, layered.count))
     programs.refine(numbered(layered.every, len(layered.chain.every)))
     programs.refine(numbered(layered.repeated, layered.count, "products"))
+    if wish.offload:
+        programs.refine(numbered(layered.repeated, layered.count, "offloaded products"))
     for spans in layered.others() if wish.than is None else ():
         programs.worth(_way(captured, wish, spans))
     return RecomputingChoice(programs.chosen, programs.leanest)

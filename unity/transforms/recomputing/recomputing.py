@@ -22,9 +22,15 @@ from unity.search.joint.segments import part
 from unity.transforms.recomputing.layers import Span, equations_in_layers
 from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
 
-Policy = Literal["nothing", "products"]
-# The values inside of a checkpoint that it saves: none, or products with weights, whose recomputation costs the most time.
-POLICIES = {"nothing": None, "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
+Policy = Literal["nothing", "products", "offloaded products"]
+# The values inside of a checkpoint that it saves: none, or products with weights, whose recomputation costs the most time, on the
+# device or in the memory of the host.
+POLICIES = {
+    "nothing": None,
+    "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "offloaded products": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
+}
+EXCEPTIONS = {"nothing": "", "products": ", but for products", "offloaded products": ", but for products, which are offloaded"}
 Spans = Mapping[str, tuple[Span, ...]]  # the recomputed spans of a program, and of the steps of its scans, by content hash
 
 
@@ -61,8 +67,8 @@ class Recomputing(Transformation):
 
     def __str__(self) -> str:
         parts = sum(map(len, self.spans.values()))
-        but = ", but for products" if self.saved == "products" else ""
-        return f"{parts} {'parts' if parts > 1 else 'part'} of the program recomputed in the backward pass{but}"
+        words = f"{parts} {'parts' if parts > 1 else 'part'} of the program recomputed in the backward pass"
+        return words + EXCEPTIONS[self.saved]
 
     @property
     def record(self) -> RecomputingRecord:
