@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -19,7 +20,7 @@ from unity.exec.pipelines.gpipe import pipelined, summed
 from unity.exec.pipelines.half_ticks import PipelinePair
 from unity.exec.pipelines.one_forward_one_backward import alternated
 from unity.exec.sharding_constraints import SHARDED, constrain, constrained, own_sharding
-from unity.pcg.analysis.rematerialization import runs_again
+from unity.pcg.analysis.rematerialization import on_device, runs_again
 from unity.pcg.ir.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value, accumulated_loss
 from unity.pcg.ir.payloads import Remat, Scan, Sharded
 from unity.pcg.ir.user_lines import label, source_of_use
@@ -112,15 +113,22 @@ class PendingPipeline:
     operands: tuple[Any, ...]
 
 
-def run_graph(graph: PCG, pieces: Sequence[Any]) -> list:
-    """Run a parallel graph on one device's pieces, inside of `shard_map`."""
+def run_graph(graph: PCG, pieces: Sequence[Any], offloads: bool = True) -> list:
+    """Run a parallel graph on one device's pieces, inside of `shard_map`.
+
+    Args:
+        graph: the graph.
+        pieces: the inputs.
+        offloads: whether checkpoint policies may offload values to the host. Stages and branches are alternatives of a `switch`,
+            whose residuals must all be in one memory.
+    """
     env: dict[Value, Any] = {}
     for node, x in zip(graph.inputs, pieces, strict=True):
         env[Value(node)] = x
     for node in graph.nodes[len(graph.inputs) :]:
         operands = [env[v] for v in node.operands]
         with jax.named_scope(label(node, source_of_use(node, graph))):
-            results = _pending(node, operands, graph) or _run_node(node, operands, graph.axes)
+            results = _pending(node, operands, graph) or _run_node(node, operands, graph.axes, offloads)
         env.update((Value(node, k), x) for k, x in enumerate(results))
     return [settle(v, env[v], graph.axes) for v in graph.outputs]
 
@@ -144,14 +152,14 @@ def settle(v: Value, x: Any, axes: tuple[Axis, ...]) -> Any:
     return vary(x, [a.name for a, s in zip(axes, v.type, strict=True) if s != UNUSED])
 
 
-def _run_node(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
+def _run_node(node: Node, operands: list, axes: tuple[Axis, ...], offloads: bool) -> list:
     if node.kind in PARALLELIZATION:
         return [_change(node, operands[0], axes)]
     if runs_again(node):
         return [_rematerialized(node, operands, axes)]
     if any(isinstance(x, Rematerialized) for x in operands):
         return _checkpointed(node, operands, axes)
-    return _compute(node, operands, axes)
+    return _compute(node, operands, axes, offloads)
 
 
 def _change(node: Node, x: Any, axes: tuple[Axis, ...]) -> Any:
@@ -199,42 +207,41 @@ def _recomputation(node: Node, operands: list, axes: tuple[Axis, ...]) -> tuple[
     return tuple(x for part in parts for x in part), run
 
 
-def _compute(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
+def _compute(node: Node, operands: list, axes: tuple[Axis, ...], offloads: bool = True) -> list:
     operands = [settle(v, x, axes) for v, x in zip(node.operands, operands, strict=True)]
     if accumulated_loss(node) is not None:
-        results = accumulated(node, operands, axes, _inside(node))
+        results = accumulated(node, operands, axes, _inside(node, offloads))
     elif node.kind == "scan":
-        results = _scan(node, operands, axes)
+        results = _scan(node, operands, axes, offloads)
     elif node.kind == SHARDED:
         results = [constrain(operands[0], node.of(Sharded))]
     elif node.kind == PIPELINE:
-        results = pipelined(node, operands, _inside(node))
+        results = pipelined(node, operands, _inside(node, False))
     elif node.kind == TAIL:
         results = _tail(node, operands)
     elif node.kind in (BRANCHES, STAGES):
-        results = branched(node, operands, run_graph, axes)
+        results = branched(node, operands, partial(run_graph, offloads=False), axes)
     elif node.kind == "remat":
-        assert node.inside is not None
-        inside = node.inside
-        run = jax.checkpoint(lambda *x: run_graph(inside, x), prevent_cse=node.of(Remat).prevent_cse, policy=node.policy)
+        policy = node.policy if offloads else on_device(node.policy)
+        run = jax.checkpoint(_inside(node, offloads), prevent_cse=node.of(Remat).prevent_cse, policy=policy)
         results = run(*operands)
     else:
         results = _body(node, axes)(*operands)
     return [settle(v, x, axes) for v, x in zip(node.results, results, strict=True)]
 
 
-def _inside(node: Node) -> Callable[..., list]:
+def _inside(node: Node, offloads: bool) -> Callable[..., list]:
     """Return the local program of the graph inside of a node."""
     inside = node.inside
     assert inside is not None
-    return lambda *pieces: run_graph(inside, pieces)
+    return lambda *pieces: run_graph(inside, pieces, offloads)
 
 
 def _tail(node: Node, operands: list) -> list:
     """Run a tail together with its pipeline, or alone if the pipeline has run already."""
     pending = next((x for x in operands if isinstance(x, PendingPipeline)), None)
     if pending is None:
-        return summed(node, operands, _inside(node))
+        return summed(node, operands, _inside(node, False))
     more = [x for x in operands if not isinstance(x, PendingPipeline)]
     return alternated(pair_of(node), [*pending.operands, *more])
 
@@ -242,7 +249,7 @@ def _tail(node: Node, operands: list) -> list:
 def pair_of(tail: Node) -> PipelinePair:
     """Return a tail and the pipeline that it follows, with their local programs."""
     pipeline = tail.operands[ends_of(tail).carried.start].node
-    return PipelinePair(pipeline, tail, _inside(pipeline), _inside(tail))
+    return PipelinePair(pipeline, tail, _inside(pipeline, False), _inside(tail, False))
 
 
 def _body(node: Node, axes: tuple[Axis, ...]) -> Callable[..., list]:
@@ -256,13 +263,13 @@ def _body(node: Node, axes: tuple[Axis, ...]) -> Callable[..., list]:
     return jax.checkpoint(run) if node.again and not runs_again(node) else run
 
 
-def _scan(node: Node, operands: list, axes: tuple[Axis, ...]) -> list:
+def _scan(node: Node, operands: list, axes: tuple[Axis, ...], offloads: bool) -> list:
     assert node.inside is not None
     inside, loop = node.inside, node.of(Scan)
     c, k = loop.consts, loop.carry
 
     def step(carry: Any, xs: Any) -> Any:
-        out = run_graph(inside, (*operands[:c], *carry, *xs))
+        out = run_graph(inside, (*operands[:c], *carry, *xs), offloads)
         return out[:k], out[k:]
 
     carry, ys = loops.scan(step, operands[c : c + k], operands[c + k :], loop.length, loop.reverse, loop.unroll)

@@ -12,32 +12,32 @@ from unity.search.cost.prediction import Prediction
 def offloading_in_words(plan: Plan, prediction: Prediction) -> list[str]:
     """Return a text for each line of the user's whose values a checkpoint policy offloads, the longest transfers first.
 
-    Without a link to the host, the texts say that the values stay on the device.
+    Values that stay on the device although a policy offloads them have a text with the reason.
     """
-    machine = plan.inspect.machine
-    if machine.host is None:
-        return _on_device(plan)
     rows: dict[tuple[str, str], tuple[int, float, float]] = {}
     for t in prediction.transfers:
         key = t.node.kind, short(t.node.source)
         count, nbytes, seconds = rows.get(key, (0, 0.0, 0.0))
         rows[key] = count + t.count, nbytes + t.count * t.nbytes, seconds + t.seconds
-    link = f"{machine.host.bandwidth / 1e9:.4g} GB/s"
-    return [
-        f"{count} × {kind} ({line}): {size(nbytes)} of each device to the host and back, {duration(seconds)} at {link}"
+    host = plan.inspect.machine.host
+    link = "" if host is None else f" at {host.bandwidth / 1e9:.4g} GB/s"
+    moved = [
+        f"{count} × {kind} ({line}): {size(nbytes)} of each device to the host and back, {duration(seconds)}{link}"
         for (kind, line), (count, nbytes, seconds) in sorted(rows.items(), key=lambda row: -row[1][2])
     ]
+    return [*moved, *_on_device(plan, {id(t.node) for t in prediction.transfers})]
 
 
-def _on_device(plan: Plan) -> list[str]:
-    """Return the texts for a machine without a link to the host."""
-    graph = plan.program.pcg
+def _on_device(plan: Plan, offloaded: set[int]) -> list[str]:
+    """Return texts about the values that policies offload, but that stay. `offloaded` are the ids of nodes whose values do not."""
+    graph, machine = plan.program.pcg, plan.inspect.machine
     if not any(node.policy is not None for node, _ in graph.walk()):
         return []
-    recomputed = recomputation(graph, gradients(graph, plan.program.family.differentiated))
-    nodes = (node for node, _ in graph.walk() if recomputed.offloaded_of(node))
+    wanted = recomputation(graph, gradients(graph, plan.program.family.differentiated), kept=())
+    nodes = (node for node, _ in graph.walk() if id(node) not in offloaded and wanted.offloaded_of(node))
+    unlinked = f"{machine.name} has no link to the memory of a host"
+    why = unlinked if machine.host is None else "values of pipelines and branches are not offloaded"
     return [
-        f"{kind} ({line}) stays on the device: {plan.inspect.machine.name} has no link to the memory of a host"
-        " (docs: memory#offloaded-values)"
+        f"{kind} ({line}) stays on the device: {why} (docs: memory#offloaded-values)"
         for kind, line in dict.fromkeys((node.kind, short(node.source)) for node in nodes)
     ]

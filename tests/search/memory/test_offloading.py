@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from checkpointed_models import saving
 from jax.ad_checkpoint import checkpoint_name
-from small_models import Small, f
+from small_models import Small, arrays, f
 
 import unity
 from unity.pcg.capture.capture import Captured, capture
@@ -172,3 +174,16 @@ def test_a_diff_of_plans_has_the_transfers_among_what_is_communicated() -> None:
     assert transfers.counts == (0, 2 * LAYERS)
     prediction = predict(after.program.pcg, after.inspect.machine, after.program.family.differentiated)
     assert transfers.seconds.after == pytest.approx(prediction.offloading)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_the_stages_of_a_pipeline_keep_their_values_on_the_device(schedule: str) -> None:
+    kept, offloaded = (layered(policy, True) for policy in (KEPT, OFFLOADED["names"]))
+    options: dict[str, Any] = {"machine": unity.Machine.grid(1, 4, "h200"), "pipeline": unity.PipelineShape(2, 4, schedule)}
+    with jax.enable_x64(True):
+        plans = [unity.optimize(m.loss, m.params, m.batch, budget=0, progress=False, **options) for m in (kept, offloaded)]
+        args = arrays(offloaded.params), arrays(offloaded.batch)
+        values = jax.jit(jax.value_and_grad(plans[1]))(*args)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10), values, jax.value_and_grad(offloaded.loss)(*args))
+    assert (plans[1].time, plans[1].memory) == (plans[0].time, plans[0].memory)
+    assert "stays on the device: values of pipelines and branches are not offloaded" in repr(plans[1])

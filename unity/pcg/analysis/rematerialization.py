@@ -12,7 +12,7 @@ around both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -21,11 +21,12 @@ from jax.extend.core import primitives
 
 from unity.pcg.analysis.residuals import read_backward
 from unity.pcg.ir.gradient_flow import Gradients
-from unity.pcg.ir.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, STAGES, Node, Value, recurrent
+from unity.pcg.ir.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value, recurrent
 from unity.pcg.ir.payloads import Recompute
 from unity.pcg.ir.program import Body
 
 Policies = tuple[Callable[..., Any], ...]  # of a remat and the remats around it: a value that one of them saves is saved
+GROUPED = (PIPELINE, TAIL, BRANCHES, STAGES)  # a device runs one of several alternatives, whose residuals are in one memory
 # The primitive that stands for a change of type when a policy decides about it.
 COLLECTIVES = {
     "combine": primitives.all_gather_p, "combine_replicate": primitives.all_gather_p, "reduce": primitives.psum_p,
@@ -136,10 +137,16 @@ class Recomputation:
         return every, passed
 
 
-def recomputation(graph: PCG, flow: Gradients) -> Recomputation:
-    """Return the recomputation of a graph, serial or parallel, and of the graphs nested in it."""
+def recomputation(graph: PCG, flow: Gradients, kept: Collection[str] = GROUPED) -> Recomputation:
+    """Return the recomputation of a graph, serial or parallel, and of the graphs nested in it.
+
+    Args:
+        graph: The graph.
+        flow: Where gradients flow.
+        kept: The kinds of nodes inside of which policies offload nothing.
+    """
     tables = Recomputation()
-    for region, (run, depth, marked) in enumerate(_runs(graph, flow, _Around())):
+    for region, (run, depth, marked) in enumerate(_runs(graph, flow, _Around(), kept)):
         tables.depths[region] = depth
         tables.marked.update([region] if marked else [])
         for table, key in run.notes:
@@ -155,34 +162,46 @@ class _Around:
     fenced: it is nested in a remat that is nested in a loop.
     policies: those of the remats around it.
     depth: the number of remats around it.
+    offloads: policies may offload values: it is in no stage and no branch, whose residuals stay on the device.
     """
 
     looped: bool = False
     fenced: bool = False
     policies: Policies = ()
     depth: int = 0
+    offloads: bool = True
 
 
-def _runs(graph: PCG, flow: Gradients, around: _Around) -> Iterator[tuple[_Run, int, bool]]:
+def _runs(graph: PCG, flow: Gradients, around: _Around, kept: Collection[str]) -> Iterator[tuple[_Run, int, bool]]:
     """Yield the recomputation of every region, its depth, and whether the region is an operator with marked operands."""
     for node in graph.nodes:
         if node.inside is not None:
-            inner = replace(around, looped=around.looped or node.kind in LOOPS)
+            offloads = around.offloads and node.kind not in kept
+            inner = replace(around, looped=around.looped or node.kind in LOOPS, offloads=offloads)
             if node.kind == "remat":
-                inner = _Around(around.looped, around.looped, around.policies + policies_of(node), around.depth + 1)
-                run = _Run(flow, inner.policies)
+                policies = around.policies + policies_of(node, around.offloads)
+                inner = _Around(around.looped, around.looped, policies, around.depth + 1, around.offloads)
+                run = _Run(flow, inner.policies, around.offloads)
                 run.graph(node.inside, [False] * len(node.tensors), True, around.looped)
                 yield run, inner.depth, False
-            yield from _runs(node.inside, flow, inner)
+            yield from _runs(node.inside, flow, inner, kept)
         elif node.body is not None and _has_marked_operands(node):
             run = _Run(flow, (*around.policies, _save_messages))
             run.region(node, around)
             yield run, around.depth, True
 
 
-def policies_of(remat: Node) -> Policies:
-    """Return the policy of a remat, if it has one."""
-    return () if remat.policy is None else (remat.policy,)
+def policies_of(remat: Node, offloads: bool) -> Policies:
+    """Return the policy of a remat, if it has one. Unless it `offloads`, it saves such values on the device."""
+    return () if remat.policy is None else (remat.policy if offloads else on_device(remat.policy),)
+
+
+@lru_cache(maxsize=256)
+def on_device(policy: Any) -> Any:
+    """Return a policy that saves on the device what another one offloads; None for None."""
+    if policy is None:
+        return None
+    return lambda primitive, *operands, **params: saves(policy(primitive, *operands, **params))
 
 
 def _save_messages(primitive: Any, *_: Any, **__: Any) -> bool:
@@ -195,12 +214,13 @@ class _Run:
 
     flow: the gradient flow of the whole graph.
     policies: those of the remats around it.
+    offloads: the policies of nested remats may offload values.
     in_remat: the walk is in a nested remat whose results are recomputed.
     notes: entries of the tables of `Recomputation`, as (table, key).
     """
 
-    def __init__(self, flow: Gradients, policies: Policies) -> None:
-        self.flow, self.policies = flow, policies
+    def __init__(self, flow: Gradients, policies: Policies, offloads: bool = True) -> None:
+        self.flow, self.policies, self.offloads = flow, policies, offloads
         self.in_remat = False
         self.notes: list[tuple[str, Any]] = []
 
@@ -247,7 +267,8 @@ class _Run:
         if node.kind in (BRANCHES, STAGES):
             return [backward or any(results)] * len(node.operands)
         if node.kind not in LOOPS:  # the remat's own backward pass recomputes from its operands: here only these are needed
-            own = _Run(self.flow, self.policies + policies_of(node)).graph(graph, [False] * len(results), backward, looped)
+            policies = self.policies + policies_of(node, self.offloads)
+            own = _Run(self.flow, policies, self.offloads).graph(graph, [False] * len(results), backward, looped)
             self.notes += self.saved_for_gradient(graph, len(results), backward, looped)
             outer, self.in_remat = self.in_remat, True
             for_results = self.graph(graph, results, False, looped)
