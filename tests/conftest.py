@@ -32,7 +32,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 # The first example of a test compiles, and takes a thousand times as long as the others. A gate must say the same of the same
 # code every time, so it draws the same examples; by hand, every run draws new ones.
-settings.register_profile("unity", deadline=None, derandomize="CI" in os.environ)
+settings.register_profile("unity", max_examples=50, deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("unity")
 
 

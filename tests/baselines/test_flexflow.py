@@ -48,7 +48,7 @@ def walked(o: Operators, seed: int, proposals: int, **options):
     return explored(o, initial(o, 8, seed), seed=seed, stop=Stop(None, proposals, early=False), **options)
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(name=st.sampled_from(sorted(MODELS)), seed=st.integers(0, 2**32 - 1), beta=st.sampled_from([0.0, 1.0, 20.0]))
 def test_full_and_delta_simulation_lead_through_the_same_chain(name: str, seed: int, beta: float) -> None:
     """To the last bit; and so does the same seed."""
@@ -57,7 +57,7 @@ def test_full_and_delta_simulation_lead_through_the_same_chain(name: str, seed: 
     assert found == walked(o, seed, 25, beta=beta, delta=False) == walked(o, seed, 25, beta=beta)
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(name=st.sampled_from(sorted(MODELS)), seed=st.integers(0, 2**32 - 1))
 def test_the_result_has_the_reported_time_and_is_no_worse_than_the_initial_strategies(name: str, seed: int) -> None:
     o = model(name)
@@ -114,7 +114,7 @@ def test_a_chain_ends_after_half_of_its_proposals_without_progress() -> None:
     assert again.best == chain.best
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(name=st.sampled_from(sorted(MODELS)), seed=st.integers(0, 2**32 - 1))
 def test_an_undone_change_leaves_nothing_behind(name: str, seed: int) -> None:
     """Neither in the strategy's tasks, nor for the changes that come after it."""

@@ -33,7 +33,7 @@ from unity.search.space.sites import copies
 FOUR = Machine.grid(1, 4, "p100")
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(problems(), st.data())
 def test_the_strategy_is_as_fast_as_the_best_of_all(problem: Problem, data: st.DataObject) -> None:
     """With any variables at the rim being part of the layers beside them."""

@@ -111,7 +111,7 @@ def micro_batches(draw: st.DrawFn) -> tuple[Callable[..., Any], jax.ShapeDtypeSt
     return loss, f(*shape), 0 if joined else order.index(loops)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(micro_batches())
 def test_the_samples_of_micro_batches_are_split_and_not_their_steps(
     case: tuple[Callable[..., Any], jax.ShapeDtypeStruct, int],

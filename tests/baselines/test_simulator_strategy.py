@@ -57,7 +57,7 @@ def bytes_sent(s: Strategy) -> float:
     return sum(t.nbytes for t in s.graph.tasks.values())
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(name=st.sampled_from(sorted(MODELS)), seed=st.integers(0, 2**32 - 1), overlap=st.booleans())
 def test_changed_strategies_equal_new_ones_and_delta_equals_full_simulation(name: str, seed: int, overlap: bool) -> None:
     changed(model(name), random.Random(seed), overlap)

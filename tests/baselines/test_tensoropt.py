@@ -33,7 +33,7 @@ def search_on(name: str, machine: Machine) -> Search:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(problems(), st.integers(0, 5))
 def test_the_frontier_is_that_of_brute_force_and_of_the_projects_own(way, problem: Problem, first: int) -> None:
     every = brute_force(problem)
@@ -45,7 +45,7 @@ def test_the_frontier_is_that_of_brute_force_and_of_the_projects_own(way, proble
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(problems())
 def test_heuristic_elimination_gives_possible_strategies(way, problem: Problem) -> None:
     every = brute_force(problem)
@@ -57,7 +57,7 @@ def test_heuristic_elimination_gives_possible_strategies(way, problem: Problem) 
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(problems(), st.integers(2, 3))
 def test_thin_frontiers_keep_the_leanest_and_the_fastest(way, problem: Problem, most: int) -> None:
     every = lower_left(brute_force(problem))

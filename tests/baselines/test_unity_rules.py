@@ -159,7 +159,7 @@ def test_it_is_deterministic(monkeypatch, tmp_path):
 
 
 @given(name=st.sampled_from(sorted(small_models.MODELS)), data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_every_substitution_leads_to_a_well_typed_graph_that_computes_the_same(name, data):
     """And what it changes of the price is what the two graphs differ by."""
     captured, assembled = small_models.named(name)
@@ -182,7 +182,7 @@ def test_every_substitution_leads_to_a_well_typed_graph_that_computes_the_same(n
 
 
 @given(name=st.sampled_from(sorted(small_models.MODELS)), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_no_substitution_that_types_allow_is_priced_as_impossible(name, seed):
     """Every choice of every operator, put into a serial graph, is a substitution; or the graph would not be well-typed."""
     captured, assembled = small_models.named(name)

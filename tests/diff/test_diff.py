@@ -62,7 +62,7 @@ def has_no_difference(difference: GraphDiff) -> bool:
     return not (difference or difference.removed or difference.added or difference.changed)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(small_graphs(), small_graphs())
 def test_applying_a_diff_gives_the_second_graph(one, other):
     found = applied_diff(one, other)
@@ -94,7 +94,7 @@ def with_nodes_replaced(graph: PCG, instead: dict[int, Node], bypass: dict[int, 
     return PCG(tuple(made[id(n)] for n in graph.inputs), tuple(map(of, graph.outputs)), graph.axes)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(small_graphs(), st.data())
 def test_one_changed_node_is_the_only_difference(graph, data):
     numbers = [k for k, n in enumerate(graph.nodes) if not is_parallelization(n) and n.kind != "input"]
@@ -152,7 +152,7 @@ def signature(node: Node) -> str:
     return repr((node.kind, plain, [str(t) for t in node.tensors], None if node.inside is None else id(node.inside)))
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(small_graphs(depth=0), small_graphs(depth=0))
 def test_as_many_equal_operators_are_matched_as_both_graphs_have(one, other):
     sides = [[n for n in g.nodes if not is_parallelization(n) and n.kind != "input"] for g in (one, other)]

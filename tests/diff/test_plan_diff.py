@@ -210,7 +210,7 @@ def test_plans_of_two_programs_differ() -> None:
 # --- formats ---
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(small_graphs(), small_graphs())
 def test_any_two_graphs_have_a_diff_in_every_format(one: PCG, other: PCG) -> None:
     found = PlanDiff(*(Summary(name, "", 0, 0.0, 0.0, graph, (), ()) for name, graph in (("a", one), ("b", other))))

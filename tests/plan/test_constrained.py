@@ -31,7 +31,7 @@ def constraints_in(jaxpr: Any) -> int:
 
 
 @given(requests())
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_it_computes_the_function_and_its_gradients_in_the_plans_shardings(request_) -> None:
     name, mesh, pins = request_
     fn = FUNCTIONS[name][0]

@@ -446,7 +446,7 @@ def nested(kinds: list[str], x: Any) -> Any:
     return (jax.checkpoint if kinds[0] == "remat" else jax.jit)(inner)(x)
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @example(["scan", "cond"], 1.0)  # the residuals of a conditional in a scan
 @example(["scan", "remat", "cond"], -1.0)
 @given(nestings(), st.sampled_from([1.0, -1.0]))

@@ -147,7 +147,7 @@ def programs(names: tuple[str, ...], most: int) -> st.SearchStrategy[list[tuple[
 KEYED = tuple(name for name in STEPS if name not in ("vjp", "jvp"))  # functions with rules have their code in their hash
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(programs(KEYED, 6), st.sampled_from(SPECS))
 def test_a_program_with_shardings_is_captured_as_the_one_without(steps: list[tuple[str, P]], spec: P) -> None:
     w, x = matrices()
@@ -169,7 +169,7 @@ def runs_like_its_function(steps: list[tuple[str, P]], spec: P) -> None:
     close(jax.value_and_grad(program(steps, False), (0, 1), has_aux=True)(jnp.asarray(w), jnp.asarray(x)), wanted)
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(programs(STEPS, 4), st.sampled_from(SPECS))
 def test_plans_of_programs_with_shardings_are_their_functions(steps: list[tuple[str, P]], spec: P) -> None:
     runs_like_its_function(steps, spec)
@@ -206,6 +206,7 @@ UPDATED = {
     "step": lambda f: jax.jit(lambda w, x: jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(f, has_aux=True)(w, x)[0])),
     "eager step": lambda f: lambda w, x: jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(f, has_aux=True)(w, x)[0]),
 }
+FEW = {"called": CALLS["called"], "jitted gradient": CALLS["jitted gradient"], "eager step": UPDATED["eager step"]}
 PLACES: dict[str, Callable[[Any], Any]] = {
     "NumPy arrays": lambda args: args,
     "whole on the mesh": lambda args: jax.tree.map(jnp.asarray, args),
@@ -220,7 +221,7 @@ def test_plans_run_under_the_users_mesh_with_the_types_of_the_function(where: st
     with jax.set_mesh(MESH):
         args = PLACES[where](weights())
         plan = unity.optimize(loss, *args, machine=MACHINE, objective="memory", progress=False)
-        for name, changed in (CALLS | UPDATED).items():
+        for name, changed in (CALLS | UPDATED if where == "along its axes" else FEW).items():
             wanted, found = changed(loss)(*args), changed(plan)(*args)
             close(found, wanted)
             assert types(found) == types(wanted), name
@@ -238,7 +239,7 @@ def test_arguments_that_a_plan_places_are_of_the_users_mesh_and_a_step_goes_on_w
             close(changed(plan)(*args), changed(loss)(*weights()))
     own = plan.shard(*weights())
     assert all(x.sharding.mesh == plan.inspect.mesh for x in jax.tree.leaves(own))
-    for changed in (CALLS | UPDATED).values():
+    for changed in FEW.values():
         close(changed(plan)(*own), changed(free)(*weights()))
     with jax.set_mesh(MESH):  # arrays of the plan's own mesh are taken there, too
         close(jax.jit(jax.value_and_grad(plan, has_aux=True))(*own), jax.value_and_grad(free, has_aux=True)(*weights()))

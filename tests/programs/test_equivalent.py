@@ -149,7 +149,7 @@ def test_functions_with_other_rules_of_the_same_text_stay_two() -> None:
 
 
 @given(st.permutations(range(4)), st.permutations(range(4)), st.integers(0, 3), st.integers(0, 3), st.booleans(), st.integers(0, 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_products_of_transposes_are_what_they_were(
     one: list[int], other: list[int], contracted: int, batched: int, several: bool, seed: int
 ) -> None:

@@ -277,7 +277,7 @@ def test_the_steps_of_a_file_equal_the_plans(of: Any, tmp_path: Path) -> None:
 
 
 @given(st.lists(small_graphs(), max_size=2))
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_graphs_survive_being_folded_together(graphs: list[PCG]) -> None:
     found = folded_all([*graphs, *graphs])
     assert [g.key for g in unfolded_all(typed(parsed(encoded(found)), FoldedGraphs))] == [g.key for g in graphs] * 2

@@ -88,7 +88,7 @@ def sets(draw):
 
 
 @given(sets(), st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_what_is_joined_comes_back_to_the_last_bit(one, on_host):
     leaves = [None] * len(one.leaves)
     for leaf, view in zip(one.leaves, one.views, strict=True):

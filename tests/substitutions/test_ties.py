@@ -107,11 +107,20 @@ def _with(rule: Rule, function: str) -> Rule:
     return replace(rule, left=transform(rule.left, named), right=transform(rule.right, named))
 
 
-RULES = {rule.name: rule for rule in (*axioms(), *default_library().rules) if not rule.parallel}
+# Polynomials that are equal have equal derivatives everywhere.
+POLYNOMIALS = (
+    "matmul conv2d enlarge avgpool add sub mul scale bias concat split transpose merge unmerge sum minus_one ones identity"
+    " identity_kernel mean_kernel"
+)
+RULES = {
+    rule.name: rule
+    for rule in (*axioms(), *default_library().rules)
+    if not rule.parallel and {t.operator for t in applications(rule.sides)} - set(POLYNOMIALS.split())
+}
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_both_sides_of_every_rule_have_equal_derivatives_at_ties(name: str) -> None:
+def test_both_sides_of_every_rule_that_is_no_polynomial_have_equal_derivatives_at_ties(name: str) -> None:
     with jax.enable_x64(True):
         for instance in instances(RULES[name]):
             left, right = (computed(terms, instance.types) for terms in (instance.rule.left, instance.rule.right))

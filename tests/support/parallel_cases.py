@@ -29,7 +29,7 @@ from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, UNUSED, Type, misfit, partitioned
 from unity.pcg.types.varying_axes import vary
 
-MOST = 10  # combinations of choices for one application and mesh: compiling them is what takes the time
+MOST = 6  # combinations of choices for one application and mesh: compiling them is what takes the time
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute")
 
 
@@ -103,20 +103,21 @@ def fits(body: Body, found: Combination, axes: Sequence[Axis]) -> bool:
 
 
 def combinations(body: Body, axes: Sequence[Axis]) -> list[Combination]:
-    """Every choice on an axis alone, by turns, every choice on all axes, and pairs of choices: as many as there is time for."""
+    """Every choice on all axes, or where that does not fit on one, by turns; and pairs of choices: as many as there is time for."""
     plain, more = choices(body), choices(body, inner_seeds(body))
     unused = plain[0]
     assert all(s == UNUSED for s in unused.states)
-    turns = enumerate(plain[1:])
-    alone = [Combination(tuple(c if k == turn % len(axes) else unused for k in range(len(axes)))) for turn, c in turns]
-    same = [Combination((c,) * len(axes)) for c in plain[1:]]
+    wanted = []
+    for turn, c in enumerate(plain[1:]):
+        same = Combination((c,) * len(axes))
+        alone = Combination(tuple(c if k == turn % len(axes) else unused for k in range(len(axes))))
+        wanted += [one for one in (same, alone) if fits(body, one, axes)][:1]
     pairs = [Combination(p) for p in itertools.product(more, repeat=len(axes)) if len(set(map(id, p))) > 1]
     rng = random.Random(body.key)
     rng.shuffle(pairs)
-    wanted = [c for c in alone + same if fits(body, c, axes)]
     states = {(c.operands, c.results) for c in wanted}
     for c in pairs:
-        if len(wanted) >= max(MOST, len(alone) + len(same)):
+        if len(wanted) >= MOST:
             break
         if (c.operands, c.results) not in states and fits(body, c, axes):
             wanted.append(c)

@@ -185,7 +185,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(0, 99))
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_random_graphs(steps, seed):
     def fn(x, y):
         values = [x, y]

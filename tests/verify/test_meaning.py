@@ -48,7 +48,7 @@ def serial(term):
     return term
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(typed_terms())
 def test_parallelization_preserves_the_value(case):
     """A well-typed term has the value of the term without parallelization operators, as proofs of parallel rules assume."""
@@ -65,7 +65,7 @@ def test_parallelization_preserves_the_value(case):
     assert (found == expected).all()
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(typed_terms(operators=3))
 def test_interpretation_agrees_with_execution(case):
     """`t` and `t` without parallelization operators agree in JAX, on two devices, in values and gradients."""

@@ -47,7 +47,7 @@ def rule(body):
     return parsed
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.sampled_from(OPERATORS.strip().splitlines()), st.integers(0, 10**6))
 def test_operators_mean_what_jax_computes(term, seed):
     same = rule(f"{term} = {term}")

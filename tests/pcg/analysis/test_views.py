@@ -66,7 +66,7 @@ def moves(draw: st.DrawFn) -> tuple[tuple[int, ...], Callable[[Any], Any]]:
 
 
 @given(moves())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_view_is_a_block_of_its_operand_and_a_slice_reads_its_result(case: Any) -> None:
     """The elements are numbered, moved by JAX, and looked at where they are then."""
     shape, move = case

@@ -223,7 +223,7 @@ def test_a_large_table_is_never_inside_a_composite():
     assert "convert_element_type" not in {e.name for e in lookup.body.equations if e.results[0] in lookup.body.inputs}
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(programs())
 def test_clusters_partition_the_program_in_order(program):
     body, _ = program_of(jax.make_jaxpr(lambda x: interpret(program, x))(X[0, :4, :4]))
@@ -265,7 +265,7 @@ def windows(body: Body, length: int) -> Iterator[Body]:
             yield extract(body, some, uses.outputs(some, set(some)), constant)[0]
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(programs())
 def test_lossless_is_what_all_choices_together_say(program):
     body, _ = program_of(jax.make_jaxpr(lambda x: interpret(program, x))(X[0, :4, :4]))

@@ -56,7 +56,7 @@ RESULTS: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(st.lists(st.sampled_from(sorted(RESULTS)), min_size=1, max_size=5), st.booleans())
 def test_results_and_gradients_have_the_types_of_the_function(names: list[str], weak: bool) -> None:
     def fn(w: Any, c: Any, x: Any) -> Any:

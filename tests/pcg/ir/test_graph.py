@@ -145,7 +145,7 @@ def test_impossible_schemas_are_refused(schema):
 WRONG = [None, -1, 10**9, "x", [], {}, [[0, 0]], 0.5]
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.data())
 def test_damage_is_found_wherever_it_is(data):
     """Replacing any part of the data by something else is refused, with a PlanFileError and nothing else."""

@@ -34,7 +34,7 @@ def pieces(draw: st.DrawFn) -> tuple[int, tuple[int, ...], list[np.ndarray]]:
 
 
 @given(pieces(), st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 def test_elements_have_the_bits_that_jax_gives_them(piece: tuple[int, tuple[int, ...], list[np.ndarray]], seed: int) -> None:
     width, shape, wanted = piece
     with jax.enable_x64(True):

@@ -373,7 +373,7 @@ def layouts(draw: st.DrawFn) -> tuple[tuple[int, ...], list[list[int | None]]]:
     return grid, [draw(choices) for _ in range(3)]
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(layouts(), st.data())
 def test_a_smaller_grid_computes_the_blocks_of_smaller_arrays(layout: Any, data: Any) -> None:
     """A kernel over fewer blocks is what its author's code would be for arrays of that size."""
@@ -494,11 +494,11 @@ def states(plan: Plan, kind: str) -> set[str]:
 )
 def test_plans_with_divided_kernels_are_the_function(fn: Any, plain: Any, shapes: Any, kind: str) -> None:
     args = normal(*shapes)
-    every = set[str]()
+    every, wanted = set[str](), jax.jit(jax.value_and_grad(plain))(*args)
     for point in planned(fn, *args).frontier[::3]:
         every |= states(point, kind)
         value = jax.jit(jax.value_and_grad(point))(*point.shard(*args))
-        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), value, jax.value_and_grad(plain)(*args))
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), value, wanted)
     assert "P" in every
 
 

@@ -83,8 +83,15 @@ def test_programs_inside_follow_the_entries_that_there_are_when_a_function_is_ca
     assert offers(fn) == offers(nesting(name)) != before
 
 
+# They take seconds to compile, others say the same, and `test_operator_proofs` proves them.
+AGAIN = {
+    *("dot product attention", "conv, other dimension numbers", "random, vmapped raw keys"),
+    *("gradient of igamma", "polygamma", "regularized_incomplete_beta"),
+}
+
+
 # An older JAX has other primitives and rules, which every kind of case meets; the variants of a kind follow from the table.
-@pytest.mark.parametrize("name", CASES if jax.__version_info__ >= (0, 12) else KINDS)
+@pytest.mark.parametrize("name", [name for name in (CASES if jax.__version_info__ >= (0, 12) else KINDS) if name not in AGAIN])
 def test_every_choice_computes_what_the_operator_does(name):
     application(name).check()
 
@@ -92,9 +99,8 @@ def test_every_choice_computes_what_the_operator_does(name):
 @pytest.mark.parametrize(
     "name", ["conv, groups, many channels in each", "layer norm", "embedding", "dropout", "scan", "custom_vjp", "function of a sum"]
 )
-@pytest.mark.parametrize("sizes", [(2, 4), (2, 2, 2)])
-def test_on_eight_devices_too(name, sizes):
-    application(name, sizes).check()
+def test_on_three_axes_too(name):
+    application(name, (2, 2, 2)).check()
 
 
 def test_every_entry_is_exercised():

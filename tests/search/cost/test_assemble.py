@@ -32,7 +32,7 @@ def search_on(model, machine, training=True):
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.name)
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(functions)
 def test_every_point_is_a_well_typed_graph(machine: Machine, function: Function) -> None:
     captured = capture(function.loss, function.params, function.batch)

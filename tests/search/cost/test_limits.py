@@ -40,7 +40,7 @@ def test_more_memory_never_gives_a_slower_plan(name: str) -> None:
     assert first.under(lean * 0.999) is None
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(problems())
 def test_a_larger_limit_is_never_slower_for_any_problem_and_any_rule_of_what_fits(problem: Problem) -> None:
     minimizer, odd = Minimizer(problem), np.random.default_rng(0)

@@ -26,7 +26,7 @@ def only(memory: Mapping[str, MemoryOverTime]) -> MemoryOverTime:
     return found
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(overlap=st.booleans(), **DRAWN)
 def test_memory_begins_with_arguments_and_ends_with_gradients(overlap: bool, name: str, seed: int) -> None:
     graph, captured = drawn(name, seed)
@@ -42,7 +42,7 @@ def test_memory_begins_with_arguments_and_ends_with_gradients(overlap: bool, nam
     assert gradients <= weights * (1 + 1e-9)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(**DRAWN)
 def test_bytes_are_those_of_the_spans(name: str, seed: int) -> None:
     graph, captured = drawn(name, seed)

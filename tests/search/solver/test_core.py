@@ -39,7 +39,7 @@ def same(number: float) -> object:
     return pytest.approx(number, rel=ROUNDING, abs=ROUNDING)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(problem=problems(), weight=WEIGHTS, cheap=st.sampled_from([0, 8, 2_000_000]))
 def test_the_best_of_the_core_is_the_best_of_the_whole(
     monkeypatch: pytest.MonkeyPatch, problem: Problem, weight: float, cheap: int
@@ -105,7 +105,7 @@ def test_tables_of_one_problem_are_reused_for_the_next(monkeypatch: pytest.Monke
         core(problem, domains(problem), np.array([1.0, 0.75]), solved)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(problem=problems(), weight=WEIGHTS, other=st.none() | st.floats(0, 10), budget=st.sampled_from([BUDGET, 4]))
 def test_the_best_strategy_is_that_of_brute_force(
     monkeypatch: pytest.MonkeyPatch, problem: Problem, weight: float, other: float | None, budget: int

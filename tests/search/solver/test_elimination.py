@@ -26,7 +26,7 @@ def objective(point: Point, weight: float) -> tuple[float, float]:
     return point.time + weight * point.memory, point.memory
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(problems(), st.lists(st.floats(0.01, 10), max_size=3))
 def test_the_minimum_is_that_of_brute_force(problem: Problem, some: list[float]) -> None:
     weights = [0.0, 0.5, 1.0, *some, math.inf]
@@ -72,7 +72,7 @@ def factors(draw: st.DrawFn) -> tuple[dict[tuple[int, ...], np.ndarray], int]:
     return tables, count
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(factors(), st.sampled_from([(0, 1), (0, 20), (100, 20), (10**9, 1), (10**9, 10**9)]))
 def test_large_tables_are_equal_in_parts_and_at_once(given_: tuple[dict, int], limits: tuple[int, int]) -> None:
     tables, count = given_

@@ -26,7 +26,7 @@ def _turns_left(a: tuple[float, float], b: tuple[float, float], c: tuple[float, 
     return (b[0] - a[0]) * (c[1] - a[1]) <= (b[1] - a[1]) * (c[0] - a[0])
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(problems())
 def test_the_frontier_is_that_of_brute_force(problem: Problem) -> None:
     every = brute_force(problem)

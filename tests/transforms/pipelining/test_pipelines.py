@@ -406,7 +406,7 @@ def test_stages_lie_along_some_of_a_level_or_whole_outer_ones():
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 2))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_samples_are_split_and_joined(parts, rows, dim):
     shape = [2, 3, 4]
     shape[dim] = parts * rows
@@ -418,7 +418,7 @@ def test_samples_are_split_and_joined(parts, rows, dim):
 
 
 @given(st.booleans(), st.integers(0, 3))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_guarded_work_has_the_gradient_of_what_was_done(works, seed):
     rng = np.random.default_rng(seed)
     a, b, w = (jnp.asarray(rng.normal(size=(4, 4)), jnp.float32) for _ in range(3))

@@ -1,6 +1,7 @@
 """1F1B: the gradients of the whole program, a bounded number of micro-batches held, what was predicted sent; clear refusals."""
 
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import jax
@@ -39,8 +40,7 @@ def exact(plan: Plan, gradient=True):
     assert all(line.predicted == line.compiled for line in plan.check(gradient=gradient).lines)
 
 
-@pytest.mark.parametrize("stages", [2, 4])
-@pytest.mark.parametrize("micro_batches", [4, 8, 16])
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (2, 8), (4, 4), (4, 8)])
 def test_gradients_are_those_of_the_program(stages, micro_batches):
     args = arguments()
     plan = planned(loss, args, stages, micro_batches)
@@ -282,7 +282,8 @@ def test_of_a_replicated_loss_the_gradient_is_a_partial_sum(kind):
     plan = planned(loss, args, 2, 4, kind=kind)
     search = plan.program.family.search
     drawn = (search.candidate(search.assembled, random_point(search.assembled, np.random.default_rng(k))) for k in range(200))
-    plans = [one for one in (Plan(plan.program.family, c) for c in drawn) if REPLICATED in next(tails(one)).types[0]][:2]
+    drawn = (Plan(plan.program.family, candidate) for candidate in drawn)
+    plans = [*islice((one for one in drawn if REPLICATED in next(tails(one)).types[0]), 2)]
     assert len(plans) == 2
     wanted = jax.jit(jax.value_and_grad(lambda *a: 3 * loss(*a)))(*args)
     for one in plans:

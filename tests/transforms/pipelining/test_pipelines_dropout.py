@@ -78,7 +78,7 @@ def test_masks_are_those_of_the_function(fn, kind):
 
 
 @given(st.integers(1, 5), st.integers(1, 40), st.sampled_from([8, 16, 32]), st.integers(0, 100))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_bits_by_number_are_those_of_the_whole(samples, size, width, seed):
     key = jax.random.key(seed)
     wanted = jax.random.bits(key, (samples, size), f"uint{width}")

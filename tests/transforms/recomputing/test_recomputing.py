@@ -94,7 +94,7 @@ def test_a_program_that_fits_by_recomputation_is_the_function(name: str, tmp_pat
     assert_right(name, runpy.run_path(str(tmp_path / "exported.py"), run_name="exported")["fn"], args)
 
 
-@pytest.mark.parametrize("name", ["written out", "scanned"])
+@pytest.mark.parametrize("name", ["partly", "scanned"])
 def test_every_point_of_the_frontier_of_a_recomputed_program_is_right(name: str) -> None:
     plan = planned(MODELS[name](), memory_limit=PARTS[1] * leanest(name).memory)
     assert plan.frontier[-1].memory < PARTS[1] * leanest(name).memory
@@ -102,7 +102,7 @@ def test_every_point_of_the_frontier_of_a_recomputed_program_is_right(name: str)
         assert_right(name, point, point.shard(*wanted(name)[0]))
 
 
-@pytest.mark.parametrize("name", ["written out", "scanned"])
+@pytest.mark.parametrize("name", ["dropped", "scanned"])
 def test_a_program_that_saves_products_is_the_function(name: str, tmp_path: Path) -> None:
     model = MODELS[name]()
     captured = capture(model.loss, model.params, model.batch)
@@ -209,7 +209,7 @@ def layered(draw: st.DrawFn) -> Small:
     return Small(loss, [{"up": f(16, wide), "down": f(wide, 16)} for _ in range(4)], f(rows, 16))
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(model=layered(), part=st.floats(0.55, 0.98))
 def test_no_set_of_recomputed_layers_is_better(model: Small, part: float) -> None:
     """Brute force over all sets of layers."""
