@@ -167,6 +167,22 @@ def test_a_sum_of_products_over_steps_is_derived():
     check_loops(*(capture(fn, *ARGUMENTS).body for fn in (moments, summed(lambda a, b: jnp.einsum(OVER_ALL, a, b)))))
 
 
+def test_a_result_of_the_loop_may_be_an_operand_of_the_sum_after_it():
+    def before(x, h, xs):
+        return lax.scan(lambda s, row: (s + jnp.einsum("bd,be->de", jnp.sin(row), row), (jnp.sin(row), row)), x, xs)
+
+    def after(contract):
+        def fn(x, h, xs):
+            _, (rows, same) = lax.scan(lambda _, row: ((), (jnp.sin(row), row)), (), xs)
+            return x + contract(rows, same), (rows, same)
+
+        return fn
+
+    check_loops(*(capture(fn, *ARGUMENTS).body for fn in (before, after(lambda a, b: jnp.einsum(OVER_ALL, a, b)))))
+    with pytest.raises(DerivationError):
+        check_loops(*(capture(fn, *ARGUMENTS).body for fn in (before, after(lambda a, b: jnp.einsum(OVER_ALL, b, a)))))
+
+
 @pytest.mark.parametrize(
     "fn",
     [

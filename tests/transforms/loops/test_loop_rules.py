@@ -119,6 +119,17 @@ def batched_sum(x, h, xs):
     return lax.scan(step, xs[0, :, 0], (xs, xs + 1))
 
 
+def sums_of_one_operand(x, h, xs):
+    """Both sums transpose the same state, and the loop returns it, too."""
+
+    def step(state, row):
+        carry, one, two = state
+        new = jnp.tanh(carry @ x + row)
+        return (new, one + carry.T @ new, two + carry.T @ row), carry
+
+    return lax.scan(step, (xs[0], x, h), xs)
+
+
 def joined(x, h, xs):
     """Haiku's way: input and state are joined, and multiplied by one weight."""
 
@@ -144,6 +155,7 @@ CASES = {
     "mapped": (mapped, {PRODUCTS.name: 1}),
     "sums of products": (covariance, {PRODUCTS.name: 1, SUMS.name: 1}),
     "sum of batched products": (batched_sum, {SUMS.name: 1}),
+    "sums of one operand": (sums_of_one_operand, {SUMS.name: 1}),
     "joined": (joined, {JOINED.name: 1, PRODUCTS.name: 1, INVARIANTS.name: 1}),
     "with keys": (with_keys, {PRODUCTS.name: 1}),
 }

@@ -199,11 +199,16 @@ def _check_steps(old: _Scan, new: _Scan, gone: Sequence[int]) -> None:
     if len(shared) < len(outputs) or (emitted and not gone):
         raise DerivationError("a scan after rules of loops has another number of results")
     _compare(inner, [old.step.outputs[k] for k in outputs], inner_after, shared)
-    results = {k: first.opaque(old.equation, k) for k in outputs}
-    names = [("emitted", j) for j in range(len(emitted))]
-    more = [first.opaque(new.equation, len(outputs) + j, name, second.body) for j, name in enumerate(names)]
-    stacked = dict(zip([inner_after.of(a) for a in emitted], more, strict=True))
-    stacked |= dict(zip(slices, new.stacks, strict=True)) | {steps.slice(x): x for x in old.stacks}
+    # equal results of a step are equal in all steps at once, and so are a result and the stack of which it is a slice
+    stacked = dict(zip(slices, new.stacks, strict=True)) | {steps.slice(x): x for x in old.stacks}
+    results: dict[int, CanonicalValue] = {}
+    for k, a in zip(outputs, shared, strict=True):
+        value = first.opaque(old.equation, k)
+        results[k] = value if k < len(old.initial) else stacked.setdefault(inner_after.of(a), value)
+    more = list[CanonicalValue]()
+    for j, a in enumerate(emitted):
+        value = first.opaque(new.equation, len(outputs) + j, ("emitted", j), second.body)
+        more.append(stacked.setdefault(inner_after.of(a), value))
     for k in gone:
         results[k] = _sum_over_steps(old, k, inner, stacked)
     first.know(old.equation, [results[k] for k in range(len(old.step.outputs))])
