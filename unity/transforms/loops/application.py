@@ -8,10 +8,9 @@ from functools import partial
 
 from unity.pcg.ir.equation_writer import EquationWriter
 from unity.pcg.ir.program import Body, Equation
-from unity.pcg.jaxprs.jaxprs import SCANNED
 from unity.pcg.propagation.scan_programs import inside
 from unity.substitutions.language.loop_rules import INVARIANTS, JOINED, PRODUCTS, SUMS, LoopRule
-from unity.transforms.loops.dependences import ScanParts
+from unity.transforms.loops.dependences import ScanParts, takes_steps
 from unity.transforms.loops.hoisting import add_hoisted, invariants, needed, products
 from unity.transforms.loops.joined import add_with_parts, joined_products
 from unity.transforms.loops.sums import add_with_sums, summed_products
@@ -51,7 +50,7 @@ def applied(body: Body, rule: LoopRule, step: str) -> Body:
     writer, changed = EquationWriter.beside(body), False
     for e in body.equations:
         program = inside(e)
-        if e.name in SCANNED and ScanParts.of(e).step.key == step:
+        if takes_steps(e) and ScanParts.of(e).step.key == step:
             changed = WAYS[rule.name].add(writer, ScanParts.of(e)) or changed
             continue
         new = None if program is None else applied(program, rule, step)

@@ -102,10 +102,19 @@ class ScanParts:
         return equations[::-1]
 
 
+def takes_steps(e: Equation) -> bool:
+    """Return whether an equation is a scan that rules of loops may rewrite.
+
+    A scan of no steps computes nothing. A value before it would be computed, and its derivative at zero may be infinite: times the
+    cotangent zero that is not a number.
+    """
+    return e.name in SCANNED and int(e.params["length"]) > 0
+
+
 def scans(body: Body) -> Iterator[Equation]:
-    """Yield the scans of a program and of its nested programs of scans and remats, outer ones first."""
+    """Yield the scans that take steps, of a program and of its nested programs of scans and remats, outer ones first."""
     for e in body.equations:
-        if e.name in SCANNED:
+        if takes_steps(e):
             yield e
         program = inside(e)
         if program is not None:
