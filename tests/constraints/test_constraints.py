@@ -520,6 +520,7 @@ def refusal(constraints: list[Any], **options: Any) -> str:
 
 def test_a_constraint_that_matches_nothing_names_the_nearest() -> None:
     assert "no argument has the path params['w3']; the nearest are params['w" in refusal([unity.pin("params['w3']", P())])
+    assert "no argument has the path w1; the nearest are args[0]['w1'], params['w1']" in refusal([unity.pin("w1", P())])
     assert "'nodes' is no level or axis of this machine: it has node, device; did you mean 'node'?" in refusal(
         [unity.pin("params['w1']", P("nodes"))]
     )

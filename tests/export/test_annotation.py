@@ -248,6 +248,7 @@ def test_a_line_whose_runs_differ_has_no_constraint(tmp_path: Path) -> None:
     plan = planned(module.loss, params, jnp.ones((128, 64)), pins=pins)
     annotation = plan.files.annotate(tmp_path / "model.py")
     assert annotation.diff == ""
+    assert str(annotation).startswith("no constraint to write into")
     product, line = 'x @ p["up"]', 'x + jnp.tanh(x @ p["up"]) @ p["down"]'
     reasons = {u.expression: u.reason for u in annotation.unannotated}
     assert {u.line for u in annotation.unannotated} == {5}

@@ -55,7 +55,8 @@ def matched(pattern: str, paths: Spellings) -> tuple[int, ...]:
 
 
 def nearest(pattern: str, paths: Spellings) -> str:
-    """Return a phrase that lists the paths most similar to a pattern, or "" if none is similar."""
+    """Return a phrase that lists the paths that end in a pattern, or else the most similar ones; "" if none is similar."""
     every = dict.fromkeys(shortened(path) for spelled in paths for path in spelled)
-    near = difflib.get_close_matches(shortened(pattern), every, 3, 0.3)
+    ends = (f"['{pattern}']", f".{pattern}")
+    near = [path for path in every if path.endswith(ends)][:3] or difflib.get_close_matches(shortened(pattern), every, 3, 0.3)
     return f"; the nearest are {', '.join(near)}" if near else ""

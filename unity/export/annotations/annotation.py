@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Annotation:
-    """A file with sharding constraints written in. It prints as a diff, which `git apply` takes.
+    """A file with sharding constraints written in. It prints as a diff, which `git apply` takes, or says that there is none.
 
     Attributes:
         path: the file.
@@ -63,7 +63,8 @@ class Annotation:
         return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
     def __str__(self) -> str:
-        return self.diff
+        missing = f"; of {len(self.unannotated)} lines none could be written" if self.unannotated else ""
+        return self.diff or f"no constraint to write into {self.path}: the specifications of arguments say all{missing}"
 
 
 def annotate(plan: Plan, path: str | Path) -> Annotation:
