@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from math import prod
 from typing import Literal
 
 from unity.base.documents import Record
 from unity.base.formatting import pattern, short
 from unity.machine.hardware import ALIGNMENT
+from unity.machine.machine import Machine
 from unity.pcg.capture.capture import unparallelized
-from unity.pcg.ir.graph import PCG
+from unity.pcg.ir.gradient_flow import Gradients, gradients
+from unity.pcg.ir.graph import PCG, Node
+from unity.pcg.ir.program import Body
 from unity.pcg.ir.user_lines import source_of_use
 from unity.pcg.propagation.halos import undivided_windows
 from unity.plan.effects import dropped_effects
 from unity.plan.planned_program import PlannedProgram
 from unity.plan.undivided import undivided
 from unity.search.cost.alignment import depends_on_alignment, misaligned_rows
-from unity.search.cost.prediction import Prediction, local_shapes, predict
+from unity.search.cost.prediction import Prediction, local_shapes, operator_seconds, predict
 from unity.search.cost.roofline import dense_work
 
 LARGE = 16  # indices of a dimension that is worth dividing
@@ -101,21 +105,38 @@ def _whole(program: PlannedProgram, prediction: Prediction | None) -> Iterator[P
 
 
 def misaligned(program: PlannedProgram, prediction: Prediction | None = None) -> Iterator[PlanWarning]:
-    """Yield the matrix products that are slow because rows do not begin at multiples of `ALIGNMENT` bytes, with their sizes."""
+    """Yield the matrix products that are slow because rows do not begin at multiples of `ALIGNMENT` bytes, with their sizes.
+
+    A product that mostly waits for memory, such as one with a single column, is as fast with any rows, and yields no warning.
+    """
     machine = program.family.search.machine
+    if machine.device.misaligned == 1:
+        return
     prediction = prediction or predict(program.pcg, machine, program.family.differentiated)
-    seconds = defaultdict[tuple[str, str, tuple[int, ...]], float](float)
+    flow = gradients(program.pcg, program.family.differentiated)
+    taken, lost = (defaultdict[tuple[str, str, tuple[int, ...]], float](float) for _ in range(2))
     for term in prediction.operators:
         body = term.node.body
         if body is None or not depends_on_alignment(machine.device, body):
             continue
         if rows := misaligned_rows(dense_work(body)[1], local_shapes(term.node, program.pcg)):
-            seconds[short(term.node.source), term.node.kind, rows] += term.forward + term.backward
-    for (line, kind, sizes), taken in seconds.items():
-        if taken >= WORTH_WARNING * prediction.computing:
-            times, elements = f"{machine.device.misaligned:g} times", ", ".join(map(str, sizes))
+            key = short(term.node.source), term.node.kind, rows
+            forward, backward = _saved_by_alignment(term.node, body, program.pcg, flow, machine)
+            taken[key] += term.forward + term.backward
+            lost[key] += term.forward * forward + term.backward * backward
+    for key, seconds in lost.items():
+        if seconds >= WORTH_WARNING * prediction.computing:
+            (line, kind, sizes), times = key, taken[key] / (taken[key] - seconds)
             text = (
-                f"{kind} takes about {times} as long with rows of {elements} elements, which are no multiple of"
-                f" {ALIGNMENT} bytes: other sizes, or padding=True, may be faster"
+                f"{kind} takes about {times:.2g} times as long with rows of {', '.join(map(str, sizes))} elements, which are no"
+                f" multiple of {ALIGNMENT} bytes: other sizes, or padding=True, may be faster"
             )
             yield PlanWarning("misaligned", line, f"rows of {kind}", text)
+
+
+def _saved_by_alignment(node: Node, body: Body, graph: PCG, flow: Gradients, machine: Machine) -> tuple[float, float]:
+    """Return the fractions of a product's seconds, forward and backward, that aligned rows would save by the roofline."""
+    devices = machine.device, replace(machine.device, misaligned=1.0)
+    seconds = (operator_seconds(node, body, graph, flow, replace(machine, device=d, profile=None))[:2] for d in devices)
+    forward, backward = (1 - aligned / slow if slow else 0.0 for slow, aligned in zip(*seconds, strict=True))
+    return forward, backward

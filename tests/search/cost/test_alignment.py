@@ -80,6 +80,14 @@ def test_a_plan_names_such_products_and_pads_them_if_it_may(capsys):
     assert "rows of" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("columns", "warned"), [(1, False), (4100, True)])
+def test_a_product_that_waits_for_memory_is_not_called_slow(columns, warned):
+    x, w = jax.ShapeDtypeStruct((4096, 4096), "bfloat16"), jax.ShapeDtypeStruct((4096, columns), "bfloat16")
+    plan = unity.optimize(lambda w, x: (x @ w).astype("float32").sum(), w, x, machine=H100, **OPTIONS)
+    texts = [w.text for w in warnings_of(plan.program) if w.topic == "misaligned"]
+    assert [f"about {SLOWER:.2g} times as long with rows of {columns} elements" in text for text in texts] == [True] * warned
+
+
 @pytest.mark.parametrize(
     ("size", "devices", "unit", "padded"),
     [
