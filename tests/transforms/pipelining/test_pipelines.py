@@ -445,3 +445,22 @@ def test_weights_are_not_kept_for_every_tick():
     assert held.step < 8 * weights / 2 + 60 * activations
     counts = [c.count for c in traffic(plan.program.pcg, range(5)) if c.kind == "collective-permute"]
     assert counts == [3 * 9, 3 * 9]
+
+
+def test_stages_that_cannot_divide_a_tensor_are_passed_over():
+    """Heads of a few rows each: a micro-batch is too small for the axes of the most stages."""
+
+    def attend(x, p):
+        q = (x @ p["up"]).reshape(4, 16, 4, 8)
+        weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, q))
+        return x + jnp.einsum("bhts,bshd->bthd", weights, q).reshape(64, 32) @ p["down"], None
+
+    def total(params, x):
+        return jnp.mean(lax.scan(jax.checkpoint(attend), x, params)[0] ** 2)
+
+    params = {"up": jax.ShapeDtypeStruct((4, 16, 32), "float32"), "down": jax.ShapeDtypeStruct((4, 32, 16), "float32")}
+    x, machine = jax.ShapeDtypeStruct((64, 16), "float32"), Machine.grid(1, 8, "h200")
+    plan, without = (
+        unity.optimize(total, params, x, machine=machine, budget=0, progress=False, pipelines=p) for p in (True, False)
+    )
+    assert plan.time <= without.time

@@ -320,7 +320,7 @@ def assemble(
         rerun: Whether the backward pass may rerun operators.
 
     Raises:
-        InfeasibleError: `restrict` leaves a site no value.
+        InfeasibleError: `restrict` leaves a site no value, or the axes of a pipeline's stages divide none.
     """
     listed = listed or Listed()
     opened = sites_of(graph, differentiated, training.backward)

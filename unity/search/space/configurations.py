@@ -182,7 +182,7 @@ def domain(
         mask: The user's constraints; the values that they allow may have any order on interchangeable axes.
 
     Raises:
-        InfeasibleError: The mask allows no value.
+        InfeasibleError: The mask allows no value, or inside of a pipeline, the stage axes divide none.
     """
     if site.along:
         return _staged(site, choices, rank, axes, limits, mask)
@@ -239,8 +239,9 @@ def _staged(
     picks = np.full((len(inner), len(axes)), len(inner.choices), np.int16)
     picks[:, others] = inner.picks
     picks = allowed(mask, cs, picks[fits(cs, shapes, picks, axes)], axes)
-    if mask and not len(picks):
-        raise InfeasibleError("constraints leave no way to split a tensor")
+    if not len(picks):
+        why = "constraints leave no way to split a tensor" if mask else "the stage axes cannot divide a tensor inside of a stage"
+        raise InfeasibleError(why)
     return domain_of_picks(cs, picks, shapes, axes, inner.whole, mask)
 
 
