@@ -51,6 +51,10 @@ def test_devices_without_the_figure_have_no_such_products():
     np.testing.assert_allclose(product(4096, 4096, 4097, machine=machine), product(4096, 4096, 4096, machine=machine), rtol=1e-3)
 
 
+def test_integers_were_not_measured():
+    assert [float(x) for x in slowdown(H100.device, "int8", [4097, 4097], 4097)] == [1, 1]
+
+
 def test_what_counts_is_the_part_of_one_device():
     """4,112 columns are aligned, and an eighth of them, 514, is not."""
     forward, backward = slowdown(H100.device, "bfloat16", [np.array([4096, 4096]), np.array([4112, 514])], np.array([4112, 514]))
