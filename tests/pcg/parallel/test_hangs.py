@@ -156,7 +156,7 @@ def test_whatever_the_search_can_choose_reaches_all_its_devices(name: str) -> No
 def without_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was searched, and believed, before there was a rule."""
     monkeypatch.setattr(assembling, "stationary_pairs", lambda before, after, *_: np.ones((len(before), len(after)), bool))
-    monkeypatch.setattr("unity.plan.planned_program.check", lambda graph: None)
+    monkeypatch.setattr("unity.plan.planned_program.check_by_names", lambda graph, names: None)
 
 
 @pytest.mark.parametrize("name", [name for name in PLANS if "branches" not in name])
