@@ -238,6 +238,23 @@ def test_imports_and_names_are_those_of_the_file(head: str, imports: list[str], 
     exec(compile(annotation.source, "model.py", "exec"), {})
 
 
+def test_equal_layers_on_lines_of_their_own_each_have_their_constraints(tmp_path: Path) -> None:
+    """Their operators share a body, whose equations have the first layer's line."""
+    layers = """def loss(w, x):
+    h = jnp.tanh(x @ w["a"])
+    h = jnp.tanh(h @ w["b"])
+    return jnp.mean((h @ w["c"]) ** 2)
+"""
+    module = written(tmp_path, HEAD + layers)
+    args = {name: jnp.ones((256, 256)) / 256 for name in "abc"}, jnp.ones((128, 256))
+    plan = unity.optimize(module.loss, *args, machine=EIGHT, search="fsdp", progress=False)
+    annotation = plan.files.annotate(tmp_path / "model.py")
+    constrained = [line for line in annotation.source.splitlines() if "with_sharding_constraint" in line]
+    assert len(constrained) == 3
+    assert all(f'with_sharding_constraint(w["{name}"], P())' in line for name, line in zip("abc", constrained, strict=True))
+    assert annotation.unannotated == ()
+
+
 def test_a_line_whose_runs_differ_has_no_constraint(tmp_path: Path) -> None:
     module = written(tmp_path, HEAD + TWO_LAYERS)
     params = [{"up": jnp.ones((64, 256)), "down": jnp.ones((256, 64))}] * 2

@@ -63,8 +63,8 @@ class Annotation:
         return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
     def __str__(self) -> str:
-        missing = f"; of {len(self.unannotated)} lines none could be written" if self.unannotated else ""
-        return self.diff or f"no constraint to write into {self.path}: the specifications of arguments say all{missing}"
+        reason = f"{len(self.unannotated)} could not be written" if self.unannotated else "the specifications of arguments say all"
+        return self.diff or f"no constraint to write into {self.path}: {reason}"
 
 
 def annotate(plan: Plan, path: str | Path) -> Annotation:

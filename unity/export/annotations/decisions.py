@@ -10,6 +10,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from unity.exec.sharding_constraints import divides_more, origins_of, refuse_per_device
 from unity.export.annotations.constraint_writer import SIDES
@@ -148,12 +149,27 @@ def _value(computed: ComputationSignature, types: list[Type], is_decided: bool) 
 
 
 def _computation(node: Node, body: Body, equation: Equation, variable: int, file: str) -> ComputationSignature | None:
-    """Return the computation of a result of an equation, or None if its line, or else its operator's, is in another file."""
-    for source in (equation.source, node.source):
+    """Return the computation of a result of an equation, or None if its line, or else its operator's, is in another file.
+
+    Equal operators share a body, whose equations have the lines of the first of them. The others have their operator's line alone.
+    """
+    for source in (equation.source, node.source) if _has_own_lines(node) else (node.source,):
         if is_in(source, file):
             tensor = body.tensors[variable]
             return ComputationSignature(line_of(source), equation.primitive.name, tensor.shape, str(tensor.dtype))
     return None
+
+
+def _has_own_lines(node: Node) -> bool:
+    """Return whether the lines of a node's equations are its own: one of them is the node's."""
+    return node.body is None or not node.source or node.source in _sources(node.body)
+
+
+@lru_cache(maxsize=4096)
+def _sources(body: Body) -> frozenset[str]:
+    """Return the lines of a body's equations and of those nested in them."""
+    own = {e.source for e in body.equations}
+    return frozenset(own.union(*(_sources(nested) for e in body.equations for nested in bodies(e))))
 
 
 def is_in(source: str, file: str) -> bool:
