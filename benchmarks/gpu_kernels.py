@@ -22,14 +22,15 @@ from benchmarks.alternate import alternate, ratio
 from benchmarks.gpu import CASES
 from benchmarks.models import concrete
 from benchmarks.record import record, results, show
+from unity.machine.hardware import ALIGNMENT
 from unity.machine.machine import Machine
 
 RUNS, ROUNDS = 10, 5
 SMALL = 2**25  # bytes
 TURNS = 15
-VOCABULARY = ((8192, 768, n, "bfloat16") for n in (50304, 50264, 50260, 50258, 50257))
-WORDS = ((4096, 1024, n, "float32") for n in (30528, 30524, 30522, 30521))
-CONTRACTED = ((8192, k, 4096, "bfloat16") for k in (1024, 1020, 1023))
+VOCABULARY = tuple((8192, 768, n, "bfloat16") for n in (50304, 50264, 50260, 50258, 50257))  # the first of each is aligned
+WORDS = tuple((4096, 1024, n, "float32") for n in (30528, 30524, 30522, 30521))
+CONTRACTED = tuple((8192, k, 4096, "bfloat16") for k in (1024, 1020, 1023))
 ROWS = ((m, 1024, 4096, "bfloat16") for m in (8191, 8188))
 SQUARE = ((n, n, n, kind) for kind in ("bfloat16", "float32") for n in (256, 512, 1024, 2048, 4096))
 FLAT = ((512, 512, n, "float32") for n in (1024, 2048, 4096, 8192))
@@ -118,6 +119,21 @@ def products() -> Iterator[dict[str, Any]]:
         }
 
 
+def misaligned(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return how many times as long misaligned products take as aligned ones of about the size: the least, the median, the most.
+
+    A product counts forward and, where it is the result whose rows are misaligned, backward: `Device.misaligned` is of these.
+    """
+    by_shape = {(row["shape"], row["dtype"]): row for row in rows if row["what"] == "product"}
+    times = []
+    for group, ways in ((VOCABULARY, ("forward", "backward")), (WORDS, ("forward", "backward")), (CONTRACTED, ("forward",))):
+        aligned, *others = (by_shape.get((f"{m} {k} {n}", dtype)) for m, k, n, dtype in group)
+        for (_, k, n, dtype), row in zip(group[1:], others, strict=True):
+            if row and aligned and any(size * jnp.dtype(dtype).itemsize % ALIGNMENT for size in (k, n)):
+                times += [row[way] / aligned[way] for way in ways]
+    return {"least": min(times), "median": median(times), "most": max(times)} if times else {}
+
+
 def elements() -> Iterator[dict[str, Any]]:
     card = Machine.grid(1, 1, "h200").device
     for fn, shape, dtype in ELEMENTS:
@@ -170,7 +186,7 @@ def main() -> None:
         for row in part():
             rows.append(row)
             print(row, flush=True)
-            record("gpu_kernels", rows, device=jax.devices()[0].device_kind)
+            record("gpu_kernels", rows, device=jax.devices()[0].device_kind, misaligned=misaligned(rows))
     show("kernels over the roofline, and padded steps", rows)
 
 

@@ -42,9 +42,9 @@ _HOPPER = {
 }
 
 # How many times as long products take whose rows are not multiples of 16 bytes. H200: seven in bfloat16 and float32, forward or
-# backward, 1.4 to 3.9 times as long as their aligned neighbours, 2.6 in the median (`python -m benchmarks.gpu_kernels`). H100: its
+# backward, 1.4 to 4.0 times as long as their aligned neighbours, 2.4 in the median (`python -m benchmarks.gpu_kernels`). H100: its
 # processor is the same. Others: not measured.
-_MISALIGNED = {"h100": 2.6, "h200": 2.6}
+_MISALIGNED = {"h100": 2.4, "h200": 2.4}
 
 
 def _gpu(name: str, flops: Mapping[str, float], gib: int, bandwidth: float) -> Device:
