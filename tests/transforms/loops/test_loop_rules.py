@@ -200,6 +200,24 @@ def test_no_rule_applies_after_all_that_do(fn):
     assert not any(applicable(after.body, rule) for rule in LOOP_RULES.values())
 
 
+@pytest.mark.parametrize("reverse", [False, True], ids=["constant first", "carry first"])
+def test_of_scans_with_equal_steps_those_change_to_which_a_rule_applies(reverse):
+    """Both steps multiply their two inputs; the first one is a constant of one loop, and the carry of the other."""
+
+    def constant(x, xs):
+        return lax.map(lambda row: x @ row, xs)
+
+    def carried(x, xs):
+        return lax.scan(lambda state, row: (state @ row, None), x, xs)[0]
+
+    order = [constant, carried][:: -1 if reverse else 1]
+    captured = capture(lambda x, xs: [loop(x, xs) for loop in order], *arrays([(D, D), (T, D, D)], "float32"))
+    assert len({ScanParts.of(scan).step.key for scan in scans(captured.body)}) == 1
+    rewriting = together(captured)
+    rewriting.check()
+    assert {rule.name: n for rule, n in rewriting.applied.items()} == {PRODUCTS.name: 1}
+
+
 def test_the_loop_reads_neither_the_slices_nor_the_weight_of_the_product():
     captured = capture(recurrent(), *arrays(W, "float32"))
     (scan,) = scans(together(captured).after.body)

@@ -50,8 +50,9 @@ def applied(body: Body, rule: LoopRule, step: str) -> Body:
     writer, changed = EquationWriter.beside(body), False
     for e in body.equations:
         program = inside(e)
-        if takes_steps(e) and ScanParts.of(e).step.key == step:
-            changed = WAYS[rule.name].add(writer, ScanParts.of(e)) or changed
+        parts = ScanParts.of(e) if takes_steps(e) else None
+        if parts is not None and parts.step.key == step:
+            changed = WAYS[rule.name].add(writer, parts) or changed
             continue
         new = None if program is None else applied(program, rule, step)
         if new is not program:

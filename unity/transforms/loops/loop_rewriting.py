@@ -117,9 +117,12 @@ def loop_rewriting(captured: Captured, applications: Sequence[LoopApplication], 
 
 
 def applicable(body: Body, rule: LoopRule) -> list[LoopApplication]:
-    """Return the applications of a rule to the scans of a program, equal steps once."""
-    steps = {ScanParts.of(scan).step.key: scan for scan in scans(body)}
-    return [LoopApplication(rule.name, key) for key, scan in steps.items() if moved(ScanParts.of(scan), rule)]
+    """Return the applications of a rule to the scans of a program, those with equal steps together.
+
+    Of two scans with equal steps, a rule may apply to one alone: an input of the step may be a constant there, and a carry here.
+    """
+    steps = (parts.step for parts in map(ScanParts.of, scans(body)) if moved(parts, rule))
+    return [LoopApplication(rule.name, key) for key in dict.fromkeys(step.key for step in steps)]
 
 
 def apply(body: Body, application: LoopApplication) -> Body:
@@ -131,9 +134,11 @@ def _bodies(body: Body, applications: Sequence[LoopApplication]) -> list[_Place]
     """Return the program before the first application of a rule, and after each."""
     places = [_Place(body)]
     for application in applications:
-        changed = tuple(scan for scan in scans(body) if ScanParts.of(scan).step.key == application.step)
+        rule = LOOP_RULES[application.rule]
+        equal = (scan for scan in scans(body) if ScanParts.of(scan).step.key == application.step)
+        changed = tuple(scan for scan in equal if moved(ScanParts.of(scan), rule))
         body = apply(body, application)
-        places.append(_Place(body, LOOP_RULES[application.rule], changed))
+        places.append(_Place(body, rule, changed))
     return places
 
 
