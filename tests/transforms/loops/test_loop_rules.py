@@ -227,6 +227,31 @@ def test_the_loop_reads_neither_the_slices_nor_the_weight_of_the_product():
     assert [n.kind for n in together(captured).after.graph.nodes if n.kind in ("dot_general", "scan")] == ["dot_general", "scan"]
 
 
+def test_factors_of_sums_are_emitted_once_and_not_beside_an_equal_result():
+    """Both sums transpose the state, which is a result already. The loop emits its transpose, and the new state."""
+    captured = capture(sums_of_one_operand, *arrays(W, "float32"))
+    rewriting = together(captured)
+    rewriting.check()
+    (scan,) = scans(rewriting.after.body)
+    assert len(scan.results) == 1 + 1 + 2  # the carry, the result, and both factors
+    assert [e.name for e in ScanParts.of(scan).step.equations].count("transpose") == 1
+
+    def returned(x, xs):
+        """A factor is a result of the loop."""
+
+        def step(total, row):
+            factor = jnp.sin(row)
+            return total + factor.T @ row, factor
+
+        return lax.scan(step, x, xs)
+
+    captured = capture(returned, *arrays([(D, D), (T, B, D)], "float32"))
+    rewriting = together(captured)
+    rewriting.check()
+    (scan,) = scans(rewriting.after.body)
+    assert len(scan.results) == 2  # the result, and the transposed factor
+
+
 def test_products_of_bfloat16_round_as_in_the_loop():
     def fn(x, xs):
         def step(state, row):

@@ -102,6 +102,11 @@ class ScanParts:
         return equations[::-1]
 
 
+def variables_read(body: Body) -> set[int]:
+    """Return the variables that a program's equations or outputs read."""
+    return {a for atoms in (*(e.operands for e in body.equations), body.outputs) for a in atoms if isinstance(a, int)}
+
+
 def takes_steps(e: Equation) -> bool:
     """Return whether an equation is a scan that rules of loops may rewrite.
 

@@ -16,7 +16,7 @@ from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.jaxprs.trace_contexts import precision_of, without_mesh
 from unity.pcg.types.accumulation import narrow
 from unity.pcg.types.factors import facts_of
-from unity.transforms.loops.dependences import Dependence, ScanParts
+from unity.transforms.loops.dependences import Dependence, ScanParts, variables_read
 from unity.transforms.loops.scan_parameters import with_step
 
 Targets = Callable[[ScanParts], frozenset[int]]
@@ -59,28 +59,23 @@ def needed(parts: ScanParts, targets: Targets) -> list[Equation]:
 def _needed(parts: ScanParts, targets: frozenset[int]) -> tuple[Body, list[int]]:
     """Return a step without the equations of some targets, and without those that only they need; and the targets that it reads."""
     rest = used(replace(parts.step, equations=tuple(e for e in parts.step.equations if targets.isdisjoint(e.results))))
-    read = _read(rest)
+    read = variables_read(rest)
     return rest, [v for e in parts.step.equations for v in e.results if v in targets and v in read]
-
-
-def _read(body: Body) -> set[int]:
-    """Return the variables that a program's equations or outputs read."""
-    return {a for atoms in (*(e.operands for e in body.equations), body.outputs) for a in atoms if isinstance(a, int)}
 
 
 def add_hoisted(writer: EquationWriter, parts: ScanParts, targets: Targets) -> bool:
     """Append a scan with targets of its step computed before it. Returns False, and appends it as it is, if it reads none."""
     scan, step = parts.scan, parts.step
-    rest, needed = _needed(parts, targets(parts))
-    if not needed:
+    rest, moving = _needed(parts, targets(parts))
+    if not moving:
         writer.equations.append(scan)
         return False
     values = _Outside(writer, parts)
-    for e in parts.cone(set(needed)):
+    for e in parts.cone(set(moving)):
         values.add(e)
-    read = _read(rest)
-    fixed = {v: values.atoms[v] for v in (*parts.fixed, *needed) if v in read and v not in values.stacked}
-    slices = {v: values.atoms[v] for v in (*parts.slices, *needed) if v in read and v in values.stacked}
+    read = variables_read(rest)
+    fixed = {v: values.atoms[v] for v in (*parts.fixed, *moving) if v in read and v not in values.stacked}
+    slices = {v: values.atoms[v] for v in (*parts.slices, *moving) if v in read and v in values.stacked}
     operands = dict(zip(step.inputs, scan.operands, strict=True))
     inputs = (*fixed, *parts.carry, *slices)
     atoms = (*fixed.values(), *(operands[v] for v in parts.carry), *slices.values())
@@ -119,8 +114,8 @@ def _mapped(e: Equation, variables: Sequence[int], stacked: Sequence[bool]) -> C
     """Return an equation as a function of its variables, mapped over the leading dimension of those that are stacked."""
 
     def once(*values: Any) -> Any:
-        given = dict(zip(variables, values, strict=True))
-        operands = [jnp.asarray(a.value, a.tensor.dtype) if isinstance(a, Literal) else given[a] for a in e.operands]
+        named = dict(zip(variables, values, strict=True))
+        operands = [jnp.asarray(a.value, a.tensor.dtype) if isinstance(a, Literal) else named[a] for a in e.operands]
         results = e.primitive.bind(*operands, **e.params)
         return results if e.primitive.multiple_results else [results]
 

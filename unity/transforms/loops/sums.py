@@ -9,13 +9,13 @@ from typing import Any
 
 from jax import lax
 
-from unity.pcg.capture.heavy_operators import multiplies
-from unity.pcg.ir.dead_code import used
+from unity.pcg.capture.heavy_operators import multiplies, pure
+from unity.pcg.ir.dead_code import deduplicated, used
 from unity.pcg.ir.equation_writer import EquationWriter
 from unity.pcg.ir.program import Atom, Body, Equation, tensor_type
 from unity.pcg.jaxprs.trace_contexts import precision_of, without_mesh
 from unity.pcg.types.accumulation import limited
-from unity.transforms.loops.dependences import Dependence, ScanParts
+from unity.transforms.loops.dependences import Dependence, ScanParts, variables_read
 from unity.transforms.loops.scan_parameters import with_step
 
 
@@ -70,29 +70,33 @@ def add_with_sums(writer: EquationWriter, parts: ScanParts) -> bool:
         writer.equations.append(scan)
         return False
     gone = {s.number for s in sums}
-    operands = dict(zip(step.inputs, scan.operands, strict=True))
-    stacked: dict[int, Atom] = {v: operands[v] for v in parts.slices}
-    emitted = [v for v in dict.fromkeys(v for s in sums for v in s.operands) if v not in stacked]
     kept = [k for k in range(len(step.outputs)) if k not in gone]
-    outputs = (*(step.outputs[k] for k in kept), *emitted)
+    factors = [v for s in sums for v in s.operands]
+    outputs = (*(step.outputs[k] for k in kept), *factors)
+    merged = deduplicated(Body(step.inputs, outputs, step.equations, step.tensors), pure)  # equal factors are emitted once
+    shared, same = merged.outputs[: len(kept)], dict(zip(factors, merged.outputs[len(kept) :], strict=True))
+    operands = dict(zip(step.inputs, scan.operands, strict=True))
+    stacked: dict[Atom, Atom] = {
+        a: scan.results[k] for k, a in zip(kept, shared, strict=True) if k >= parts.carries and isinstance(a, int)
+    }
+    stacked |= {v: operands[v] for v in parts.slices}
+    emitted = [v for v in dict.fromkeys(same.values()) if isinstance(v, int) and v not in stacked]
     carry = tuple(v for k, v in enumerate(parts.carry) if k not in gone)
-    rest = used(Body(step.inputs, outputs, step.equations, step.tensors))
-    read = {a for atoms in (*(e.operands for e in rest.equations), outputs) for a in atoms if isinstance(a, int)}
+    rest = used(replace(merged, outputs=(*shared, *emitted)))
+    read = variables_read(rest)
     fixed, slices = [v for v in parts.fixed if v in read], [v for v in parts.slices if v in read]
-    program = Body((*fixed, *carry, *slices), outputs, rest.equations, rest.tensors)
+    program = Body((*fixed, *carry, *slices), rest.outputs, rest.equations, rest.tensors)
     types = [tensor_type((parts.length, *step.tensors[v].shape), step.tensors[v].dtype) for v in emitted]
-    results = [scan.results[k] for k in kept]
-    stacked |= {v: writer.new(t) for v, t in zip(emitted, types, strict=True)}
-    results += [a for a in (stacked[v] for v in emitted) if isinstance(a, int)]
+    stacks = [writer.new(t) for t in types]
+    stacked.update(zip(emitted, stacks, strict=True))
+    results = (*(scan.results[k] for k in kept), *stacks)
     params = with_step(scan.params, program, len(fixed), len(carry))
     atoms = tuple(operands[v] for v in program.inputs)
-    writer.equations.append(replace(scan, params=params, operands=atoms, results=tuple(results), origin=None))
+    writer.equations.append(replace(scan, params=params, operands=atoms, results=results, origin=None))
     for s in sums:
-        left, right = s.operands
-        initial = operands[parts.carry[s.number]]
-        dtypes = [writer.tensor(a) for a in (stacked[left], stacked[right], initial)]
-        with without_mesh(), precision_of(dtypes):
-            writer.trace(_contraction(s.product), [stacked[left], stacked[right], initial], s.product, {0: scan.results[s.number]})
+        atoms = (*(stacked[same[v]] for v in s.operands), operands[parts.carry[s.number]])
+        with without_mesh(), precision_of([writer.tensor(a) for a in atoms]):
+            writer.trace(_contraction(s.product), atoms, s.product, {0: scan.results[s.number]})
     return True
 
 
