@@ -11,7 +11,7 @@ from unity.search.joint.pricing import Prices
 from unity.substitutions.language.loop_rules import LoopRule
 from unity.transforms.loops.loop_rewriting import LoopApplication, LoopRewriting, applicable, apply, loop_rewriting
 
-MOST = 16  # programs that are priced
+MOST = 16  # programs that are priced, without the captured one
 
 Path = tuple[LoopApplication, ...]
 
@@ -30,7 +30,7 @@ def best(
         say: receives a line of progress for every program that is priced.
     """
     path, body, count = (), captured.body, 0
-    if next(attempts(body, rules), None) is None:
+    if not any(applicable(body, rule) for rule in rules):
         return None
     price = prices.whole(body, captured.differentiated)
     improved = True
@@ -61,7 +61,7 @@ def attempts(body: Body, rules: Sequence[LoopRule]) -> Iterator[tuple[Path, Body
 def everywhere(body: Body, rules: Sequence[LoopRule]) -> tuple[Path, Body]:
     """Apply rules until none applies: what left an inner loop may leave the outer one, too."""
     path = list[LoopApplication]()
-    while more := [a for rule in rules for a in applicable(body, rule)][:1]:
-        body = apply(body, more[0])
-        path += more
+    while (application := next((a for rule in rules for a in applicable(body, rule)), None)) is not None:
+        body = apply(body, application)
+        path.append(application)
     return tuple(path), body
