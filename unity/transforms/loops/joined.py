@@ -11,7 +11,7 @@ from jax import lax
 
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.equation_writer import EquationWriter
-from unity.pcg.ir.program import Atom, Body, Equation
+from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.trace_contexts import precision_of, without_mesh
 from unity.pcg.types.accumulation import narrow
 from unity.transforms.loops.dependences import Dependence, ScanParts
@@ -23,15 +23,24 @@ class JoinedProduct:
 
     Attributes:
         product: the product.
-        parts: the joined values.
-        side: the operand that was joined, 0 or 1.
-        along: the dimension of the constant that is contracted with the joined one.
+        join: the concatenation that computes an operand of it.
+        side: the number of that operand, 0 or 1.
     """
 
     product: Equation
-    parts: tuple[Atom, ...]
+    join: Equation
     side: int
-    along: int
+
+    @property
+    def dimension(self) -> int:
+        """The dimension along which the operand was joined."""
+        return int(self.join.params["dimension"])
+
+    @property
+    def along(self) -> int:
+        """The dimension of the constant that is contracted with the joined one."""
+        contracted, _ = self.product.params["dimension_numbers"]
+        return int(contracted[1 - self.side][tuple(contracted[self.side]).index(self.dimension)])
 
 
 def joined_products(parts: ScanParts) -> list[JoinedProduct]:
@@ -52,8 +61,7 @@ def joined_products(parts: ScanParts) -> list[JoinedProduct]:
                 continue
             levels = {parts.dependences[a] for a in join.operands if isinstance(a, int)}
             if {Dependence.SLICES, Dependence.CARRY} <= levels:
-                along = contracted[1 - side][tuple(contracted[side]).index(join.params["dimension"])]
-                products.append(JoinedProduct(e, join.operands, side, along))
+                products.append(JoinedProduct(e, join, side))
     return products
 
 
@@ -70,19 +78,13 @@ def add_with_parts(writer: EquationWriter, parts: ScanParts) -> bool:
             inner.equations.append(e)
             continue
         j = joined[id(e)]
-        atoms = (*j.parts, e.operands[1 - j.side])
-        sizes = [inner.tensor(a).shape[_joined_dimension(j)] for a in j.parts]
+        atoms = (*j.join.operands, e.operands[1 - j.side])
+        sizes = [inner.tensor(a).shape[j.dimension] for a in j.join.operands]
         with without_mesh(), precision_of([inner.tensor(a) for a in atoms]):
             inner.trace(_sum_of_parts(j, sizes), atoms, e, {0: e.results[0]})
     new = used(Body(step.inputs, step.outputs, tuple(inner.equations), inner.tensors))
     writer.equations.append(replace(scan, params={**scan.params, "jaxpr": new}, origin=None) if joined else scan)
     return bool(joined)
-
-
-def _joined_dimension(j: JoinedProduct) -> int:
-    """Return the dimension along which the operand was joined."""
-    contracted, _ = j.product.params["dimension_numbers"]
-    return int(contracted[j.side][tuple(contracted[1 - j.side]).index(j.along)])
 
 
 def _sum_of_parts(j: JoinedProduct, sizes: Sequence[int]) -> Callable[..., Any]:
