@@ -93,5 +93,4 @@ STEPPED: Mapping[str, tuple[str, ...]] = {
     "split": ("step-of-slice",),
     "reshape": ("step-of-reshape",),
     "squeeze": ("step-of-reshape",),
-    "expand_dims": ("step-of-reshape",),
 }
