@@ -40,18 +40,18 @@ class LoopRewritingRecord(TransformationRecord, tag="loop rules"):
         missing = [a.rule for a in self.applications if a.rule not in rules]
         if missing:
             raise PlanError(f"it applies the rule of loops {missing[0]}, which the library does not have")
-        places = _bodies(captured.body, self.applications)
-        if any(a.body is b.body for a, b in pairwise(places)):
+        bodies = _rewritten(captured.body, self.applications)
+        if any(a.body is b.body for a, b in pairwise(bodies)):
             raise PlanError("it applies a rule of loops where it does not apply")
-        again = LoopRewriting(captured, captured.of(places[-1].body), self.applications)
+        again = LoopRewriting(captured, captured.of(bodies[-1].body), self.applications)
         if again.after.graph.key != self.graph:
             raise PlanError("its rules of loops lead to another graph: it was made by another version of unity")
         return again
 
 
 @dataclass(frozen=True, eq=False)
-class _Place:
-    """A program on the way, and the scans of the program before it that the last rule changed."""
+class _RewrittenBody:
+    """A program after a rule of loops, and the scans of the program before the rule that it changed; or the captured program."""
 
     body: Body
     rule: LoopRule | None = None
@@ -70,29 +70,29 @@ class LoopRewriting(Transformation):
     applications: tuple[LoopApplication, ...]
 
     @cached_property
-    def _places(self) -> Sequence[_Place]:
-        return _bodies(self.before.body, self.applications)
+    def _rewritten_bodies(self) -> Sequence[_RewrittenBody]:
+        return _rewritten(self.before.body, self.applications)
 
     def check(self) -> None:
         """Derive that each program on the way computes the one before, with none of the code that applies rules."""
-        for before, after in pairwise(self._places):
+        for before, after in pairwise(self._rewritten_bodies):
             check_loops(before.body, after.body)
-        if self.before.of(self._places[-1].body).graph.key != self.after.graph.key:
+        if self.before.of(self._rewritten_bodies[-1].body).graph.key != self.after.graph.key:
             raise DerivationError("the rules of loops lead to another program than the one after them")
 
     @cached_property
     def applied(self) -> Mapping[LoopRule, int]:
         """The rules that were applied, with the number of scans that each changed."""
         counts: Counter[LoopRule] = Counter()
-        for place in self._places[1:]:
-            assert place.rule is not None
-            counts[place.rule] += len(place.scans)
+        for rewritten in self._rewritten_bodies[1:]:
+            assert rewritten.rule is not None
+            counts[rewritten.rule] += len(rewritten.scans)
         return counts
 
     @cached_property
     def uses(self) -> tuple[RewrittenLines, ...]:
         """The rules in the order of application, each with the lines of the values that it moves."""
-        return tuple(_lines(place) for place in self._places[1:])
+        return tuple(_lines(rewritten) for rewritten in self._rewritten_bodies[1:])
 
     def graphs(self, most: int) -> Iterator[tuple[PCG, tuple[RewrittenLines, ...]]]:
         """Yield the graph after all rules: each changes a loop as a whole."""
@@ -112,7 +112,7 @@ class LoopRewriting(Transformation):
 
 def loop_rewriting(captured: Captured, applications: Sequence[LoopApplication], known: Bodies | None = None) -> LoopRewriting:
     """Return a function after rules of loops. `known`: see `graph_of`."""
-    after = _bodies(captured.body, applications)[-1].body
+    after = _rewritten(captured.body, applications)[-1].body
     return LoopRewriting(captured, captured.of(after, known), tuple(applications))
 
 
@@ -130,20 +130,20 @@ def apply(body: Body, application: LoopApplication) -> Body:
     return applied(body, LOOP_RULES[application.rule], application.step)
 
 
-def _bodies(body: Body, applications: Sequence[LoopApplication]) -> list[_Place]:
+def _rewritten(body: Body, applications: Sequence[LoopApplication]) -> list[_RewrittenBody]:
     """Return the program before the first application of a rule, and after each."""
-    places = [_Place(body)]
+    bodies = [_RewrittenBody(body)]
     for application in applications:
         rule = LOOP_RULES[application.rule]
         equal = (scan for scan in scans(body) if ScanParts.of(scan).step.key == application.step)
         changed = tuple(scan for scan in equal if moved(ScanParts.of(scan), rule))
         body = apply(body, application)
-        places.append(_Place(body, rule, changed))
-    return places
+        bodies.append(_RewrittenBody(body, rule, changed))
+    return bodies
 
 
-def _lines(place: _Place) -> RewrittenLines:
+def _lines(rewritten: _RewrittenBody) -> RewrittenLines:
     """Return a use of a rule with the lines of the values that it moved."""
-    assert place.rule is not None
-    lines = (e.source for scan in place.scans for e in moved(ScanParts.of(scan), place.rule) if e.source)
-    return RewrittenLines(place.rule.name, place.rule.statement, tuple(dict.fromkeys(lines)), len(place.scans))
+    assert rewritten.rule is not None
+    lines = (e.source for scan in rewritten.scans for e in moved(ScanParts.of(scan), rewritten.rule) if e.source)
+    return RewrittenLines(rewritten.rule.name, rewritten.rule.statement, tuple(dict.fromkeys(lines)), len(rewritten.scans))

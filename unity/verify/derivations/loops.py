@@ -44,15 +44,17 @@ def _check_programs(before: Body, after: Body) -> None:
     _check_equal(store, before, inputs, after, inputs)
 
 
-def _check_equal(store: NodeStore, before: Body, given: Values, after: Body, given_after: Values) -> None:
+def _check_equal(store: NodeStore, before: Body, arguments: Values, after: Body, arguments_after: Values) -> None:
     """Check that two programs have equal outputs on values. Raises DerivationError."""
-    first, second = _walked(store, before, given, after, given_after)
+    first, second = _walked(store, before, arguments, after, arguments_after)
     _compare(first, before.outputs, second, after.outputs)
 
 
-def _walked(store: NodeStore, before: Body, given: Values, after: Body, given_after: Values) -> tuple[_Walk, _Walk]:
+def _walked(
+    store: NodeStore, before: Body, arguments: Values, after: Body, arguments_after: Values
+) -> tuple[_Evaluation, _Evaluation]:
     """Evaluate two programs on values, and check that their scans and checkpoints, in order, compute the same."""
-    first, second = _Walk(store, before, given), _Walk(store, after, given_after)
+    first, second = _Evaluation(store, before, arguments), _Evaluation(store, after, arguments_after)
     while True:
         one, other = first.until_nested(), second.until_nested()
         if one is None or other is None:
@@ -68,18 +70,18 @@ def _walked(store: NodeStore, before: Body, given: Values, after: Body, given_af
     return first, second
 
 
-def _compare(first: _Walk, outputs: Sequence[Atom], second: _Walk, others: Sequence[Atom]) -> None:
+def _compare(first: _Evaluation, outputs: Sequence[Atom], second: _Evaluation, others: Sequence[Atom]) -> None:
     for k, (a, b) in enumerate(zip(outputs, others, strict=True)):
         if first.of(a) != second.of(b):
             raise DerivationError(f"the rules of loops do not lead to the derived program: output {k} is something else")
 
 
-class _Walk:
+class _Evaluation:
     """The canonical values of a program's variables, equation by equation, and the equation of each."""
 
-    def __init__(self, store: NodeStore, body: Body, given: Values) -> None:
+    def __init__(self, store: NodeStore, body: Body, arguments: Values) -> None:
         self.store, self.body = store, body
-        self.values: dict[int, CanonicalValue] = dict(zip(body.inputs, given, strict=True))
+        self.values: dict[int, CanonicalValue] = dict(zip(body.inputs, arguments, strict=True))
         self.producers = {v: e for e in body.equations for v in e.results}
         self.remaining = iter(body.equations)
         self.count = 0
@@ -112,20 +114,20 @@ class _Walk:
         return self.store.unarranged("loop", (self.count, k, *name), (), (body or self.body).tensors[e.results[k]])
 
 
-def _check_checkpoints(first: _Walk, one: Equation, second: _Walk, other: Equation) -> None:
+def _check_checkpoints(first: _Evaluation, one: Equation, second: _Evaluation, other: Equation) -> None:
     """Check that a checkpoint of each program compute the same."""
     old, new, operands = inside(one), inside(other), [first.of(a) for a in one.operands]
     assert old is not None
     assert new is not None
     if operands != [second.of(a) for a in other.operands] or one.params.get("policy") is not other.params.get("policy"):
         raise DerivationError(f"the program after rules of loops has a {one.name} of other operands")
-    given = [_input(first.store, "operand", x, x.shape) for x in operands]
-    _check_equal(first.store, old, given, new, given)
+    arguments = [_input(first.store, "operand", x, x.shape) for x in operands]
+    _check_equal(first.store, old, arguments, new, arguments)
     first.know(one, [first.opaque(one, k) for k in range(len(one.results))])
     second.know(other, [first.values[v] for v in one.results])
 
 
-def _check_scans(first: _Walk, one: Equation, second: _Walk, other: Equation) -> None:
+def _check_scans(first: _Evaluation, one: Equation, second: _Evaluation, other: Equation) -> None:
     """Check that a scan of each program compute the same, but for carries of the first that only add up products.
 
     The second may lack such carries. It is tried which they are, as their results are used in the place of those of the first.
@@ -147,7 +149,7 @@ def _check_scans(first: _Walk, one: Equation, second: _Walk, other: Equation) ->
 class _Scan:
     """A scan in a program, with the values of its operands."""
 
-    around: _Walk
+    around: _Evaluation
     equation: Equation
     step: Body
     constants: Values
@@ -156,7 +158,7 @@ class _Scan:
     atoms: tuple[Sequence[Atom], Sequence[Atom]]  # the constants and the stacks
 
     @classmethod
-    def of(cls, around: _Walk, e: Equation) -> _Scan:
+    def of(cls, around: _Evaluation, e: Equation) -> _Scan:
         step, (c, k) = inside(e), constants_and_carry(e.params)
         assert step is not None
         values = [around.of(a) for a in e.operands]
@@ -190,10 +192,10 @@ def _check_steps(old: _Scan, new: _Scan, gone: Sequence[int]) -> None:
         raise DerivationError("a scan after rules of loops starts from another carry")
     carried = [store.unarranged("input", ("carry", k), (), _tensor(x, x.shape)) for k, x in enumerate(old.initial)]
     steps = _Steps(store, second, set(old.constants), set(old.stacks))
-    given = [*map(steps.constant, old.constants), *carried, *map(steps.slice, old.stacks)]
+    arguments = [*map(steps.constant, old.constants), *carried, *map(steps.slice, old.stacks)]
     slices = [steps.at(a, 0) for a in new.atoms[1]]
-    given_after = [*(steps.of_constant(a) for a in new.atoms[0]), *(carried[k] for k in kept), *slices]
-    inner, inner_after = _walked(store, old.step, given, new.step, given_after)
+    arguments_after = [*(steps.of_constant(a) for a in new.atoms[0]), *(carried[k] for k in kept), *slices]
+    inner, inner_after = _walked(store, old.step, arguments, new.step, arguments_after)
     outputs = [k for k in range(len(old.step.outputs)) if k not in gone]
     shared, emitted = new.step.outputs[: len(outputs)], new.step.outputs[len(outputs) :]
     if len(shared) < len(outputs) or (emitted and not gone):
@@ -215,7 +217,7 @@ def _check_steps(old: _Scan, new: _Scan, gone: Sequence[int]) -> None:
     second.know(new.equation, [*(results[k] for k in outputs), *more])
 
 
-def _sum_over_steps(old: _Scan, k: int, inner: _Walk, stacked: Mapping[CanonicalValue, CanonicalValue]) -> CanonicalValue:
+def _sum_over_steps(old: _Scan, k: int, inner: _Evaluation, stacked: Mapping[CanonicalValue, CanonicalValue]) -> CanonicalValue:
     """Return the last value of a carry that only adds up products: the first one plus a product that contracts the steps, too.
 
     Args:
@@ -250,7 +252,7 @@ class _Steps:
     """
 
     store: NodeStore
-    around: _Walk
+    around: _Evaluation
     constants: set[CanonicalValue]
     stacks: set[CanonicalValue]
 

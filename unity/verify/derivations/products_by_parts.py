@@ -19,7 +19,7 @@ def by_parts(body: Body) -> Body:
     body = _inside(body)
     writer, joins = EquationWriter.beside(body), dict[int, Equation]()
     for e in body.equations:
-        places = [_Place.of(e, side, joins) for side in (0, 1)] if e.name == "dot_general" else []
+        places = [_JoinedOperand.of(e, side, joins) for side in (0, 1)] if e.name == "dot_general" else []
         place = next((p for p in places if p is not None), None)
         if e.name == "concatenate":
             joins[e.results[0]] = e
@@ -46,7 +46,7 @@ def _inside(body: Body) -> Body:
 
 
 @dataclass(frozen=True, eq=False)
-class _Place:
+class _JoinedOperand:
     """A join that computes an operand of a product, the side of it, and the joined dimension's place among the contracted ones."""
 
     join: Equation
@@ -54,7 +54,7 @@ class _Place:
     number: int
 
     @classmethod
-    def of(cls, product: Equation, side: int, joins: dict[int, Equation]) -> _Place | None:
+    def of(cls, product: Equation, side: int, joins: dict[int, Equation]) -> _JoinedOperand | None:
         operand = product.operands[side]
         join = joins.get(operand) if isinstance(operand, int) else None
         contracted = [int(d) for d in product.params["dimension_numbers"][0][side]]
@@ -63,7 +63,7 @@ class _Place:
         return cls(join, side, contracted.index(join.params["dimension"]))
 
 
-def _added(product: Equation, place: _Place) -> Callable[..., Any]:
+def _added(product: Equation, place: _JoinedOperand) -> Callable[..., Any]:
     """Return the products of all joined values with their parts of the other operand, added from the left."""
     params = product.params
     along = int(params["dimension_numbers"][0][1 - place.side][place.number])
