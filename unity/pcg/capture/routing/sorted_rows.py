@@ -12,20 +12,19 @@ sorted rows stays as it is.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from unity.pcg.capture.routing.integer_tables import IntegerTables, Table
 from unity.pcg.ir.dead_code import used
-from unity.pcg.ir.program import Atom, Body, Equation, Tensor, close
+from unity.pcg.ir.equation_writer import EquationWriter
+from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, SCANNED
 from unity.pcg.operators.kernel_primitive import KERNEL
 from unity.pcg.operators.routed_product import FREE, routed_dot
@@ -95,8 +94,8 @@ class _Walk:
         rows: the variables that are sorted rows of others.
         places: the variables with the place of each row in sorted order, each with the labels.
         instead: the variables in whose place others are read.
+        writer: the equations of the new program.
         types: a body that has the types of all variables, and no equations.
-        numbers: the numbers of new variables.
         alike: the variables whose rows are all equal.
         stable: whether the sorts by labels are stable, by the labels.
         products: the results of ragged products that are sorted rows of routed products, each with the labels.
@@ -104,10 +103,9 @@ class _Walk:
 
     def __init__(self, body: Body, kept: frozenset[int]) -> None:
         self.body, self.kept = body, kept
-        self.equations: list[Equation] = []
-        self.tensors = dict(body.tensors)
+        self.writer = EquationWriter.beside(body)
+        self.tensors = self.writer.tensors
         self.types = Body((), (), (), self.tensors)
-        self.numbers = itertools.count(max(self.tensors) + 1)
         self.known = IntegerTables()
         self.rows: dict[int, SortedRows] = {}
         self.places: dict[int, int] = {}
@@ -128,41 +126,34 @@ class _Walk:
                 self.follow(e)
             elif e.name in ("scatter-add", "scatter"):
                 self.put(e)
-        return Body(self.body.inputs, tuple(map(self.current, self.body.outputs)), tuple(self.equations), self.tensors)
+        return Body(self.body.inputs, tuple(map(self.current, self.body.outputs)), tuple(self.writer.equations), self.tensors)
 
     def current(self, atom: Atom) -> Atom:
         """Return the atom that is read in the place of another."""
         return self.instead.get(atom, atom) if isinstance(atom, int) else atom
 
     def add(self, e: Equation) -> None:
-        self.equations.append(e)
+        self.writer.equations.append(e)
+        self.note(e)
+
+    def note(self, e: Equation) -> None:
+        """Note the integers that an equation computes, and equal rows."""
         self.known.note(self.types, e)
         self.alike.update(_alike(e))
 
-    def variables(self, types: Sequence[Tensor]) -> tuple[int, ...]:
-        """Return new variables of some types."""
-        results = tuple(itertools.islice(self.numbers, len(types)))
-        self.tensors.update(zip(results, types, strict=True))
-        return results
-
     def emit(self, e: Equation, operands: Sequence[Atom]) -> tuple[int, ...]:
         """Add an equation like another, of other operands, and return its results."""
-        results = self.variables([self.tensors[v] for v in e.results])
+        results = tuple(self.writer.new(self.tensors[v]) for v in e.results)
         self.add(replace(e.reading(tuple(operands)), results=results))
         return results
 
     def compute(self, run: Callable[..., Any], operands: Sequence[Atom], like: Equation) -> Atom:
         """Add the equations of a function, at the place of another equation, and return its result."""
-        structs = [self.types.tensor(a).struct for a in operands]
-        program = close(jax.make_jaxpr(run)(*structs))
-        names: dict[int, Atom] = dict(zip(program.inputs, operands, strict=True))
-        for e in program.equations:
-            results = self.variables([program.tensors[v] for v in e.results])
-            read = tuple(names[a] if isinstance(a, int) else a for a in e.operands)
-            self.add(replace(e, operands=read, results=results, source=like.source, group=like.group, scope=like.scope))
-            names.update(zip(e.results, results, strict=True))
-        (out,) = program.outputs
-        return names[out] if isinstance(out, int) else out
+        count = len(self.writer.equations)
+        (result,) = self.writer.trace(run, operands, like)
+        for e in self.writer.equations[count:]:
+            self.note(e)
+        return result
 
     def table(self, atom: Atom) -> Table | None:
         return self.known.of(atom)
