@@ -70,7 +70,7 @@ class ScanParts:
 
     @cached_property
     def literal(self) -> Mapping[int, int]:
-        """The variables of the step that depend on no input at all, each with its equation."""
+        """The variables of the step that depend on no input at all, each with the number of its equation."""
         return constants(self.step)
 
     @cached_property

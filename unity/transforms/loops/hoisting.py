@@ -45,9 +45,11 @@ def invariants(parts: ScanParts) -> frozenset[int]:
 
 def _rounded(parts: ScanParts, v: int) -> bool:
     """Return whether a value has a narrower floating type than a constant that it depends on."""
+    if not narrow(parts.step.tensors[v].dtype):
+        return False
     tensors, read = parts.step.tensors, {a for e in parts.cone({v}) for a in e.operands if isinstance(a, int)}
     floating = [tensors[a] for a in read.intersection(parts.fixed) if tensors[a].floating]
-    return narrow(tensors[v].dtype) and any(t.itemsize > tensors[v].itemsize for t in floating)
+    return any(t.itemsize > tensors[v].itemsize for t in floating)
 
 
 def needed(parts: ScanParts, targets: Targets) -> list[Equation]:

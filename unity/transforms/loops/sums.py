@@ -69,8 +69,8 @@ def add_with_sums(writer: EquationWriter, parts: ScanParts) -> bool:
     if not sums:
         writer.equations.append(scan)
         return False
-    gone = {s.number for s in sums}
-    kept = [k for k in range(len(step.outputs)) if k not in gone]
+    removed = {s.number for s in sums}
+    kept = [k for k in range(len(step.outputs)) if k not in removed]
     factors = [v for s in sums for v in s.operands]
     outputs = (*(step.outputs[k] for k in kept), *factors)
     merged = deduplicated(Body(step.inputs, outputs, step.equations, step.tensors), pure)  # equal factors are emitted once
@@ -81,7 +81,7 @@ def add_with_sums(writer: EquationWriter, parts: ScanParts) -> bool:
     }
     stacked |= {v: operands[v] for v in parts.slices}
     emitted = [v for v in dict.fromkeys(same.values()) if isinstance(v, int) and v not in stacked]
-    carry = tuple(v for k, v in enumerate(parts.carry) if k not in gone)
+    carry = tuple(v for k, v in enumerate(parts.carry) if k not in removed)
     rest = used(replace(merged, outputs=(*shared, *emitted)))
     read = variables_read(rest)
     fixed, slices = [v for v in parts.fixed if v in read], [v for v in parts.slices if v in read]

@@ -115,7 +115,7 @@ class _Evaluation:
 
 
 def _check_checkpoints(first: _Evaluation, one: Equation, second: _Evaluation, other: Equation) -> None:
-    """Check that a checkpoint of each program compute the same."""
+    """Check that two checkpoints, one of each program, compute the same."""
     old, new, operands = inside(one), inside(other), [first.of(a) for a in one.operands]
     assert old is not None
     assert new is not None
@@ -128,9 +128,9 @@ def _check_checkpoints(first: _Evaluation, one: Equation, second: _Evaluation, o
 
 
 def _check_scans(first: _Evaluation, one: Equation, second: _Evaluation, other: Equation) -> None:
-    """Check that a scan of each program compute the same, but for carries of the first that only add up products.
+    """Check that two scans, one of each program, compute the same, but for carries of the first that only add up products.
 
-    The second may lack such carries. It is tried which they are, as their results are used in the place of those of the first.
+    The second may lack such carries. Every choice of them is tried, since only the steps tell which ones it lacks.
     """
     old, new = _Scan.of(first, one), _Scan.of(second, other)
     if any(one.params[name] != other.params[name] for name in ("length", "reverse")):
@@ -165,7 +165,7 @@ class _Scan:
         return cls(around, e, step, values[:c], values[c : c + k], values[c + k :], (e.operands[:c], e.operands[c + k :]))
 
     def summed(self, k: int) -> tuple[Equation, Equation] | None:
-        """Return the addition and the product if a carry, by number, is only added a product to in every step; otherwise None."""
+        """Return the addition and the product of a carry, by number, to which each step only adds a product; None for another."""
         carry, producers = self.step.inputs[len(self.constants) + k], {v: e for e in self.step.equations for v in e.results}
         reads = [a for e in self.step.equations for a in e.operands if a == carry] + [a for a in self.step.outputs if a == carry]
         output = self.step.outputs[k]
@@ -283,7 +283,7 @@ class _Steps:
         e, tensors = self._producer(a), self.around.body.tensors
         step = single_step(e, self.around.body, d)
         if step is None:
-            raise DerivationError(f"no lemma says what one step of {e.name} is, which is computed before a loop")
+            raise DerivationError(f"no lemma is about one step of {e.name}, which is computed before a loop")
         operands = [self.of_constant(x) if k is None else self.at(x, k) for x, k in zip(e.operands, step.dims, strict=True)]
         shapes = [(*tensors[v].shape[:d], *tensors[v].shape[d + 1 :]) for v in e.results]
         types = {v: tensor_type(shape, tensors[v].dtype) for v, shape in zip(e.results, shapes, strict=True)}

@@ -36,7 +36,7 @@ SAME = frozenset({"add", "add_any", "sub", "mul", "select_n", "convert_element_t
 
 
 def single_step(e: Equation, body: Body, d: int) -> SingleStep | None:
-    """Return one step of an equation of a program whose result has the steps along dimension `d`; None if no lemma says it."""
+    """Return one step of an equation of a program whose result has the steps along dimension `d`; None if no lemma is about it."""
     shape, operands = body.tensors[e.results[0]].shape, [body.tensor(a).shape for a in e.operands]
     reader = _elementwise if e.name in SAME or facts_of(e.name).pointwise else READERS.get(e.name)
     return reader(e.params, operands, shape, d) if reader is not None and 0 <= d < len(shape) else None
