@@ -104,7 +104,7 @@ ELEMENTWISE: dict[str, tuple[tuple[str, ...], str]] = {
     **dict.fromkeys(("logical_and", "logical_or", "logical_xor"), ((TRUTH, TRUTH), TRUTH)),
     "logical_not": ((TRUTH,), TRUTH),
 }
-GENERIC = "fgh"  # names of any functions of numbers
+GENERIC = ("f", "g", "h")  # names of any functions of numbers
 STATEMENTS = {"one", "nonempty", "positive", "some"}
 RESERVED = {*FORMS, *ELEMENTWISE, *STATEMENTS, "least", "greatest", "names"}
 ARITHMETIC = ast.Add | ast.Sub | ast.Mult | ast.FloorDiv | ast.Mod
