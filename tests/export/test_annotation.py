@@ -20,6 +20,7 @@ from unity.base.errors import PlanError
 from unity.exec.compiled.hlo import collectives
 from unity.export import Annotation
 from unity.export.annotations.constraint_writer import CONSTRAINT
+from unity.export.annotations.decisions import planned_values
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -253,6 +254,23 @@ def test_equal_layers_on_lines_of_their_own_each_have_their_constraints(tmp_path
     assert len(constrained) == 3
     assert all(f'with_sharding_constraint(w["{name}"], P())' in line for name, line in zip("abc", constrained, strict=True))
     assert annotation.unannotated == ()
+
+
+def test_equal_operators_on_lines_that_overlap_have_each_their_own(tmp_path: Path) -> None:
+    """The line on which the second softmax begins is also one of the first's."""
+    layers = """def loss(w, x):
+    m = jnp.exp(x @ w["a"])
+    m = m / m.sum(-1, keepdims=True); m = jnp.exp(m @ w["b"])
+    m = m / m.sum(-1, keepdims=True)
+    return jnp.mean((m @ w["c"]) ** 2)
+"""
+    module = written(tmp_path, HEAD + layers)
+    args = {name: jnp.ones((256, 256)) / 256 for name in "abc"}, jnp.ones((128, 256))
+    plan = unity.optimize(module.loss, *args, machine=EIGHT, search="fsdp", progress=False)
+    first = (HEAD + layers).splitlines().index("def loss(w, x):") + 2
+    values = [v.computed for v in planned_values(plan.program.pcg, str((tmp_path / "model.py").resolve())) if not v.side]
+    lines = {name: [c.line - first for c in values if c.primitive == name] for name in ("dot_general", "exp", "reduce_sum", "div")}
+    assert lines == {"dot_general": [0, 1, 3], "exp": [0, 1], "reduce_sum": [1, 2], "div": [1, 2]}
 
 
 def test_a_line_whose_runs_differ_has_no_constraint(tmp_path: Path) -> None:

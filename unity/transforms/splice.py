@@ -96,7 +96,7 @@ def aligned(graph: PCG, before: PCG) -> PCG:
             continue
         if inside is not None and k in pairs and last.inside is not None:
             inside = aligned(inside, last.inside)
-        changed[id(node)] = replace(node, inside=inside, source=last.source, scope=last.scope)
+        changed[id(node)] = _on_the_lines_of(last, replace(node, inside=inside))
     return with_nodes(graph, changed)
 
 
@@ -107,7 +107,7 @@ def beginning(graph: PCG, before: PCG) -> PCG:
         inside = node.inside
         if inside is not None and old.inside is not None:
             inside = named(inside, old.inside)
-        changed[id(node)] = replace(node, inside=inside, source=old.source, scope=old.scope)
+        changed[id(node)] = _on_the_lines_of(old, replace(node, inside=inside))
     return with_nodes(graph, changed)
 
 
@@ -117,6 +117,11 @@ def with_steps(graph: PCG, scope: str, step: Body) -> PCG:
     assert loop.inside is not None
     before = graph_of(step, [f"operand {p}" for p in range(len(step.inputs))])
     return with_nodes(graph, {id(loop): replace(loop, inside=beginning(loop.inside, before))})
+
+
+def _on_the_lines_of(old: Node, node: Node) -> Node:
+    lines = old.lines if node.body is old.body else ()
+    return replace(node, source=old.source, scope=old.scope, lines=lines)
 
 
 def _operators(graph: PCG) -> list[Node]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from unity.exec.sharding_constraints import divides_more, origins_of, refuse_per_device
 from unity.export.annotations.constraint_writer import SIDES
@@ -79,11 +78,11 @@ def times_computed(top: PCG, file: str) -> Counter[ComputationSignature]:
     return Counter(c for node in nodes if node.body is not None for c in _computations(node, node.body, file))
 
 
-def _computations(node: Node, body: Body, file: str) -> Iterator[ComputationSignature]:
-    for e in body.equations:
-        yield from (c for v in e.results if (c := _computation(node, body, e, v, file)) is not None)
+def _computations(node: Node, body: Body, file: str, around: str = "") -> Iterator[ComputationSignature]:
+    for e, line in zip(body.equations, _lines(node, body, around), strict=True):
+        yield from (c for v in e.results if (c := _computation((line, node.source), body, e, v, file)) is not None)
         for nested in bodies(e):
-            yield from _computations(node, nested, file)
+            yield from _computations(node, nested, file, line)
 
 
 def _types_where_read(graph: PCG, origins: Mapping[Value, Value]) -> dict[Value, list[Type]]:
@@ -115,9 +114,9 @@ def _values_of(
     def type_between(variable: int) -> Type:
         return tuple(UNUSED if s is None or variable in s.unused else s.seen(variable) for s in solutions)
 
-    for e in body.equations:
+    for e, line in zip(body.equations, _lines(node, body), strict=True):
         for variable in e.results:
-            computed = _computation(node, body, e, variable, file)
+            computed = _computation((line, node.source), body, e, variable, file)
             if computed is None or not computed.shape:
                 continue
             v = outputs.get(variable)
@@ -137,7 +136,7 @@ def _values_of(
                         SUM if PARTIAL in type_ else "",
                     )  # fmt: skip
         for nested in bodies(e):
-            for computed in _computations(node, nested, file):
+            for computed in _computations(node, nested, file, line):
                 yield PlannedValue(computed, None, computed.shape, problem=NESTED)
                 yield from (PlannedValue(computed, None, computed.shape, side, problem=NESTED) for side in SIDES)
 
@@ -148,28 +147,24 @@ def _value(computed: ComputationSignature, types: list[Type], is_decided: bool) 
     return PlannedValue(computed, None if problem else types[0], computed.shape, "", is_decided, problem)
 
 
-def _computation(node: Node, body: Body, equation: Equation, variable: int, file: str) -> ComputationSignature | None:
-    """Return the computation of a result of an equation, or None if its line, or else its operator's, is in another file.
+def _lines(node: Node, body: Body, around: str = "") -> Sequence[str]:
+    """Return the lines of the equations of a node's body, or of a program nested in it, in an equation on the line `around`.
 
-    Equal operators share a body, whose equations have the lines of the first of them. The others have their operator's line alone.
+    Equal operators share a body, whose equations have the lines of the first of them. The others know the lines of their own
+    equations (`Node.lines`), and not those inside of these.
     """
-    for source in (equation.source, node.source) if _has_own_lines(node) else (node.source,):
+    if not node.lines:
+        return [e.source for e in body.equations]
+    return node.lines if body is node.body else [around] * len(body.equations)
+
+
+def _computation(sources: Sequence[str], body: Body, equation: Equation, variable: int, file: str) -> ComputationSignature | None:
+    """Return the computation of a result of an equation, on the first of its `sources` in a file, or None if none is."""
+    for source in sources:
         if is_in(source, file):
             tensor = body.tensors[variable]
             return ComputationSignature(line_of(source), equation.primitive.name, tensor.shape, str(tensor.dtype))
     return None
-
-
-def _has_own_lines(node: Node) -> bool:
-    """Return whether the lines of a node's equations are its own: one of them is the node's."""
-    return node.body is None or not node.source or node.source in _sources(node.body)
-
-
-@lru_cache(maxsize=4096)
-def _sources(body: Body) -> frozenset[str]:
-    """Return the lines of a body's equations and of those nested in them."""
-    own = {e.source for e in body.equations}
-    return frozenset(own.union(*(_sources(nested) for e in body.equations for nested in bodies(e))))
 
 
 def is_in(source: str, file: str) -> bool:

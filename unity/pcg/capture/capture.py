@@ -353,7 +353,10 @@ class _Capture:
                 tensors = tuple(body.tensors[v] for v in outputs)
                 members = [body.equations[i] for i in cluster.members]
                 line, scope = _most_common(e.source for e in members), _most_common(e.scope for e in members)
-                node = Node(label(part, sizes), operands, tensors, self.shared(part), source=line, scope=scope)
+                program, lines = self.shared(part), tuple(e.source for e in part.equations)
+                if lines == tuple(e.source for e in program.equations):
+                    lines = ()
+                node = Node(label(part, sizes), operands, tensors, program, source=line, scope=scope, lines=lines)
             values.update((v, Value(node, k)) for k, v in enumerate(outputs))
         return PCG(inputs, tuple(self.read(body, a, values, constant) for a in body.outputs))
 

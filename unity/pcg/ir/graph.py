@@ -46,6 +46,7 @@ class Node:
         payload: further data of its kind, such as the length of a scan.
         types: the parallel types of the results; empty in a serial graph.
         source: the user's line.
+        lines: the user's lines of the body's equations, if the body is that of an equal operator on other lines; else empty.
         scope: the model's own name for the place, "encoder/layer_3".
         outline: of the body, in a graph that was read from a file.
         policy: the policy of a remat, as `jax.checkpoint` takes it: a function, so not part of the graph's data.
@@ -61,6 +62,7 @@ class Node:
     types: tuple[Type, ...] = ()
     source: str = ""
     scope: str = ""
+    lines: tuple[str, ...] = ()
     outline: Outline | None = None
     policy: Any = None
     again: Recompute = Recompute.NOTHING
