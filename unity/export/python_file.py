@@ -127,7 +127,6 @@ def _mismatch(writer: GraphWriter, namespace: dict[str, Any]) -> ExportError:
 def _head(plan: Plan, name: str, arguments: FileArguments, module: ModuleWriter, in_64: bool) -> list[Sequence[str]]:
     """Return the head of the file: its docstring, imports and devices."""
     machine = plan.inspect.machine
-    axes = {} if machine.mesh else {axis.name: axis.size for axis in plan.program.axis_names.shown}
     standard, others = imports(module)
     needed = " and ".join(["nothing but JAX", *sorted({where for where, _ in module.user_imports})])
     return [
@@ -148,7 +147,7 @@ def _head(plan: Plan, name: str, arguments: FileArguments, module: ModuleWriter,
             f'    raise RuntimeError(f"this program is for {machine.devices} devices, but JAX sees {{jax.device_count()}}")',
             "",
             f"# The devices, as axes of {'your mesh' if machine.mesh else 'the machine'}, the slowest level of the network first.",
-            *lines(mapping([(literal(n).text, literal(s)) for n, s in (axes or plan.mesh_shape).items()]), 0, "AXES = "),
+            *lines(mapping([(literal(n).text, literal(s)) for n, s in plan.program.named_shape.items()]), 0, "AXES = "),
             f"devices = np.array(jax.devices()[:{machine.devices}]).reshape(tuple(AXES.values()))",
             "mesh = Mesh(devices, tuple(AXES), axis_types=(AxisType.Auto,) * len(AXES))",
             *(['ARRAYS = np.load(Path(__file__).with_suffix(".npz"))'] if module.arrays else []),

@@ -104,8 +104,8 @@ class Plan:
     def in_shardings(self) -> Any:
         """The shardings of the arguments: a tuple of pytrees of `NamedSharding`, one for each argument.
 
-        Their mesh is `inspect.mesh`, in which a level of the machine is several axes of prime size, unlike in `mesh_shape`. After
-        `plan.on(mesh)`, with a mesh of the axes of `mesh_shape`, they are `in_specs` on that mesh.
+        Their mesh is `inspect.mesh`, in which a level of the machine is several axes of prime size, unlike in `mesh_shape`. Where
+        `plan.on(mesh)` made a mesh of the axes of `mesh_shape` the plan's, they are `in_specs` on that mesh.
         While a mesh with explicit axes is set, they are of that mesh (docs: moving#under-a-mesh-of-your-own).
         """
         return self.shard.placement.arguments
@@ -115,7 +115,8 @@ class Plan:
 
         Args:
             devices: the devices, or a mesh of them. The mesh that the function was planned for, or one with the axes of
-                `mesh_shape`, becomes the plan's mesh. A plan without a mesh of the user's takes the devices of any other mesh.
+                `mesh_shape`, becomes the plan's mesh, unless collectives need finer axes. Of any other mesh, a plan without a mesh
+                of the user's takes the devices.
 
         Raises:
             PlanError: `devices` is not a list of devices or a mesh, has too few, or is a mesh of other axes than those planned for.

@@ -66,15 +66,26 @@ class PlannedProgram:
 
     def has_mesh(self, shape: Mapping[str, int]) -> bool:
         """Return whether a mesh of this shape has the axes that users see, on which `named_pcg` runs."""
+        return tuple(shape.items()) == tuple(self.named_shape.items())
+
+    @property
+    def named_shape(self) -> dict[str, int]:
+        """The names and sizes of the mesh axes of `named_pcg`, outermost first. One device is one axis of size 1."""
         machine = self.family.search.machine
-        return machine.has_mesh(shape) or tuple(shape.items()) == tuple((a.name, a.size) for a in self.axis_names.shown)
+        return dict(machine.mesh) or {axis.name: axis.size for axis in self.axis_names.shown} or self._single_axis
 
     @cached_property
     def named_pcg(self) -> PCG:
         """The parallel graph over the mesh axes that users see, as exported files and meshes of these axes run it."""
         graph = self.axis_names.run_graph(self.pcg)
-        check(graph)
+        if graph is not self.pcg:
+            check(graph)
         return graph
+
+    @property
+    def _single_axis(self) -> dict[str, int]:
+        """The mesh axis of one device."""
+        return {self.family.search.machine.levels[-1].name: 1}
 
     @property
     def transformations(self) -> tuple[Transformation, ...]:
@@ -175,7 +186,7 @@ class PlannedProgram:
         values = [(node.types[0], node.tensors[0].shape) for node in self.pcg.inputs[: len(captured.paths)]]
         values += [(value.type, value.tensor.shape) for value in self.pcg.outputs[: captured.out_tree.num_leaves]]
         types, shapes = zip(*values, strict=True)
-        return Boundary(self.axis_names, types, shapes, dict(machine.mesh) or {machine.levels[-1].name: 1})
+        return Boundary(self.axis_names, types, shapes, dict(machine.mesh) or self._single_axis)
 
     def training(self, gradient: bool | None) -> Training:
         """Return the training options of a step, with gradients if `gradient` is true, or by default if they were planned."""

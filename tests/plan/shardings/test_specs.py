@@ -124,6 +124,8 @@ def test_a_mesh_of_the_axes_of_the_specifications_is_the_plans(pinned):
 def test_one_device_is_a_mesh_of_one_axis():
     plan = unity.optimize(loss, PARAMS, struct(64, 64), machine=unity.Machine.grid(1, 1, "a100"), progress=False)
     assert plan.mesh_shape == {"device": 1}
+    mesh = jax.make_mesh((1,), ("device",), axis_types=(AxisType.Auto,))
+    assert plan.on(mesh).in_shardings[1] == NamedSharding(mesh, PartitionSpec(None, None))
     assert plan.in_specs[1] == plan.out_specs[0] == P()
 
 
