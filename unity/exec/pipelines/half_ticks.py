@@ -111,7 +111,7 @@ class Batch(NamedTuple):
 class Sums(NamedTuple):
     """The sums over one batch: the tail's results, and the gradients of the active fields of its `Batch`.
 
-    What micro-batches add up is in the accumulation type, as are partial sums; rows of samples are in their own types.
+    Sums over micro-batches are in their accumulation types, as partial sums are; rows of samples are in their own types.
     """
 
     results: Arrays
@@ -261,8 +261,14 @@ class HalfTickLoop:
     def zero_sums(self, batch: Batch) -> Sums:
         """Return the sums of a batch before its first pass."""
         constants, parts, weights, fixed, read = (chosen.of(xs) for chosen, xs in zip(self.active_fields, batch, strict=True))
-        summed = (_zero_sums(zeros_of(x) for x in xs) for xs in (constants, weights, fixed))
-        return Sums(_zero_sums(self.results), next(summed), _zeros(parts), next(summed), next(summed), _zeros(read))
+        return Sums(
+            _zero_sums(self.results),
+            constants=_zero_sums(map(zeros_of, constants)),
+            parts=_zeros(parts),
+            weights=_zero_sums(map(zeros_of, weights)),
+            fixed=_zero_sums(map(zeros_of, fixed)),
+            read=_zeros(read),
+        )
 
     def half_tick(self, s: LoopState, at: _Moment) -> LoopState:
         """Run half a tick: a forward or a backward pass, and the exchange with neighbours after it."""
