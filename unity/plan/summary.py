@@ -232,10 +232,10 @@ def _costs(prediction: Prediction, graph: PCG) -> tuple[tuple[Work, ...], tuple[
         old = talk.get(key, Talk(*key[:4], 0, c.nbytes, 0.0, *key[5:]))
         talk[key] = replace(old, count=old.count + c.count, seconds=old.seconds + t.seconds)
     for t in prediction.transfers:
-        key = line_behind(t.node), HOST_TRANSFER, "", f"offload of {t.node.kind}", round(t.nbytes)
-        use = uses.get(id(t.node), short(t.node.source)), t.node.kind
-        old = talk.get((*key, *use), Talk(*key[:4], 0, key[4], 0.0, *use))
-        talk[*key, *use] = replace(old, count=old.count + 2 * t.count, seconds=old.seconds + t.seconds)
+        purpose, nbytes = f"offload of {t.node.kind}", round(t.nbytes)
+        key = line_behind(t.node), HOST_TRANSFER, "", purpose, nbytes, uses.get(id(t.node), short(t.node.source)), t.node.kind
+        old = talk.get(key, Talk(*key[:4], 0, nbytes, 0.0, *key[5:]))
+        talk[key] = replace(old, count=old.count + 2 * t.count, seconds=old.seconds + t.seconds)
     return tuple(work.values()), tuple(talk.values())
 
 
