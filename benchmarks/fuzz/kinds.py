@@ -58,7 +58,7 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class PlannedProgram:
+class ProgramCase:
     """A program, its arguments, and how it is planned.
 
     Attributes:
@@ -80,12 +80,12 @@ class PlannedProgram:
         return f"{self.source}\n# {shapes} on {self.machine.name}, {self.options}"
 
 
-def drawn(lines: Sequence[str], args: tuple[Any, ...], machine: unity.Machine, **options: Any) -> PlannedProgram:
+def drawn(lines: Sequence[str], args: tuple[Any, ...], machine: unity.Machine, **options: Any) -> ProgramCase:
     """Return the program that these lines define, as `fn`."""
     source = "\n".join(lines)
     names: dict[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax}
     exec(compile(source, "<program>", "exec"), names)
-    return PlannedProgram(names["fn"], args, machine, options, source)
+    return ProgramCase(names["fn"], args, machine, options, source)
 
 
 def machine_of(c: Choices) -> unity.Machine:
@@ -145,7 +145,7 @@ WHOLE_TAIL = (
 START = ("x", "x @ inn", "jnp.tanh(x @ inn)", "inn[ids]", "x + inn[jnp.maximum(ids, 0)]")
 
 
-def control(c: Choices) -> PlannedProgram:
+def control(c: Choices) -> ProgramCase:
     """Draw layers in a scan, or written out, with control flow in them, behind them or around them."""
     divided = c.maybe()
     layer = c.some(LAYER if divided else (*LAYER, *WHOLE_LAYER), 1, 2)
@@ -226,7 +226,7 @@ NARROW_END = (
 SCALES = (1.0, 1.0, 0.01, 30.0, 300.0)
 
 
-def narrow(c: Choices) -> PlannedProgram:
+def narrow(c: Choices) -> ProgramCase:
     """Draw products, sums and conversions of narrow types, of data whose sums are large or cancel."""
     dtype = c.one((*NARROW[:2], *NARROW[:2], "float32"))
     steps = c.some(NARROW_STEP, 1, 5)
@@ -297,7 +297,7 @@ BATCH_END = ("h.sum()", "(h * h).mean()", "h", "jnp.sin(h).sum(0)", "jnp.max(jnp
 GENERATORS = ("threefry2x32", "threefry2x32", "rbg", "unsafe_rbg")
 
 
-def batch(c: Choices) -> PlannedProgram:
+def batch(c: Choices) -> ProgramCase:
     """Draw operators whose rows look independent, of data with ties."""
     steps = c.some(BATCH_STEP, 1, 4)
     lines = ["def fn(w, h, ids, key, keys):", *(f"    {s}" for s in steps), f"    return {c.one(BATCH_END)}"]
@@ -309,13 +309,13 @@ def batch(c: Choices) -> PlannedProgram:
     return drawn(lines, args, machine_of(c))
 
 
-KINDS: dict[str, Callable[[Choices], PlannedProgram]] = {"control": control, "narrow": narrow, "batch": batch}
+KINDS: dict[str, Callable[[Choices], ProgramCase]] = {"control": control, "narrow": narrow, "batch": batch}
 
 
 # Verdict
 
 
-def plans_of(program: PlannedProgram, rng: random.Random, assigned: int) -> Iterator[tuple[str, Plan]]:
+def plans_of(program: ProgramCase, rng: random.Random, assigned: int) -> Iterator[tuple[str, Plan]]:
     """Yield the fastest, the leanest and another point of a program's frontier, and plans of random assignments."""
     options = {"argnums": active(program), "machine": program.machine, "progress": False} | program.options
     plan = unity.optimize(program.function, *program.args, **options)
@@ -329,14 +329,14 @@ def plans_of(program: PlannedProgram, rng: random.Random, assigned: int) -> Iter
             yield f"assignment {k}", Plan(family, Candidate(0.0, 0.0, family.search.assembled.assignment(point)))
 
 
-def active(program: PlannedProgram) -> tuple[int, ...]:
+def active(program: ProgramCase) -> tuple[int, ...]:
     """Return the numbers of the arguments that are arrays, or trees, of floating-point numbers."""
     floating = [all(jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(a)) for a in program.args]
     return tuple(k for k, good in enumerate(floating) if good)
 
 
 def faults_of(
-    program: PlannedProgram, seed: int = 0, assigned: int = 1, counts: Counter[str] | None = None, *, refusals: bool = True
+    program: ProgramCase, seed: int = 0, assigned: int = 1, counts: Counter[str] | None = None, *, refusals: bool = True
 ) -> list[str]:
     """Return faults of a program's plans: values and gradients, collectives, and those that not all devices reach.
 

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import unity
-from benchmarks.fuzz.kinds import SLOW, PlannedProgram, faults_of
+from benchmarks.fuzz.kinds import SLOW, ProgramCase, faults_of
 from unity.machine.machine import Machine
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -108,5 +108,5 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_devices_that_decide_together_compute_what_one_does(name: str) -> None:
     fn, args, options = PROGRAMS[name]
-    program = PlannedProgram(fn, args, MACHINE, options)
+    program = ProgramCase(fn, args, MACHINE, options)
     assert faults_of(program, assigned=0, refusals=False) == []

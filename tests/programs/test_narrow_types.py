@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import unity
-from benchmarks.fuzz.kinds import SLOW, PlannedProgram, faults_of
+from benchmarks.fuzz.kinds import SLOW, ProgramCase, faults_of
 from unity.machine.machine import Machine
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -88,7 +88,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_narrow_sums_are_those_of_one_device(name: str) -> None:
     fn, args = PROGRAMS[name]
-    program = PlannedProgram(fn, args, MACHINE, {} if name != "integers and a histogram" else {"training": False, "argnums": 0})
+    program = ProgramCase(fn, args, MACHINE, {} if name != "integers and a histogram" else {"training": False, "argnums": 0})
     assert faults_of(program, assigned=0, refusals=False) == []
 
 
