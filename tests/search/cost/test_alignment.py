@@ -8,10 +8,11 @@ from precision import in_64_bits
 
 import unity
 from unity.machine.machine import Machine
+from unity.pcg.capture.capture import capture
 from unity.plan.warnings import warnings_of
 from unity.search.cost.alignment import slowdown
 from unity.search.cost.prediction import predict
-from unity.transforms.padding.choose import padded_size
+from unity.transforms.padding.choose import odd_sizes, padded_size
 
 H100 = Machine.grid(1, 1, "h100")
 SLOWER = H100.device.misaligned
@@ -106,3 +107,12 @@ def test_a_product_that_waits_for_memory_is_not_called_slow(columns, warned):
 )
 def test_padded_sizes_are_aligned_on_each_device_where_that_is_not_much_more(size, devices, unit, padded):
     assert padded_size(size, devices, unit) == padded
+
+
+@pytest.mark.parametrize(
+    ("dtype", "padded"), [("bfloat16", {5001: 5008}), ("float32", {5001: 5004}), ("float64", {}), ("int8", {})]
+)
+def test_sizes_are_padded_on_one_device_only_in_types_whose_rows_have_a_price(dtype, padded):
+    x, w, scale = (jax.ShapeDtypeStruct(shape, t) for shape, t in (((64, 128), dtype), ((128, 5001), dtype), ((), "float32")))
+    with in_64_bits():
+        assert odd_sizes(capture(lambda scale, w, x: scale * (x @ w).sum(), scale, w, x), H100) == padded

@@ -8,6 +8,8 @@ Rows of any number make no difference, as far as was measured (`benchmarks.gpu_k
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +20,18 @@ from unity.pcg.ir.program import Body
 Array = np.ndarray
 PRODUCT = "dot_general"
 WIDEST = 4  # bytes of an element: float64 has kernels of its own
+
+
+@lru_cache
+def aligned_elements(dtype: Any) -> int:
+    """Return the number of elements of which aligned rows have a multiple.
+
+    It is 1 for types whose rows are all as fast, or were not measured: those of integers, and of more than `WIDEST` bytes.
+    """
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return 1
+    itemsize = jnp.dtype(dtype).itemsize
+    return ALIGNMENT // itemsize if itemsize <= WIDEST else 1
 
 
 def depends_on_alignment(device: Device, body: Body) -> bool:
@@ -58,7 +72,4 @@ def _last(shapes: Sequence[tuple[int, ...]]) -> Iterator[int]:
 
 
 def _is_misaligned(dtype: str, size: Array | int) -> Array:
-    """Return whether rows of a floating type are misaligned; those of other types were not measured."""
-    itemsize = jnp.dtype(dtype).itemsize
-    measured = itemsize <= WIDEST and jnp.issubdtype(dtype, jnp.floating)
-    return np.asarray(size) * itemsize % ALIGNMENT * measured > 0
+    return np.asarray(size) % aligned_elements(dtype) > 0

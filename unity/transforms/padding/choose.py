@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-import jax.numpy as jnp
-
 from unity.base.errors import InfeasibleError
-from unity.machine.hardware import ALIGNMENT
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Bodies, Captured
+from unity.search.cost.alignment import aligned_elements
 from unity.search.request import Wish
 from unity.search.session import Candidate, Search
 from unity.transforms.padding.padding import Padding, padding
@@ -70,8 +68,7 @@ def odd_sizes(captured: Captured, machine: Machine) -> dict[int, int]:
     units = Counter[int]()
     if machine.device.misaligned > 1:
         for tensor in map(body.tensors.__getitem__, computed):
-            if jnp.issubdtype(tensor.dtype, jnp.floating):
-                units |= dict.fromkeys(tensor.shape, ALIGNMENT // tensor.itemsize)
+            units |= dict.fromkeys(tensor.shape, aligned_elements(tensor.dtype))
     inputs = {n for v in body.inputs for n in body.tensors[v].shape}
     padded = {n: m for n in inputs if (m := padded_size(n, machine.devices, max(units[n], 1))) is not None}
     if not padded:
