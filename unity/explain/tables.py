@@ -75,7 +75,7 @@ def explain(plan: Plan, file: Any = None) -> None:
     console.print(_memory(predict_memory(plan.program.pcg, family.differentiated, family.search.training, backend_of(machine))))
     console.print(_operators(prediction, names))
     console.print(_collectives(prediction, names))
-    for line in blocked(plan):
+    for line in blocked(plan, prediction):
         console.print(line, style="yellow")
 
 
@@ -199,9 +199,9 @@ def _collectives(prediction: Prediction, names: AxisNames) -> Table:
     return _filled(table, [(k[0], str(n), k[1], k[2], duration(s), k[3], k[4]) for k, n, s in rows], "kinds of collectives")
 
 
-def blocked(plan: Plan) -> list[str]:
+def blocked(plan: Plan, prediction: Prediction | None = None) -> list[str]:
     """Return lines about what cannot be divided, with reasons, and about products that their sizes make slow."""
-    return [str(warning) for warnings in (undividable, misaligned) for warning in warnings(plan.program)]
+    return [*map(str, undividable(plan.program)), *map(str, misaligned(plan.program, prediction))]
 
 
 def frontier_table(candidates: Sequence[Candidate], chosen: Candidate, exact: bool) -> Table:

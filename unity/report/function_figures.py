@@ -61,7 +61,7 @@ def figures_of(plan: Plan) -> FunctionFigures:
         by_node,
         costs.live_memory(memory),
         timeline_of(plan.inspect.simulate()),
-        tuple(blocked(plan)),
+        tuple(blocked(plan, prediction)),
         gap_in_words(plan),
     )
 

@@ -25,6 +25,7 @@ from unity.pcg.types.parallel_type import slice_count
 from unity.plan.plan import Plan
 from unity.plan.summary import RuleUse, Summary, summary_of
 from unity.plan.undivided import undivided
+from unity.search.cost.prediction import predict
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import predict_memory
 
@@ -85,17 +86,17 @@ def data_with_model(plan: Plan, about: str | None) -> dict[str, Any] | list[dict
     """Return `data` with live buffers and dimensions that could not be split, or explanations of the nodes that `about` names."""
     if about is not None:
         return answers(plan, about)
-    memory = predict_memory(
-        plan.program.pcg, plan.program.family.differentiated, plan.program.family.search.training, backend_of(plan.inspect.machine)
-    )
+    graph, family, machine = plan.program.pcg, plan.program.family, plan.inspect.machine
+    prediction = predict(graph, machine, family.differentiated)
+    memory = predict_memory(graph, family.differentiated, family.search.training, backend_of(machine))
     held = [{"why": h.why, "made_by": h.node.kind, "line": line_behind(h.node), "nbytes": h.nbytes} for h in memory.held]
     offloaded = [{"made_by": h.node.kind, "line": line_behind(h.node), "nbytes": h.nbytes} for h in memory.offloaded]
     return {
         **data(summary_of(plan.program).in_user_names()),
         "held": held,
         **({"offloaded": offloaded} if offloaded else {}),
-        "undivided": [asdict(row) for row in undivided(plan.program)],
-        "blocked": blocked(plan),
+        "undivided": [asdict(row) for row in undivided(plan.program, prediction)],
+        "blocked": blocked(plan, prediction),
     }
 
 
