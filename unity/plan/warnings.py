@@ -36,7 +36,7 @@ class PlanWarning(Record):
 
     Attributes:
         topic: "dropped" (an effect that does not run), "unknown" (an operator that cannot be divided), "windows" (a dimension along
-            which windows cannot be divided), "dimension" (an argument's dimension that no axis divides) "whole" (an operator
+            which windows cannot be divided), "dimension" (an argument's dimension that no axis divides), "whole" (an operator
             that could be divided, but runs whole on every device) or "misaligned" (a matrix product that its sizes make slow).
         line: the user's line.
         subject: the effect, operator or argument. Warnings of one topic about one subject at one line are the same.
