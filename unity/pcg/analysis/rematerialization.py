@@ -181,7 +181,7 @@ def _runs(graph: PCG, flow: Gradients, around: _Around, kept: Collection[str]) -
             if node.kind == "remat":
                 policies = around.policies + policies_of(node, around.offloads)
                 inner = _Around(around.looped, around.looped, policies, around.depth + 1, around.offloads)
-                run = _Run(flow, inner.policies, around.offloads)
+                run = _Run(flow, inner.policies)
                 run.graph(node.inside, [False] * len(node.tensors), True, around.looped)
                 yield run, inner.depth, False
             yield from _runs(node.inside, flow, inner, kept)
@@ -191,7 +191,7 @@ def _runs(graph: PCG, flow: Gradients, around: _Around, kept: Collection[str]) -
             yield run, around.depth, True
 
 
-def policies_of(remat: Node, offloads: bool) -> Policies:
+def policies_of(remat: Node, offloads: bool = True) -> Policies:
     """Return the policy of a remat, if it has one. Unless it `offloads`, it saves such values on the device."""
     return () if remat.policy is None else (remat.policy if offloads else on_device(remat.policy),)
 
@@ -214,13 +214,12 @@ class _Run:
 
     flow: the gradient flow of the whole graph.
     policies: those of the remats around it.
-    offloads: the policies of nested remats may offload values.
     in_remat: the walk is in a nested remat whose results are recomputed.
     notes: entries of the tables of `Recomputation`, as (table, key).
     """
 
-    def __init__(self, flow: Gradients, policies: Policies, offloads: bool = True) -> None:
-        self.flow, self.policies, self.offloads = flow, policies, offloads
+    def __init__(self, flow: Gradients, policies: Policies) -> None:
+        self.flow, self.policies = flow, policies
         self.in_remat = False
         self.notes: list[tuple[str, Any]] = []
 
@@ -267,8 +266,7 @@ class _Run:
         if node.kind in (BRANCHES, STAGES):
             return [backward or any(results)] * len(node.operands)
         if node.kind not in LOOPS:  # the remat's own backward pass recomputes from its operands: here only these are needed
-            policies = self.policies + policies_of(node, self.offloads)
-            own = _Run(self.flow, policies, self.offloads).graph(graph, [False] * len(results), backward, looped)
+            own = _Run(self.flow, self.policies + policies_of(node)).graph(graph, [False] * len(results), backward, looped)
             self.notes += self.saved_for_gradient(graph, len(results), backward, looped)
             outer, self.in_remat = self.in_remat, True
             for_results = self.graph(graph, results, False, looped)
