@@ -1,14 +1,14 @@
-"""Kernels on a GPU against what the roofline says of them: products by alignment and size, and reductions that read more than once.
+"""Kernels on a GPU against what the roofline says of them, products by alignment and size among them; and copies to its host.
 
 `python -m benchmarks.gpu_kernels`, where there is a GPU. Each row has the seconds of a program over the least seconds: those of its
 arithmetic at the preset's peak, or of reading its operands and writing its results once. *backward* is the two products, or the
-gradient, that belong to it. Runs follow each other without waiting, so launching them is hidden. The last rows, which `--steps`
-makes again alone, are whole steps: the function and its plan with a padded vocabulary, run in turns.
+gradient, that belong to it. Runs follow each other without waiting, so launching them is hidden. Then follow whole steps, of a
+function and of its plan with a padded vocabulary, run in turns; and copies to pinned memory of the host and back. With names of
+parts, such as `copies`, these are measured alone, and rows of others stay recorded.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator
 from statistics import median
@@ -21,12 +21,13 @@ import unity
 from benchmarks.alternate import alternate, ratio
 from benchmarks.gpu import CASES
 from benchmarks.models import concrete
-from benchmarks.record import record, results, show
+from benchmarks.record import BESIDE, asked, in_order, record, results, show
 from unity.machine.hardware import ALIGNMENT
 from unity.machine.machine import Machine
 
 RUNS, ROUNDS = 10, 5
 SMALL = 2**25  # bytes
+COPIED = 2**30  # bytes
 TURNS = 15
 VOCABULARY = tuple((8192, 768, n, "bfloat16") for n in (50304, 50264, 50260, 50258, 50257))  # the first of each is aligned
 WORDS = tuple((4096, 1024, n, "float32") for n in (30528, 30524, 30522, 30521))
@@ -175,19 +176,39 @@ def steps() -> Iterator[dict[str, Any]]:
         }
 
 
+def copies() -> Iterator[dict[str, Any]]:
+    """Yield the copies of an array between the device and pinned memory of its host."""
+    x = draw(COPIED // 4, dtype="float32")
+    away = jax.device_put(x, x.sharding.with_memory_kind("pinned_host"))
+    for what, array, end in (("copy to the host", x, away.sharding), ("copy from the host", away, x.sharding)):
+        taken = []
+        for _ in range(RUNS):
+            start = time.perf_counter()
+            jax.block_until_ready(jax.device_put(array, end, may_alias=False))
+            taken.append(time.perf_counter() - start)
+        yield {"what": what, "GB": COPIED / 1e9, "GB/s": COPIED / 1e9 / median(taken)}
+
+
+# Each part with a column that its rows alone have.
+PARTS: dict[str, tuple[Callable[[], Iterator[dict[str, Any]]], str]] = {
+    "elements": (elements, "step"),
+    "products": (products, "backward"),
+    "steps": (steps, "times as fast"),
+    "copies": (copies, "GB/s"),
+}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", action="store_true", help="whole steps alone")
-    rows: list[dict[str, Any]] = []
-    parts: tuple[Callable[[], Iterator[dict[str, Any]]], ...] = (elements, products, steps)
-    if parser.parse_args().steps:
-        rows, parts = [row for row in results("gpu_kernels")["rows"] if "times as fast" not in row], (steps,)
-    for part in parts:
-        for row in part():
-            rows.append(row)
+    parts, _ = asked(__doc__, PARTS, BESIDE)
+    rows = {name: [row for row in results("gpu_kernels")["rows"] if column in row] for name, (_, column) in PARTS.items()}
+    for name in parts:
+        rows[name] = []
+        for row in PARTS[name][0]():
+            rows[name].append(row)
             print(row, flush=True)
-            record("gpu_kernels", rows, device=jax.devices()[0].device_kind, misaligned=misaligned(rows))
-    show("kernels over the roofline, and padded steps", rows)
+            measured = in_order(rows, PARTS)
+            record("gpu_kernels", measured, device=jax.devices()[0].device_kind, misaligned=misaligned(measured))
+    show("kernels over the roofline, padded steps, and copies", in_order(rows, PARTS))
 
 
 if __name__ == "__main__":

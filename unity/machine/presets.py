@@ -105,7 +105,7 @@ LINKS: Mapping[str, Link] = {
     "nvlink3": Link(300e9, _NVLINK_STEP),
     "nvlink4": Link(450e9, _NVLINK_STEP),
     # 16 lanes of 8, 16 or 32 GT/s, 128b/130b coding (PCI-SIG base specifications 3.0, 4.0, 5.0). Copies between an H200 and
-    # pinned memory of its host reach 53 GB/s of the last.
+    # pinned memory of its host reach 53 GB/s of the last (`python -m benchmarks.gpu_kernels copies`).
     "pcie3": Link(15.75e9, _PCIE_STEP),
     "pcie4": Link(31.5e9, _PCIE_STEP),
     "pcie5": Link(63.0e9, _PCIE_STEP),
