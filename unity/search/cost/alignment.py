@@ -42,8 +42,8 @@ def depends_on_alignment(device: Device, body: Body) -> bool:
 def slowdown(device: Device, dtype: str, operands: Sequence[Array | int], result: Array | int) -> tuple[Array, Array]:
     """Return how many times as long a product's arithmetic takes, forward and backward.
 
-    Backward, the result's cotangent is an operand of both products. That an operand of the forward product is misaligned slows
-    them by less than a fifth, which is neglected.
+    Backward, the result's cotangent is an operand of both products. If only an operand of the forward product is misaligned, these
+    took 1.0 and 1.6 times as long where it was measured, for 1,020 and 1,023 elements, which is neglected.
 
     Args:
         device: The device.
