@@ -43,8 +43,8 @@ def product(m, k, n, dtype="bfloat16", machine=H100):
 def test_products_are_slower_whose_last_dimension_is_no_multiple_of_16_bytes(sizes, dtype, slower):
     m, k, n = sizes
     with in_64_bits():
-        aligned, given = product(4096, 4096, 4096, dtype), product(m, k, n, dtype)
-    np.testing.assert_allclose(given / aligned, slower, rtol=3e-2)
+        aligned, seconds = product(4096, 4096, 4096, dtype), product(m, k, n, dtype)
+    np.testing.assert_allclose(seconds / aligned, slower, rtol=3e-2)
 
 
 def test_devices_without_the_figure_have_no_such_products():
@@ -57,7 +57,7 @@ def test_integers_were_not_measured():
     assert [float(x) for x in slowdown(H100.device, "int8", [4097, 4097], 4097)] == [1, 1]
 
 
-def test_what_counts_is_the_part_of_one_device():
+def test_the_part_of_one_device_is_misaligned_or_not():
     """4,112 columns are aligned, and an eighth of them, 514, is not."""
     forward, backward = slowdown(H100.device, "bfloat16", [np.array([4096, 4096]), np.array([4112, 514])], np.array([4112, 514]))
     np.testing.assert_array_equal(forward, [1, SLOWER])
