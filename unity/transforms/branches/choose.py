@@ -60,13 +60,13 @@ class _Alone:
 
 @dataclass(eq=False)
 class _Choosing:
-    """The state of one choice: the candidates so far, and the reasons why others were refused."""
+    """The state of one choice: the best candidate so far, and the reasons why others were refused."""
 
     program: Forked
     machine: Machine
     training: Training
     wish: BranchesWish
-    candidates: list[BranchCandidate] = field(default_factory=list)
+    chosen: BranchCandidate | None = None
     refused: list[str] = field(default_factory=list)
     loads: dict[str, float] = field(default_factory=dict)  # seconds of a branch on one device, by its graph
     listed: Listed = field(default_factory=Listed)
@@ -196,8 +196,9 @@ class _Choosing:
         except (InfeasibleError, ConstraintError) as reason:  # a constraint may exclude the types that branches need
             self.refused.append(str(reason))
             return
-        if candidate is not None:
-            self.candidates.append(BranchCandidate(branching, search, candidate))
+        if candidate is None or (self.chosen is not None and self.wish.worth(self.chosen.candidate) <= self.wish.worth(candidate)):
+            return
+        self.chosen = BranchCandidate(branching, search, candidate)
 
     def corrected(self, original: BranchCandidate) -> BranchCandidate:
         """Search once more with the slowest group's actual share, which the split of branches determines."""
@@ -226,8 +227,7 @@ def best(program: Forked, machine: Machine, training: Training, wish: BranchesWi
     refused = list(dict.fromkeys(choosing.refused))
     if not choosing.program.spots:
         refused = ["the program has no branches: nothing in it joins several parts that have work of their own"]
-    chosen = min(choosing.candidates, key=lambda c: wish.worth(c.candidate), default=None)
-    return chosen and choosing.corrected(chosen), refused
+    return choosing.chosen and choosing.corrected(choosing.chosen), refused
 
 
 def parts_of(chosen: BranchCandidate, machine: Machine, training: Training) -> dict[int, float]:

@@ -2,26 +2,32 @@
 
 Each candidate is a separate graph, parallelized by the exact search, so that data and tensor parallelism inside of stages and
 outside of the pipeline are chosen together with it. A candidate is skipped if a lower bound excludes it: a device has at least an
-even share of the work, and idles while the pipeline fills and drains.
+even share of the work, and idles while the pipeline fills and drains; and with its levels joined (`machine.joined_levels`), the
+machine is at least as fast, and much faster to search.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from math import inf, prod
 from typing import TypeAlias, TypeVar
 
 from unity.base.errors import InfeasibleError
+from unity.machine.joined_levels import joined, joined_axes
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.payloads import ScheduleKind
 from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, TWO_BW, Mixed, Schedule
 from unity.pcg.types.axis import Axis
+from unity.search.cost.assembly import Listed
 from unity.search.request import Wish
 from unity.search.session import Search
+from unity.search.space.dimensions import ProgramDimensions
+from unity.search.space.masks import Mask
 from unity.transforms.pipelining.pipelining import PipelineSource, Pipelining, pipelined
 from unity.transforms.pipelining.rolling import LEAST
 from unity.transforms.transformation import TransformationCandidate, reserved_in_words
@@ -29,6 +35,7 @@ from unity.transforms.transformation import TransformationCandidate, reserved_in
 T = TypeVar("T", bound=Pipelining)
 
 ROUNDS = (2, 4, 8, 16)  # numbers of micro-batches for each stage, in the order of trial
+CERTAIN = 1.01  # times the best time so far: a first search is at most 0.6 % above the optimum (`benchmarks.pruning`)
 NEAR = 1.2  # of the best time so far: beyond it more micro-batches are not tried
 
 
@@ -52,19 +59,21 @@ class PipelineWish(Wish):
 
 @dataclass(eq=False)
 class _Choosing:
-    """The state of one choice: the candidates so far, and the reasons why others were refused."""
+    """The state of one choice: the best candidate so far, and the reasons why others were refused.
+
+    Other candidates are dropped, since the tables of their searches may take gigabytes.
+    """
 
     program: PipelineSource
     wish: PipelineWish
     machine: Machine
-    candidates: list[PipelineCandidate] = field(default_factory=list)
+    chosen: PipelineCandidate | None = None
     refused: list[str] = field(default_factory=list)
     first: ScheduleKind = ONE_F_ONE_B  # the schedule that is tried first, if none is asked for
 
     def along(self, axes: tuple[Axis, ...]) -> float:
         """Try more and more micro-batches, as long as that helps. Return the least figure, infinity without a candidate."""
-        before = len(self.candidates)
-        stages = prod(axis.size for axis in axes)
+        stages, least = prod(axis.size for axis in axes), inf
         rounds = [n for n in self.wish.rounds(stages) if not self.hopeless(Schedule(stages, stages * n, stages))]
         for count, number in self.program.within(stages) if rounds else ():
             steps, last = count or self.program.scans[0][number].steps, inf
@@ -73,14 +82,16 @@ class _Choosing:
                     continue
                 self.wish.say(f"a pipeline of {stages} stages, {stages * n} micro-batches")
                 try:
-                    figure = self.figure_of(self.pipeline(count, number, axes, n))
+                    excluded = self.excluded(partial(self.pipeline, count, number, rounds=n), axes)
+                    figure = inf if excluded else self.figure_of(self.pipeline(count, number, axes, n))
                 except Mixed as reason:
                     self.refused.append(f"{stages} stages along {reserved_in_words(self.machine, axes)}: {reason}")
                     break
+                least = min(least, figure)
                 if last < figure < inf or NEAR * self.best < figure < inf or (figure == inf and n > ROUNDS[0]):
                     break
                 last = figure
-        return min((self.wish.figure(c.candidate) for c in self.candidates[before:]), default=inf)
+        return least
 
     def pipeline(self, count: int, number: int, axes: tuple[Axis, ...], rounds: int) -> Pipelining:
         """Make one pipeline. Raises Mixed if that is impossible."""
@@ -89,14 +100,35 @@ class _Choosing:
         followed = self.first == ONE_F_ONE_B and bool(self.program.captured.differentiated)
         return scheduled(partial(pipelined, self.program, count, number, axes, rounds), self.wish.schedule, followed)
 
+    def excluded(self, pipeline: Callable[[tuple[Axis, ...]], Pipelining], axes: tuple[Axis, ...]) -> bool:
+        """Whether a pipeline along some axes cannot beat the best so far even with the machine's levels joined. Raises Mixed."""
+        if self.wish.than is None:
+            return False
+        for machine, listed, whole in self.joined:
+            after = pipeline(joined_axes(axes, self.machine, machine)).after
+            search = replace(self.wish.search(after), machine=machine, listed=listed, restrict=_unrestricted)
+            with suppress(InfeasibleError):
+                if least_seconds(search) >= self.best or (whole and search.fastest.time >= CERTAIN * self.best):
+                    return True
+        return False
+
+    @cached_property
+    def joined(self) -> list[tuple[Machine, Listed, bool]]:
+        """The machine with joined levels, fewest first, the shared costs on it, and whether to search whole programs there."""
+        levels = len(self.machine.levels)
+        machines = [(joined(self.machine, n), n) for n in dict.fromkeys((1, levels - 1)) if 0 < n < levels]
+        return [(machine, Listed(), n > 1) for machine, n in machines if machine is not None]
+
     def other(self) -> None:
         """Try GPipe's schedule for the best number of stages, and more, unless a pipeline was asked for.
 
         GPipe keeps more residuals, but all devices share the operators after the layers, which 1F1B leaves to the last stage while
         the others wait.
         """
+        if self.chosen is None or self.wish.exactly is not None:
+            return
         one = self.chosen.transformation
-        if self.wish.exactly is None and one.schedule.kind == ONE_F_ONE_B:
+        if one.schedule.kind == ONE_F_ONE_B:
             self.wish.say("the same pipeline by GPipe's schedule")
             self.first = GPIPE
             for ladder in ladders(self.machine):
@@ -124,19 +156,15 @@ class _Choosing:
             return inf
         if candidate is None:
             return inf
-        self.candidates.append(PipelineCandidate(pipelining, search, candidate))
+        if self.chosen is None or self.wish.worth(candidate) < self.wish.worth(self.chosen.candidate):
+            self.chosen = PipelineCandidate(pipelining, search, candidate)
         return self.wish.figure(candidate)
-
-    @property
-    def chosen(self) -> PipelineCandidate:
-        """The best candidate."""
-        return min(self.candidates, key=lambda c: self.wish.worth(c.candidate))
 
     @property
     def best(self) -> float:
         """The least figure so far, that of the plan to beat included."""
-        there = [] if self.wish.than is None else [self.wish.than[1].time]
-        return min([self.wish.figure(c.candidate) for c in self.candidates] + there, default=inf)
+        there = inf if self.wish.than is None else self.wish.than[1].time
+        return there if self.chosen is None else min(there, self.wish.figure(self.chosen.candidate))
 
     def hopeless(self, schedule: Schedule) -> bool:
         """Whether a lower bound excludes a schedule: the layers' work, shared by stages, and the idle time."""
@@ -175,9 +203,8 @@ def best(captured: Captured, machine: Machine, wish: PipelineWish) -> tuple[Pipe
     for ladder in ladders(machine):
         choosing.up(ladder)
     refused = choosing.refused or choosing.program.refused or ["the program has no scan over layers, and no equal layers"]
-    if choosing.candidates:
-        choosing.other()
-    return choosing.chosen if choosing.candidates else None, refused
+    choosing.other()
+    return choosing.chosen, refused
 
 
 def least_seconds(search: Search) -> float:
@@ -193,6 +220,11 @@ def repeated(search: Search) -> float:
     often = Counter(bodies)
     inside = [site.around.stacked or (key != "" and often[key] >= LEAST) for site, key in zip(sites, bodies, strict=True)]
     return sum(float(c.time.min()) for c, flag in zip(costs, inside, strict=True) if flag)
+
+
+def _unrestricted(dimensions: ProgramDimensions, machine: Machine) -> Mapping[int, Mask]:
+    """Return no masks: constraints name axes of the machine, and a bound may ignore them."""
+    return {}
 
 
 def ladders(machine: Machine) -> Iterator[list[tuple[Axis, ...]]]:

@@ -141,7 +141,8 @@ def best_unlike(
         chain = chain_of(captured)
     except Mixed as reason:
         return None, [f"it cannot be cut into stages of different operators either: {reason}"]
-    candidates, refused = list[PipelineCandidate](), list[str]()
+    best: PipelineCandidate | None = None
+    refused = list[str]()
     for options in _options(Loads(chain, machine, bool(captured.differentiated)), wish, refused):
         last = inf
         for option in options:
@@ -156,11 +157,12 @@ def best_unlike(
                 refused.append(f"stages of different operators: {reason}")
                 break
             if candidate is not None:
-                candidates.append(PipelineCandidate(pipelining, search, candidate))
+                if best is None or wish.worth(candidate) < wish.worth(best.candidate):
+                    best = PipelineCandidate(pipelining, search, candidate)
                 if wish.figure(candidate) >= last:
                     break
                 last = wish.figure(candidate)
-    return min(candidates, key=lambda f: wish.worth(f.candidate), default=None), list(dict.fromkeys(refused))
+    return best, list(dict.fromkeys(refused))
 
 
 def _options(loads: Loads, wish: PipelineWish, refused: list[str]) -> list[list[_Option]]:

@@ -1,0 +1,54 @@
+"""Machines whose outer levels are joined: no collective takes longer on them."""
+
+from math import prod
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unity.machine.collectives import KINDS, collective
+from unity.machine.hardware import Curve, Level
+from unity.machine.joined_levels import joined, joined_axes
+from unity.machine.machine import Machine
+
+DEVICE = Machine.grid(1, 1, "h100").device
+LEVELS = st.builds(
+    lambda size, bandwidth, latency: (size, bandwidth, latency),
+    st.sampled_from((1, 2, 3, 4, 6)),
+    st.floats(1e8, 1e12),
+    st.floats(0, 1e-4),
+)
+
+
+def machine_of(levels):
+    return Machine(
+        "machine", DEVICE, tuple(Level(name, *level) for name, level in zip(("pod", "node", "device"), levels, strict=False))
+    )
+
+
+@given(st.lists(LEVELS, min_size=2, max_size=3), st.data(), st.sampled_from(KINDS), st.booleans())
+def test_no_collective_takes_longer_on_joined_levels(levels, data, kind, turned):
+    machine = machine_of(levels)
+    count = data.draw(st.integers(1, len(levels) - 1))
+    bound = joined(machine, count)
+    assert (bound.devices, len(bound.levels)) == (machine.devices, count)
+    axes = [axis for axis in machine.axes if data.draw(st.booleans())]
+    others = joined_axes(axes, machine, bound)
+    assert prod(axis.size for axis in others) == prod(axis.size for axis in axes)
+    price, least = collective(machine, kind, axes, turned), collective(bound, kind, others, turned)
+    assert least.alpha <= price.alpha * (1 + 1e-9)
+    assert least.beta <= price.beta * (1 + 1e-9)
+
+
+def test_axes_of_inner_levels_stay_on_them():
+    machine = machine_of([(2, 1e9, 0.0), (4, 1e10, 0.0), (6, 1e11, 0.0)])
+    bound = joined(machine, 2)
+    axes = {axis.name: axis for axis in machine.axes}
+    inner = joined_axes([axes["p0"], axes["d0"]], machine, bound)
+    assert [(axis.level, axis.size) for axis in inner] == [(0, 2), (1, axes["d0"].size)]
+
+
+def test_measured_machines_are_not_joined():
+    levels = Level("node", 2, 1e9, 0.0, curves=(Curve("all-reduce", 2, 0.0, 1e-9),)), Level("device", 2, 1e10, 0.0)
+    assert joined(Machine("measured", DEVICE, levels), 1) is None
+    levels = Level("node", 2, 1e9, 0.0), Level("device", 2, 1e10, 0.0, relative=(("all-reduce", 0.5, 0.5),))
+    assert joined(Machine("measured", DEVICE, levels), 1) is None

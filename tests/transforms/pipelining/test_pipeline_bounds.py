@@ -1,0 +1,44 @@
+"""Bounds of pipelines exclude none that is better, and most searches that would find nothing."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import unity
+from unity.machine.hardware import Level
+from unity.machine.machine import Machine
+from unity.plan.files import cache
+from unity.transforms.pipelining import choose
+
+LAYERS, WIDTH = 8, 64
+
+
+def loss(layers, x):
+    def step(x, layer):
+        return x + jnp.tanh(x @ layer["up"]) @ layer["down"], None
+
+    return jnp.mean(lax.scan(step, x, layers)[0] ** 2)
+
+
+def plan(pods, nodes):
+    """Return the plan on two pods of two nodes of two devices, with some bytes per second between pods and between nodes."""
+    device = unity.Device("slow", {"float32": 1e9}, 10**9, 1e9, 0.5, 0.0)
+    levels = Level("pod", 2, pods, 1e-5), Level("node", 2, nodes, 1e-5), Level("device", 2, 1e9, 1e-7)
+    layers = {"up": (LAYERS, WIDTH, 4 * WIDTH), "down": (LAYERS, 4 * WIDTH, WIDTH)}
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (*layers.values(), (64, WIDTH))]
+    args = dict(zip(layers, shapes, strict=False)), shapes[-1]
+    return unity.optimize(loss, *args, machine=Machine("slow", device, levels), search="captured", progress=False)
+
+
+@pytest.mark.parametrize(("pods", "nodes", "pipeline"), [(1e6, 2e6, True), (4e6, 4e7, True), (1e8, 5e8, False)])
+def test_bounds_change_no_plan_and_save_searches(monkeypatch, pods, nodes, pipeline):
+    searched, figure_of = [], choose._Choosing.figure_of
+    monkeypatch.setattr(choose._Choosing, "figure_of", lambda self, p: searched.append(p) or figure_of(self, p))
+    bounded, few = plan(pods, nodes), len(searched)
+    searched.clear()
+    monkeypatch.setattr(cache, "recall", lambda *_: None)
+    monkeypatch.setattr(choose._Choosing, "excluded", lambda *_: False)
+    assert plan(pods, nodes).time == bounded.time
+    assert few < len(searched)
+    assert (bounded.program.pipelining is not None) == pipeline
