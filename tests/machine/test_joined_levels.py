@@ -30,6 +30,7 @@ def test_no_collective_takes_longer_on_joined_levels(levels, data, kind, turned)
     machine = machine_of(levels)
     count = data.draw(st.integers(1, len(levels) - 1))
     bound = joined(machine, count)
+    assert bound is not None
     assert (bound.devices, len(bound.levels)) == (machine.devices, count)
     axes = [axis for axis in machine.axes if data.draw(st.booleans())]
     others = joined_axes(axes, machine, bound)
@@ -42,6 +43,7 @@ def test_no_collective_takes_longer_on_joined_levels(levels, data, kind, turned)
 def test_axes_of_inner_levels_stay_on_them():
     machine = machine_of([(2, 1e9, 0.0), (4, 1e10, 0.0), (6, 1e11, 0.0)])
     bound = joined(machine, 2)
+    assert bound is not None
     axes = {axis.name: axis for axis in machine.axes}
     inner = joined_axes([axes["p0"], axes["d0"]], machine, bound)
     assert [(axis.level, axis.size) for axis in inner] == [(0, 2), (1, axes["d0"].size)]

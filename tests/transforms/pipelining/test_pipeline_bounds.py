@@ -38,7 +38,7 @@ def test_bounds_change_no_plan_and_save_searches(monkeypatch, pods, nodes, pipel
     bounded, few = plan(pods, nodes), len(searched)
     searched.clear()
     monkeypatch.setattr(cache, "recall", lambda *_: None)
-    monkeypatch.setattr(choose._Choosing, "excluded", lambda *_: False)
+    monkeypatch.setattr(choose._Choosing, "bound", lambda *_: 0.0)
     assert plan(pods, nodes).time == bounded.time
     assert few < len(searched)
     assert (bounded.program.pipelining is not None) == pipeline

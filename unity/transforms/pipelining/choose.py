@@ -82,12 +82,13 @@ class _Choosing:
                     continue
                 self.wish.say(f"a pipeline of {stages} stages, {stages * n} micro-batches")
                 try:
-                    excluded = self.excluded(partial(self.pipeline, count, number, rounds=n), axes)
-                    figure = inf if excluded else self.figure_of(self.pipeline(count, number, axes, n))
+                    figure = self.bound(partial(self.pipeline, count, number, rounds=n), axes)
+                    if figure < self.best:
+                        figure = self.figure_of(self.pipeline(count, number, axes, n))
+                        least = min(least, figure)
                 except Mixed as reason:
                     self.refused.append(f"{stages} stages along {reserved_in_words(self.machine, axes)}: {reason}")
                     break
-                least = min(least, figure)
                 if last < figure < inf or NEAR * self.best < figure < inf or (figure == inf and n > ROUNDS[0]):
                     break
                 last = figure
@@ -100,17 +101,22 @@ class _Choosing:
         followed = self.first == ONE_F_ONE_B and bool(self.program.captured.differentiated)
         return scheduled(partial(pipelined, self.program, count, number, axes, rounds), self.wish.schedule, followed)
 
-    def excluded(self, pipeline: Callable[[tuple[Axis, ...]], Pipelining], axes: tuple[Axis, ...]) -> bool:
-        """Whether a pipeline along some axes cannot beat the best so far even with the machine's levels joined. Raises Mixed."""
-        if self.wish.than is None:
-            return False
-        for machine, listed, whole in self.joined:
+    def bound(self, pipeline: Callable[[tuple[Axis, ...]], Pipelining], axes: tuple[Axis, ...]) -> float:
+        """Return seconds that no strategy of a pipeline along some axes goes below: those with the machine's levels joined.
+
+        It stops at the first bound that excludes the pipeline. Without a plan to beat it is zero. Raises Mixed.
+        """
+        least = 0.0
+        for machine, listed, whole in self.joined if self.wish.than is not None else ():
             after = pipeline(joined_axes(axes, self.machine, machine)).after
             search = replace(self.wish.search(after), machine=machine, listed=listed, restrict=_unrestricted)
             with suppress(InfeasibleError):
-                if least_seconds(search) >= self.best or (whole and search.fastest.time >= CERTAIN * self.best):
-                    return True
-        return False
+                least = max(least, least_seconds(search))
+                if whole and least < self.best:
+                    least = max(least, search.fastest.time / CERTAIN)
+            if least >= self.best:
+                break
+        return least
 
     @cached_property
     def joined(self) -> list[tuple[Machine, Listed, bool]]:
