@@ -219,6 +219,42 @@ def test_what_no_single_expression_computes_is_left_out_with_the_reason(name: st
     exec(compile(annotation.source, "model.py", "exec"), {})
 
 
+CALLED = {
+    "jnp.mean(jax.vmap(lambda row: jax.nn.relu(row))(x) @ w)": "relu is inside of a function that is mapped",
+    "jnp.mean(jax.vmap(lambda row: mine(row))(x) @ w)": "mine is inside of a function that is mapped",
+    "jnp.mean(jax.nn.relu(x) @ w + jax.nn.relu(2 * x) @ w)": "several expressions are a relu of float32[8, 64]",
+}
+RULE = """@jax.custom_jvp
+def mine(x):
+    return jnp.sin(x)
+
+mine.defjvp(lambda x, t: (mine(*x), jnp.cos(x[0]) * t[0]))
+"""
+
+
+@pytest.mark.parametrize("call", ["jax.nn.relu(x)", "mine(x)", "jax.vmap(jax.nn.relu)(x)"])
+def test_a_function_with_its_own_derivative_is_constrained_where_it_is_called(call: str, tmp_path: Path) -> None:
+    code = f"jnp.mean({call} @ w)"
+    module = written(tmp_path, f"import jax\nimport jax.numpy as jnp\n\n{RULE}\ndef loss(w, x):\n    return {code}\n")
+    args = jnp.eye(64), jnp.ones((8, 64)) / 8
+    annotation = planned(module.loss, *args, pins=dict.fromkeys(("w", "x"), P(None, "device"))).files.annotate(tmp_path / "model.py")
+    assert annotation.unannotated == ()
+    assert f"jax.lax.with_sharding_constraint({call}, P(None, 'device')) @ w" in annotation.source
+    (tmp_path / "changed.py").write_text(annotation.source, encoding="utf-8")
+    found, _ = compiled(imported(tmp_path / "changed.py", "changed").loss, annotation, args)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5), found, jax.value_and_grad(module.loss)(*args))
+
+
+@pytest.mark.parametrize("code", CALLED)
+def test_functions_with_their_own_derivatives_are_left_out_by_their_names(code: str, tmp_path: Path) -> None:
+    module = written(tmp_path, f"import jax\nimport jax.numpy as jnp\n\n{RULE}\ndef loss(w, x):\n    return {code}\n")
+    pins = {"w": P(None, "device"), "x": P(None, "device")}
+    plan = planned(module.loss, jnp.ones((64, 64)), jnp.ones((8, 64)), pins=pins)
+    reasons = [u.reason for u in plan.files.annotate(tmp_path / "model.py").unannotated]
+    assert [reason for reason in reasons if CALLED[code] in reason], reasons
+    assert not [reason for reason in reasons if "custom" in reason]
+
+
 @pytest.mark.parametrize(
     ("head", "imports", "call"),
     [

@@ -157,12 +157,13 @@ class _ConstraintPlaces:
         """Return the only expression that computes a value, or the reason why there is none."""
         alike = [x for x in self.traced if _computed_by(x, computed)]
         spans = {x.span for x in alike}
+        name = next((x.function for x in alike if x.function), computed.name)
         if any(x.is_mapped for x in alike):
-            reason = f"{computed.primitive} is inside of a function that is mapped, as by jax.vmap"
+            reason = f"{name} is inside of a function that is mapped, as by jax.vmap"
         elif len(spans) > 1:
-            reason = f"several expressions are a {computed.primitive} of {computed.dtype}{list(computed.shape)}"
+            reason = f"several expressions are a {name} of {computed.dtype}{list(computed.shape)}"
         elif not spans:
-            reason = f"{computed.primitive} is computed inside of a library's function, or of a rewritten program"
+            reason = f"{name} is computed inside of a library's function, or of a rewritten program"
         else:
             return next(iter(spans))
         return Unannotated(computed.line, reason)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from unity.exec.sharding_constraints import divides_more, origins_of, refuse_per_device
 from unity.export.annotations.constraint_writer import SIDES
+from unity.pcg.capture.operator_names import name_of_equation
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.ir.nested_programs import bodies
 from unity.pcg.ir.program import Body, Equation
@@ -28,12 +29,17 @@ SEVERAL_WAYS = "needed in several ways"
 
 @dataclass(frozen=True)
 class ComputationSignature:
-    """An equation's line and primitive, and the shape and type of its result, by which expressions are told apart."""
+    """An equation's line and primitive, and the shape and type of its result, by which expressions are told apart.
+
+    Attributes:
+        name: the name of the primitive, or of the function with its own derivative, for texts.
+    """
 
     line: int
     primitive: str
     shape: tuple[int, ...]
     dtype: str
+    name: str = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -163,7 +169,8 @@ def _computation(sources: Sequence[str], body: Body, equation: Equation, variabl
     for source in sources:
         if is_in(source, file):
             tensor = body.tensors[variable]
-            return ComputationSignature(line_of(source), equation.primitive.name, tensor.shape, str(tensor.dtype))
+            name = name_of_equation(equation)
+            return ComputationSignature(line_of(source), equation.primitive.name, tensor.shape, str(tensor.dtype), name)
     return None
 
 

@@ -11,9 +11,11 @@ from typing import Any
 import jax
 from jax.extend import core
 
+from unity.pcg.capture.operator_names import CUSTOM_DERIVATIVES
 from unity.pcg.jaxprs.source_lines import owner
 
 Shape = tuple[int, ...]
+OPERATORS = ("scan", "while", "cond", *CUSTOM_DERIVATIVES)  # how names of primitives begin that a plan does not inline
 MAPS = ("vmap", "pmap", "shard_map")  # whose functions see values with fewer dimensions, or parts of them
 
 
@@ -33,12 +35,14 @@ class ExpressionValue:
     """The value of an expression: the primitive that computes it, and its shape and type.
 
     Attributes:
+        function: the name of the function that the user calls, where the primitive is a function with its own derivative.
         operands: the shapes of the primitive's operands.
         is_mapped: whether the expression sees another shape, as inside of `jax.vmap`.
     """
 
     span: CodeSpan
     primitive: str
+    function: str
     operands: tuple[Shape, ...]
     shape: Shape
     dtype: str
@@ -78,9 +82,10 @@ def _read(jaxpr: core.Jaxpr, call: _Call, values: set[ExpressionValue]) -> Seque
         producer, eqn = producers.get(v, (_Call(), None))
         unread.pop(v, None)
         if producer.span is not None and eqn is not None and (reader is None or producer.evaluation != reader.evaluation):
-            operands = tuple(_shape(x.aval) for x in eqn.invars)
+            name, operands = eqn.primitive.name, tuple(_shape(x.aval) for x in eqn.invars)
+            function = eqn.params["call_jaxpr"].jaxpr.debug_info.func_name if name.startswith(CUSTOM_DERIVATIVES) else ""
             values.add(
-                ExpressionValue(producer.span, eqn.primitive.name, operands, _shape(v.aval), _dtype(v.aval), producer.is_mapped)
+                ExpressionValue(producer.span, name, function, operands, _shape(v.aval), _dtype(v.aval), producer.is_mapped)
             )
 
     for eqn in jaxpr.eqns:
@@ -91,7 +96,7 @@ def _read(jaxpr: core.Jaxpr, call: _Call, values: set[ExpressionValue]) -> Seque
         equations: Sequence[core.JaxprEqn | None] = [eqn] * len(eqn.outvars)
         for nested in _nested(eqn.params):
             results = _read(nested, own, values)
-            if len(results) == len(eqn.outvars) and eqn.primitive.name not in ("scan", "while", "cond"):
+            if len(results) == len(eqn.outvars) and not eqn.primitive.name.startswith(OPERATORS):
                 equations = results
         producers.update((v, (own, e)) for v, e in zip(eqn.outvars, equations, strict=True))
         unread.update(dict.fromkeys(eqn.outvars))

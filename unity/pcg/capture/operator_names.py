@@ -14,6 +14,7 @@ from unity.pcg.propagation.scan_programs import REMATERIALIZED
 from unity.pcg.propagation.solver import nested_body
 from unity.pcg.types.factors import Role, facts_of
 
+CUSTOM_DERIVATIVES = ("custom_jvp", "custom_vjp")  # how names of primitives begin that are functions with their own derivatives
 LOOKUPS = ("embedding", "gather")  # names of operators that look up rows of a table
 
 BY_PRIMITIVES = (  # the first set that a composite's primitives contain gives its name
@@ -59,7 +60,7 @@ def _label(composite: Body, sizes: Mapping[str, int]) -> str:
     equations = composite.equations
     names = {"mul" if multiplies(e) else e.name for e in equations}
     if len(equations) == 1:
-        return _single(equations[0])
+        return name_of_equation(equations[0])
     return (
         next((name for primitives, name in BY_PRIMITIVES if primitives <= names), None)
         or normalization(composite)
@@ -82,11 +83,11 @@ def _by_decisive_primitive(composite: Body, names: set[str]) -> str | None:
     return "random_keys" if keys and not any(composite.tensor(a).floating for a in composite.outputs) else None
 
 
-def _single(equation: Equation) -> str:
-    """Return the name of a single equation: its primitive's, or for a custom derivative that of the user's function."""
+def name_of_equation(equation: Equation) -> str:
+    """Return the name of an equation: its primitive's, or for a custom derivative that of the user's function."""
     if equation.name == KERNEL:
         return equation.params["title"]
-    if not equation.name.startswith(("custom_jvp", "custom_vjp")):
+    if not equation.name.startswith(CUSTOM_DERIVATIVES):
         return equation.name
     inner = nested_body(equation)
     groups = {e.group[0] for e in inner.equations if e.group}
@@ -117,7 +118,7 @@ def _by_content(equations: tuple[Equation, ...], names: set[str]) -> str:
     fallback = next((name for primitives, name in FALLBACKS if primitives <= names), None)
     if fallback:
         return fallback
-    inner = {_single(e) for e in equations if e.name == "custom_jvp_call"}
+    inner = {name_of_equation(e) for e in equations if e.name == "custom_jvp_call"}
     if len(inner) == 1:
         return inner.pop()
     if "logistic" in names and _in(names, Role.WORK) <= {"logistic", "mul", "add"}:
