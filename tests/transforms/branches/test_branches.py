@@ -21,8 +21,9 @@ from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
 from unity.pcg.capture.group_slots import Slots
 from unity.pcg.capture.packed_arguments import Packing
-from unity.pcg.ir.graph import BRANCHES
+from unity.pcg.ir.graph import BRANCHES, PCG
 from unity.pcg.ir.payloads import Branches
+from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.parallel.branches import check_boundary_types, groups_of
 from unity.pcg.parallel.traffic import traffic
 from unity.plan.plan import Plan
@@ -453,10 +454,20 @@ def test_a_group_that_is_not_on_its_axes_is_refused_by_the_type_checker():
     fn, args = towers_case()
     plan = planned(fn, args, TREE, TREE.axes[:1])
     (node,) = [n for n in plan.program.pcg.nodes if n.kind == BRANCHES]
-    for along, reason in (("d0 d1", "2 groups of branches along d0 d1"), ("d0", "of branches along d0 is")):
+    axes = plan.program.pcg.axes
+    groups = "2 groups of branches along {} of the mesh {}: expected axes of 2 devices, got {}"
+    for along, here, size in (("d0 d1", "d0 d1", 4), ("x9", "no axis", 1), ("n0 x9", "n0", 2)):
         wrong = replace(node, payload=structs.replace(node.of(Branches), along=tuple(along.split())))
-        with pytest.raises(ParallelTypeError, match=reason):
-            check_boundary_types(wrong, plan.program.pcg.axes)
+        with pytest.raises(ParallelTypeError, match=groups.format(here, "n0=2 d0=2 d1=2", size)):
+            check_boundary_types(wrong, axes)
+        names = AxisNames.of_every_axis(axes, TREE.named_levels)
+        shown = {"d0 d1": "device_a device_b", "n0": "node"}.get(here, here)
+        (named,) = [n for n in names.run_graph(PCG((), tuple(wrong.results), axes)).nodes if n.kind == BRANCHES]
+        with pytest.raises(ParallelTypeError, match=groups.format(shown, "node=2 device_a=2 device_b=2", size)):
+            check_boundary_types(named, names.shown)
+    wrong = replace(node, payload=structs.replace(node.of(Branches), along=("d0",)))
+    with pytest.raises(ParallelTypeError, match="of branches along d0 is"):
+        check_boundary_types(wrong, axes)
 
 
 def test_a_file_that_speaks_of_other_branches_is_refused():

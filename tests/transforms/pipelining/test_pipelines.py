@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,8 @@ from unity.exec.pipelines.guarded import guarded
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.graph import PCG, PIPELINE, Node, Value
 from unity.pcg.ir.payloads import Pipeline
-from unity.pcg.parallel.check import check
+from unity.pcg.parallel.axis_names import AxisNames
+from unity.pcg.parallel.check import check, check_by_names
 from unity.pcg.parallel.parallelize import parallelize
 from unity.pcg.parallel.stages import Schedule
 from unity.pcg.parallel.traffic import traffic
@@ -372,6 +374,13 @@ def test_the_type_checker_knows_stages():
         operands = tuple(wrong if p == position else w for p, w in enumerate(node.operands))
         with pytest.raises(ParallelTypeError, match=f"operand {position} is .* what a stage needs"):
             check(_with(graph, node, replace(node, operands=operands)))
+
+
+    for along, here in (("x9", "no axis"), ("n0 d0", "node device_a")):
+        wrong = replace(node, payload=msgspec.structs.replace(node.of(Pipeline), along=tuple(along.split())))
+        text = f"a pipeline of 2 stages along {here} of the mesh node=2 device_a=2 device_b=2: expected axes of 2 devices, got"
+        with pytest.raises(ParallelTypeError, match=text):
+            check_by_names(_with(graph, node, wrong), AxisNames.of_every_axis(graph.axes, TREE.named_levels))
 
 
 def _with(graph: PCG, old: Node, new: Node) -> PCG:

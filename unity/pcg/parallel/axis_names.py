@@ -241,6 +241,10 @@ class _Renamed:
         return self.nodes[id(node)]
 
     def payload(self, node: Node) -> Any:
-        """Return the payload with the names of stages' or groups' axes."""
+        """Return the payload with the names of stages' or groups' axes. An axis that the graph lacks keeps its name."""
         along, payload = reserved_axes(node), node.payload
-        return structs.replace(payload, along=tuple(self.along(self.names.positions(along)))) if along and payload else payload
+        if not along or payload is None:
+            return payload
+        positions = self.names.positions(along)
+        lacking = set(along) - {self.names.axes[k].name for k in positions}
+        return structs.replace(payload, along=(*self.along(positions), *sorted(lacking)))

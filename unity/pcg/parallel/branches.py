@@ -20,11 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
 
 from unity.base.errors import ParallelTypeError
 from unity.pcg.ir.graph import PCG, STAGES, Node, reserved_axes
 from unity.pcg.ir.payloads import Branches, Stages
+from unity.pcg.parallel.stages import positions_along
 from unity.pcg.propagation.choices import Choice, choices
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, Type, partitioned, show
@@ -110,12 +110,8 @@ def check_boundary_types(node: Node, axes: tuple[Axis, ...]) -> None:
     same inside and outside.
     """
     assert node.inside is not None
-    names = reserved_axes(node)
-    over = [k for k, axis in enumerate(axes) if axis.name in names]
     count = max(node.of(Branches).groups) + 1
-    if len(over) != len(names) or prod(axes[k].size for k in over) != count:
-        mesh = " ".join(f"{axis.name}={axis.size}" for axis in axes)
-        raise ParallelTypeError(f"{node.source}: {count} groups of branches along {' '.join(names)} cannot be on a mesh of {mesh}")
+    names, over = reserved_axes(node), positions_along(node, axes, count, f"{count} groups of branches")
     for name, outside, inside, rank, expected in _boundary_types(node, over, len(axes)):
         if any(inside[k] != REPLICATED for k in over):
             raise ParallelTypeError(

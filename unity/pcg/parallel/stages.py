@@ -140,12 +140,26 @@ def stage_axes(node: Node, axes: Sequence[Axis]) -> tuple[int, ...]:
     Raises:
         ParallelTypeError: the mesh lacks one of them, or their sizes do not multiply to the number of stages.
     """
+    stages = schedule_of(node).stages
+    return positions_along(node, axes, stages, f"a pipeline of {stages} stages")
+
+
+def positions_along(node: Node, axes: Sequence[Axis], devices: int, parts: str) -> tuple[int, ...]:
+    """Return the positions in the mesh of the axes along which the parts of an operator lie: its stages, or groups of branches.
+
+    Raises:
+        ParallelTypeError: the mesh lacks one of them, or their sizes do not multiply to the number of `devices`. The message names
+            axes of the mesh only: those that it lacks have no names for users.
+    """
     names = reserved_axes(node)
     positions = tuple(k for k, axis in enumerate(axes) if axis.name in names)
-    if len(positions) != len(names) or prod(axes[k].size for k in positions) != schedule_of(node).stages:
-        mesh = " ".join(f"{axis.name}={axis.size}" for axis in axes)
+    size = prod(axes[k].size for k in positions)
+    if len(positions) != len(names) or size != devices:
+        mesh, along = " ".join(f"{axis.name}={axis.size}" for axis in axes), " ".join(axes[k].name for k in positions)
+        lacking = f", and {len(names) - len(positions)} that the mesh lacks" if len(positions) != len(names) else ""
         raise ParallelTypeError(
-            f"{node.source}: a pipeline of {schedule_of(node).stages} stages along {' '.join(names)} cannot be on a mesh of {mesh}"
+            f"{node.source}: {parts} along {along or 'no axis'} of the mesh {mesh}: expected axes of {devices} devices, got {size}"
+            f"{lacking}"
         )
     return positions
 
