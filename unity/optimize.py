@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from unity.constraints.excluded_rules import without
 from unity.constraints.kinds import Constraint, KeptShardings, WithoutRules
 from unity.constraints.program_shardings import marking, pins
 from unity.exec.hosts.device_order import check_order
+from unity.exec.measure.local_machine import is_unmeasured
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.gradient_flow import losses
@@ -92,7 +94,7 @@ def optimize(
             with its own objective.
         budget: the number of programs that rewritings may lead to; the plan is reproducible. For a published algorithm, its own
             steps.
-        progress: whether to show the current stage, on a terminal.
+        progress: whether to show the current stage, on a terminal; elsewhere, a line before devices are measured.
         options: those that few calls need, about transformations of the program and about the search: `unity.FurtherOptions` lists
             them.
 
@@ -124,8 +126,8 @@ def optimize(
         refuse_measuring(machine, objective, transforms.pipeline)
     amount = budget if seconds is None else float(seconds)
     rewriter = _rewriter(search, amount, options.get("rules"), constraints)
-    with _stages(progress) as say, uncollected():
-        target = _target(machine or _local(say, mesh), mesh, reduce_in)
+    with _stages(progress) as (say, announce), uncollected():
+        target = _target(machine or _local(announce, mesh), mesh, reduce_in)
         say("capturing the graph")
         marks = marking(target) if is_kept else None
         captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered, marking=marks)
@@ -187,25 +189,34 @@ def _target(machine: Machine, mesh: Mesh | AbstractMesh | None, reduce_in: str |
     return target
 
 
-def _local(say: Callable[[str], None], mesh: Mesh | AbstractMesh | None) -> Machine:
+def _local(announce: Callable[[str], None], mesh: Mesh | AbstractMesh | None) -> Machine:
     """Describe this process's devices, or those of a mesh."""
-    say("looking at this machine (measured once, which takes a minute or two)")
-    if mesh is None:
-        return Machine.local()
-    return Machine.local(list(mesh.devices.flat) if isinstance(mesh, Mesh) else jax.devices()[: mesh.size])
+    devices = jax.devices()
+    if mesh is not None:
+        devices = list(mesh.devices.flat) if isinstance(mesh, Mesh) else devices[: mesh.size]
+    if is_unmeasured(devices):
+        announce("measuring this machine's devices (once, for a minute or two; machine= needs no measurement)")
+    return Machine.local() if mesh is None else Machine.local(devices)
 
 
 @contextmanager
-def _stages(progress: bool) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows the current stage with a spinner on a terminal, and does nothing elsewhere."""
+def _stages(progress: bool) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
+    """Yield two functions that show the current stage with a spinner on a terminal.
+
+    Elsewhere the first does nothing, and the second, for stages that take minutes, prints a line.
+    """
     if not progress:
-        yield lambda stage: None
+        yield (lambda stage: None), (lambda stage: None)
         return
     from rich.console import Console  # takes a while to import
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda stage: None
+        yield (lambda stage: None), (lambda stage: print(f"unity: {stage}", file=sys.stderr, flush=True))
         return
     with console.status("unity") as status:
-        yield lambda stage: status.update(f"unity: {stage}")
+
+        def say(stage: str) -> None:
+            status.update(f"unity: {stage}")
+
+        yield say, say

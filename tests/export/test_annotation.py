@@ -237,7 +237,8 @@ def test_a_function_with_its_own_derivative_is_constrained_where_it_is_called(ca
     code = f"jnp.mean({call} @ w)"
     module = written(tmp_path, f"import jax\nimport jax.numpy as jnp\n\n{RULE}\ndef loss(w, x):\n    return {code}\n")
     args = jnp.eye(64), jnp.ones((8, 64)) / 8
-    annotation = planned(module.loss, *args, pins=dict.fromkeys(("w", "x"), P(None, "device"))).files.annotate(tmp_path / "model.py")
+    plan = planned(module.loss, *args, pins=dict.fromkeys(("w", "x"), P(None, "device")))
+    annotation = plan.files.annotate(tmp_path / "model.py")
     assert annotation.unannotated == ()
     assert f"jax.lax.with_sharding_constraint({call}, P(None, 'device')) @ w" in annotation.source
     (tmp_path / "changed.py").write_text(annotation.source, encoding="utf-8")

@@ -241,6 +241,19 @@ def test_without_a_machine_the_mesh_is_of_this_process(monkeypatch: pytest.Monke
     assert described == [jax.devices()[:5:-1], jax.devices()[:2]]
 
 
+def test_a_line_announces_that_devices_are_measured_where_there_is_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(unity.Machine, "local", lambda devices=None: unity.Machine.grid(1, 8, "a100"))
+    fn, params, x = FUNCTIONS["mlp"]
+    for machine, progress, lines in ((None, True, 1), (None, False, 0), (unity.Machine.grid(1, 8, "a100"), True, 0)):
+        unity.optimize(fn, params, x, budget=0, machine=machine, progress=progress)
+        printed = capfd.readouterr()
+        assert printed.out == ""
+        assert printed.err.count("unity: measuring this machine's devices") == printed.err.count("\n") == lines
+
+
 def test_meshes_that_cannot_be_planned_for_are_refused():
     machine = unity.Machine.grid(2, 3, "a100")
     with pytest.raises(MachineError, match=r"mesh \(a: 3 × b: 2\) does not fit the levels of machine 'a100-2x3'"):

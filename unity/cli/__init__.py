@@ -57,7 +57,7 @@ exit status:
   130  interrupted
   141  the reader of a pipe closed it
 
-Results are printed on stdout, with --json as data. Progress is shown on stderr, on a terminal only.
+Results are printed on stdout, with --json as data. Progress is shown on stderr, on a terminal or where devices are measured.
 
 examples:
   unity optimize mymodel:example --machine dgx-h100 -o plan.json

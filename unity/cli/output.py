@@ -1,8 +1,9 @@
-"""Output of commands: results on stdout, as text or JSON; progress on stderr, and on a terminal only."""
+"""Output of commands: results on stdout, as text or JSON; progress on stderr, on a terminal or where devices are measured."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -31,10 +32,15 @@ def result_console() -> Console:
 
 
 @contextmanager
-def stage(text: str) -> Iterator[Callable[[str], None]]:
-    """Show a spinner with a text while the block runs, and yield a function that changes the text. In a pipe nothing is shown."""
+def stage(text: str, is_announced: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show a spinner with a text while the block runs, and yield a function that changes the text.
+
+    In a pipe nothing is shown, or the text alone as a line if it is to be announced.
+    """
     console = error_console()
     if not console.is_terminal:
+        if is_announced:
+            print(f"unity: {text}", file=sys.stderr, flush=True)
         yield lambda other: None
         return
     with console.status(f"unity: {text}") as status:

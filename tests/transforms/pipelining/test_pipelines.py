@@ -375,7 +375,6 @@ def test_the_type_checker_knows_stages():
         with pytest.raises(ParallelTypeError, match=f"operand {position} is .* what a stage needs"):
             check(_with(graph, node, replace(node, operands=operands)))
 
-
     for along, here in (("x9", "no axis"), ("n0 d0", "node device_a")):
         wrong = replace(node, payload=msgspec.structs.replace(node.of(Pipeline), along=tuple(along.split())))
         text = f"a pipeline of 2 stages along {here} of the mesh node=2 device_a=2 device_b=2: expected axes of 2 devices, got"

@@ -14,6 +14,7 @@ from unity.cli.arguments import add_devices, add_json, named_machine, use_device
 from unity.cli.errors import CommandError
 from unity.cli.help_format import HelpFormatter
 from unity.cli.output import print_json, result_console, stage
+from unity.exec.measure.local_machine import is_unmeasured
 from unity.machine.machine import Level, Machine
 from unity.machine.presets import CLUSTERS, DEVICES, LINKS
 from unity.pcg.parallel.axis_names import AxisNames
@@ -88,11 +89,11 @@ def run_show(options: argparse.Namespace) -> int:
 def run_local(options: argparse.Namespace) -> int:
     """Print the local machine, or write it to a file."""
     use_devices(options.devices)
-    with stage("looking at this machine (measured once, which takes a minute or two)"):
-        try:
-            devices = jax.devices()
-        except RuntimeError as problem:
-            raise CommandError(f"JAX finds no devices: {problem}") from None
+    try:
+        devices = jax.devices()
+    except RuntimeError as problem:
+        raise CommandError(f"JAX finds no devices: {problem}") from None
+    with stage("measuring this machine's devices (once, for a minute or two)", is_unmeasured(devices)):
         machine = Machine.local(devices)
     return _print_or_write(machine, options)
 

@@ -50,6 +50,11 @@ def describe(devices: Sequence[JaxDevice] | None = None) -> Machine:
         return _described(list(jax.devices() if devices is None else devices))
 
 
+def is_unmeasured(devices: Sequence[JaxDevice]) -> bool:
+    """Return whether `describe` would measure some devices now, in this process or, of several, in the first one."""
+    return jax.process_index() == 0 and devices[0].device_kind not in KINDS and not os.path.exists(_path(list(devices)))
+
+
 def _described(chosen: list[JaxDevice]) -> Machine:
     kinds = sorted({device.device_kind for device in chosen})
     if len(kinds) != 1:

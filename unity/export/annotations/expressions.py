@@ -84,9 +84,7 @@ def _read(jaxpr: core.Jaxpr, call: _Call, values: set[ExpressionValue]) -> Seque
         if producer.span is not None and eqn is not None and (reader is None or producer.evaluation != reader.evaluation):
             name, operands = eqn.primitive.name, tuple(_shape(x.aval) for x in eqn.invars)
             function = eqn.params["call_jaxpr"].jaxpr.debug_info.func_name if name.startswith(CUSTOM_DERIVATIVES) else ""
-            values.add(
-                ExpressionValue(producer.span, name, function, operands, _shape(v.aval), _dtype(v.aval), producer.is_mapped)
-            )
+            values.add(ExpressionValue(producer.span, name, function, operands, _shape(v.aval), _dtype(v.aval), producer.is_mapped))
 
     for eqn in jaxpr.eqns:
         own = _call_of(eqn, call)
