@@ -151,11 +151,16 @@ class _Choosing:
             last = figure
 
     def figure_of(self, pipelining: Pipelining) -> float:
-        """Return the figure of a pipeline's best point; infinity without one, or if it cannot beat the best so far."""
+        """Return the figure of a pipeline's best point; infinity without one, or if it cannot beat the best so far.
+
+        If its fastest point cannot, whatever memory that takes, this is its figure: none that fits a limit is faster.
+        """
         search = self.wish.search(pipelining.after)
         try:
             if self.wish.than is not None and least_seconds(search) >= self.best:
                 return inf
+            if self.wish.than is not None and search.fastest.time >= self.best:
+                return search.fastest.time
             candidate = self.wish.choose(search)
         except InfeasibleError as reason:  # a pinned argument may exclude the types that stages need
             self.refused.append(str(reason))
