@@ -28,6 +28,7 @@ from unity.plan.files.plan_file import load
 from unity.plan.frontier import Frontier
 from unity.plan.further_options import FurtherOptions, PipelineShape
 from unity.plan.plan import Plan
+from unity.plan.shardings.optimizer_state import OptimizerState
 from unity.training.marked_loss import loss
 from unity.training.step import TrainingStep, step
 
@@ -49,6 +50,7 @@ __all__ = [
     "Level",
     "Machine",
     "MachineError",
+    "OptimizerState",
     "OptionError",
     "ParallelTypeError",
     "PipelineShape",

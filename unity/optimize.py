@@ -38,14 +38,17 @@ from unity.plan.options import (
     refuse_machine,
     refuse_measuring,
     refuse_mesh,
+    refuse_optimizer,
     refuse_switches,
     refuse_type,
     refuse_uncallable,
     resembling_step,
 )
 from unity.plan.plan import Plan
+from unity.plan.shardings.optimizer_state import state_sizes
 from unity.planning.task import Task
 from unity.search.cost.cost import Training
+from unity.search.cost.state_sizes import NO_STATE
 from unity.search.substitution.fitting import CANDIDATES
 from unity.transforms.rewriting import Rewriter, budget_of, library_of
 
@@ -61,6 +64,7 @@ def optimize(
     objective: str = "time",
     memory_limit: float | None = None,
     optimizer_slots: float = 2,
+    optimizer: Any = None,
     constraints: Constraint | Sequence[Constraint] = (),
     search: str = "unity",
     budget: int | None = None,
@@ -85,6 +89,10 @@ def optimize(
         memory_limit: bytes on one device; by default the device's memory.
         optimizer_slots: the number of values that the optimizer keeps for each weight (Adam: 2), counted as memory, in the weights'
             type: 4 where Adam's moments of bfloat16 weights are float32. It may be a fraction.
+        optimizer: the optimizer, in the place of `optimizer_slots`, so that its state counts as it is: an object with a method
+            `init` (`optax.adam(1e-3)`), a function from the weights to its state or to `jax.ShapeDtypeStruct`s, or a description
+            such as `unity.OptimizerState(2, master="float32")`. Values for each weight count as stored where the weight is, and
+            others, such as counts and factored moments, on every device.
         constraints: constraints that the plan must obey: `unity.pin`, `forbid`, `only`, `require`, `without_rules`,
             `keep_shardings`, besides every `unity.constrain` in the function. Only the searches "unity" and "captured" support
             them.
@@ -117,6 +125,7 @@ def optimize(
     refuse_switches({"training": training, "overlap": overlap, "measure": measure, "progress": progress})
     refuse(objective, search, transforms, constraints)
     refuse_machine(machine, memory_limit, optimizer_slots)
+    refuse_optimizer(optimizer, optimizer_slots)
     refuse_mesh(mesh, objective)
     refuse_type(reduce_in)
     refuse_budget(budget, seconds, machine)
@@ -133,12 +142,13 @@ def optimize(
         captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered, marking=marks)
         if training and (warning := resembling_step(getattr(fn, "__name__", "fn"), captured)):
             warn_user(warning)
+        state = state_sizes(optimizer, optimizer_slots, captured, args, argnums) if training else NO_STATE
         placed = pins(captured.paths, jax.tree.leaves(args), target) if marks else ()
         constrained = obeyed(bind((*constraints, *placed), captured, fn, argnums), search)
         task = Task(
             fn=fn,
             captured=captured,
-            training=Training(training and bool(losses(captured.graph)), optimizer_slots),
+            training=Training(training and bool(losses(captured.graph)), state),
             objective=objective,
             limit=target.device.memory if memory_limit is None else memory_limit,
             seed=options.get("seed", 0),

@@ -156,7 +156,7 @@ def random_trials(
     rng: random.Random, fn: Any, captured: Captured, machine: unity.Machine, count: int, kind: str = "random", note: str = ""
 ) -> Iterator[Trial]:
     """Distinct parallel graphs of random assignments."""
-    training = Training(bool(captured.differentiated and losses(captured.graph)), 2)
+    training = Training(bool(captured.differentiated and losses(captured.graph)))
     search = Search(captured.graph, captured.differentiated, machine, training)
     made = PlanFamily(fn, captured, search, 0.0)
     yield from assigned(rng, made, count, kind, note)

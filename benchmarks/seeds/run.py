@@ -51,9 +51,10 @@ class Task:
 
     def search(self) -> Any:
         from unity.search.cost.cost import Training
+        from unity.search.cost.state_sizes import StateSizes
         from unity.search.session import Search
 
-        training = Training(True, self.case.slots)
+        training = Training(True, StateSizes(self.case.slots))
         return Search(self.captured.graph, self.captured.differentiated, self.case.machine, training)
 
     def figures(self, graph: PCG, memory: float, time: float) -> dict[str, Any]:

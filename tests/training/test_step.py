@@ -337,11 +337,33 @@ def test_the_plan_is_that_of_the_loss() -> None:
     state, batch = initial()
     planned = unity.step(train_step, **LEAN)
     shardings, _ = planned.shardings(state, batch)
-    slots = planned.plans[0].program.family.search.training.optimizer_slots
+    slots = planned.plans[0].program.family.search.training.state.slots
     alone = unity.optimize(squares, state["params"], batch, optimizer_slots=slots, **LEAN)
     assert slots == pytest.approx(3, abs=0.01)  # two moments and the average
     assert (planned.plans[0].time, planned.plans[0].memory) == (alone.time, alone.memory)
     assert shardings["params"] == alone.in_shardings[0]
+
+
+def test_state_counts_with_the_weights_of_its_shape() -> None:
+    """Of a state with one value for each matrix and three for each vector, and of a buffer with another shape."""
+    state, batch = initial()
+    params = state["params"]
+    vectors = {name: w for name, w in params.items() if w.ndim == 1}
+    moments = {"all": params, "vectors": [vectors, vectors], "count": jnp.zeros(())}
+
+    def step(params: Any, moments: Any, batch: Any) -> Any:
+        gradient = jax.grad(marked)(params, batch)
+        return jax.tree.map(lambda p, g, m: p - 0.1 * g - m, params, gradient, moments["all"]), moments
+
+    planned = unity.step(step, **OPTIONS)
+    planned.shardings(params, moments, batch)
+    family = planned.plans[0].program.family
+    slots = {node.tensors[0].shape: family.search.training.state.of(node) for node in family.captured.graph.inputs}
+    assert {slots[w.shape] for w in params.values() if w.ndim == 2} == {1}
+    assert {slots[w.shape] for w in vectors.values()} == {3}
+    described = unity.step(step, optimizer=unity.OptimizerState(5), **OPTIONS)
+    described.shardings(params, moments, batch)
+    assert described.plans[0].program.family.search.training.state.slots == 5
 
 
 def test_frozen_weights_have_neither_gradients_nor_slots() -> None:
@@ -358,7 +380,7 @@ def test_frozen_weights_have_neither_gradients_nor_slots() -> None:
     planned(bias, OPTIMIZER.init(bias), batch)
     (plan,) = planned.plans
     assert len(plan.program.family.captured.differentiated) == 1
-    assert plan.program.family.search.training.optimizer_slots == pytest.approx(2, abs=0.02)
+    assert plan.program.family.search.training.state.slots == pytest.approx(2, abs=0.02)
 
 
 def test_other_weak_types_are_compiled_again_with_the_same_plan() -> None:

@@ -16,6 +16,7 @@ from unity.pcg.parallel.traffic import traffic
 from unity.plan.plan_family import PlanFamily
 from unity.plan.shardings.specs import Boundary
 from unity.search.cost.cost import Training
+from unity.search.cost.state_sizes import NO_STATE
 from unity.search.session import Candidate
 from unity.search.substitution.trace import RuleApplication
 from unity.substitutions.language.axioms import default_library
@@ -191,4 +192,4 @@ class PlannedProgram:
     def training(self, gradient: bool | None) -> Training:
         """Return the training options of a step, with gradients if `gradient` is true, or by default if they were planned."""
         planned = self.family.search.training
-        return Training(planned.backward if gradient is None else gradient, planned.optimizer_slots if planned.backward else 0)
+        return Training(planned.backward if gradient is None else gradient, planned.state if planned.backward else NO_STATE)

@@ -142,8 +142,14 @@ class Request:
         return frozenset(k for path in pins for k in matching(path, self.bound.paths))
 
     def unpackable(self, program: PlanFamily) -> frozenset[int]:
-        """Return the numbers of the arguments that no further transformation may pack: those pinned or packed already."""
-        return self.pinned.union(*(s.numbers for t in program.transformations for s in t.packing.slots))
+        """Return the numbers of the arguments that no further transformation may pack.
+
+        These are those pinned or packed already, and weights with more or less of the optimizer's state than most, since a packed
+        array has one size of it.
+        """
+        names = {name for name, _ in self.training.state.others}
+        unlike = {k for k, path in enumerate(self.captured.paths) if path in names}
+        return self.pinned.union(unlike, *(s.numbers for t in program.transformations for s in t.packing.slots))
 
     @property
     def inside(self) -> list[Constraint]:

@@ -143,7 +143,7 @@ class Task(Request):
 
         Raises InfeasibleError after the last if nothing fits, or if the plan must have a transformation that is infeasible.
         """
-        pack = self.transforms.pack and not self.bound.every
+        pack = self.transforms.pack and not self.bound.every and not self.training.state.others
         prices = Prices(machine, self.training, bodies=self.captured.bodies, restrict=self.bound, pack=pack)
         captured = PlanFamily(self.fn, self.captured, self.search(self.captured, prices), 0.0, bound=self.bound)
         keeping, best = yield from self.rewritten(captured, prices)

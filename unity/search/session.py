@@ -56,7 +56,7 @@ class Search:
         graph: The serial graph.
         differentiated: The inputs, by number, whose gradients are wanted.
         machine: The devices.
-        training: Whether there is a backward pass, and how many optimizer slots a weight has.
+        training: Whether there is a backward pass, and the sizes of the optimizer's state.
         say: Receives a line of progress whenever a stage begins.
         listed: Domains and costs shared by searches on one machine for the same training.
         restrict: The user's constraints.
@@ -278,7 +278,7 @@ class Search:
             The bound; None on machines with too many axes to consider every value.
         """
         self.say("bounding every strategy")
-        return least_time(self.assembled, known, memory)
+        return least_time(self.assembled, known, memory - self.training.state.whole)
 
     @cached_property
     def frontier(self) -> tuple[tuple[Candidate, ...], bool]:

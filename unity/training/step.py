@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import update_wrapper
@@ -27,6 +28,7 @@ from unity.plan.face.former_names import accepting_former_options, former_member
 from unity.plan.further_options import refuse_unknown
 from unity.plan.options import refuse_uncallable
 from unity.plan.plan import Plan
+from unity.plan.shardings.optimizer_state import SlotsByShape
 from unity.plan.shardings.placement import Placement
 from unity.training.array_call import ArrayCall, Form, Structured, next_values
 from unity.training.marked_loss import MarkedCall, PlannedTrace, Survey, traced_with
@@ -58,9 +60,8 @@ def step(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] | None =
     Args:
         fn: a function of a state and a batch, or of more, that returns the next state. Modules of Flax NNX may change in place.
         donate_argnums: the arguments whose memory the results may use, as in `jax.jit`.
-        options: those of `unity.optimize`, but `argnums`, `training` and `pack`. `optimizer_slots` is by default what
-            the arguments have beside those of a loss, in multiples of its weights. A mesh with explicit axes is used as one with
-            automatic axes.
+        options: those of `unity.optimize`, but `argnums`, `training` and `pack`. The optimizer's state is by default what
+            the arguments have beside those of a loss. A mesh with explicit axes is used as one with automatic axes.
 
     Returns:
         A TrainingStep, which is called like `fn`.
@@ -255,7 +256,9 @@ class TrainingStep:
     def _plan(self, marked: MarkedCall, structs: Sequence[jax.ShapeDtypeStruct]) -> Plan:
         """Return the plan of a marked call, which equal calls share."""
         if marked.key not in self._plans:
-            arguments, options = marked.arguments, {"optimizer_slots": _slots(marked, structs), **self._options}
+            arguments, options = marked.arguments, dict(self._options)
+            if not options.keys() & {"optimizer", "optimizer_slots"}:
+                options["optimizer"] = _slots(marked, structs)
             self._plans[marked.key] = optimize(
                 marked.planned_function,
                 *arguments.fill(marked.structs),
@@ -342,16 +345,28 @@ class TrainingStep:
         return arrays
 
 
-def _slots(marked: MarkedCall, structs: Sequence[jax.ShapeDtypeStruct]) -> float:
-    """Return the bytes of a step's arguments beside the operands of a loss, such as moments, for each byte of its weights."""
-    weights = _nbytes(s for s, perturbed in zip(marked.structs, marked.perturbed, strict=True) if perturbed)
-    operands = _nbytes(s for s, constant in zip(marked.structs, marked.constant, strict=True) if not constant)
-    slots = max(0.0, round((_nbytes(structs) - operands) / weights, 2)) if weights else 0.0
-    return int(slots) if slots.is_integer() else slots
+def _slots(marked: MarkedCall, structs: Sequence[jax.ShapeDtypeStruct]) -> SlotsByShape:
+    """Return the bytes of a step's arguments beside the operands of a loss, such as moments, for each byte of its weights.
+
+    An argument belongs to the weights of its shape. Those that have the shape of none, such as counts and factored moments, are
+    divided among all weights, as the step divides them, too, where the update allows it.
+    """
+    weights = _bytes_by_shape(s for s, perturbed in zip(marked.structs, marked.perturbed, strict=True) if perturbed)
+    operands = _bytes_by_shape(s for s, constant in zip(marked.structs, marked.constant, strict=True) if not constant)
+    beside = _bytes_by_shape(structs)
+    beside.subtract(operands)
+    own = {shape: max(0, beside[shape]) for shape in weights}
+    rest = max(0, sum(beside.values()) - sum(own.values())) / (sum(weights.values()) or 1)
+    slots = {shape: round(own[shape] / nbytes + rest, 2) for shape, nbytes in weights.items() if nbytes}
+    return SlotsByShape(slots, round(rest, 2))
 
 
-def _nbytes(structs: Iterable[jax.ShapeDtypeStruct]) -> int:
-    return sum(prod(s.shape) * s.dtype.itemsize for s in structs)
+def _bytes_by_shape(structs: Iterable[jax.ShapeDtypeStruct]) -> Counter[tuple[int, ...]]:
+    """Return the bytes of all arrays of each shape."""
+    nbytes = Counter[tuple[int, ...]]()
+    for s in structs:
+        nbytes[s.shape] += prod(s.shape) * s.dtype.itemsize
+    return nbytes
 
 
 def _is_concrete(x: Any) -> bool:

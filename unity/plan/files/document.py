@@ -12,6 +12,8 @@ from unity.machine.machine import Machine
 from unity.pcg.ir.compact_json import FoldedGraphs
 from unity.plan.files.strategies import Figure, Strategies
 from unity.plan.summary import RuleUse, SummaryRecord
+from unity.search.cost.cost import Training
+from unity.search.cost.state_sizes import StateSizes
 from unity.search.substitution.trace import RuleApplication
 from unity.substitutions.language.parallel_derivation import ParallelizationRecord
 from unity.transforms.branches import BranchingRecord
@@ -39,10 +41,30 @@ AnyTransformation = (
 
 
 class TrainingRecord(Record):
-    """The parts of a training step that were planned."""
+    """The parts of a training step that were planned.
+
+    Attributes:
+        backward: whether there is a backward pass.
+        optimizer_slots: bytes of the optimizer's state that are divided like a weight, for each byte of the weight.
+        other_slots: the same of weights with another number of them, by the argument's name.
+        whole_state: bytes of the state that every device stores.
+    """
 
     backward: bool
-    optimizer_slots: Annotated[int, Meta(ge=0)] | Figure
+    optimizer_slots: Natural | Figure
+    other_slots: tuple[tuple[str, Natural | Figure], ...] = ()
+    whole_state: Natural = 0
+
+    @classmethod
+    def of(cls, training: Training) -> TrainingRecord:
+        """Return the record of what was planned."""
+        state = training.state
+        return cls(training.backward, state.slots, state.others, state.whole)
+
+    @property
+    def planned(self) -> Training:
+        """The parts of a training step, as a search counts them."""
+        return Training(self.backward, StateSizes(self.optimizer_slots, self.other_slots, self.whole_state))
 
 
 class PlanDocument(Strategies, tag_field="unity", tag="plan", kw_only=True):

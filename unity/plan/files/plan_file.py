@@ -28,7 +28,6 @@ from unity.plan.files.strategies import candidates, strategies
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
 from unity.plan.summary import Summary, captured_summary_of, read_summary, summary_of
-from unity.search.cost.cost import Training
 from unity.search.session import Candidate, Search
 from unity.substitutions.language.axioms import default_library
 from unity.substitutions.language.library import Library
@@ -93,7 +92,7 @@ def document_of(family: PlanFamily, chosen: Candidate, points: bool) -> PlanDocu
         arguments=tuple(str(n.tensors[0]) for n in original.graph.inputs),
         transformations=tuple(cast(AnyTransformation, t.record) for t in family.transformations),
         machine=search.machine,
-        training=TrainingRecord(search.training.backward, search.training.optimizer_slots),
+        training=TrainingRecord.of(search.training),
         differentiated=tuple(sorted(original.differentiated)),
         applications=family.applications,
         constraints=family.bound.record,
@@ -251,8 +250,7 @@ def restore(
         chosen, *known = candidates(program.graph, machine.axes, document)
     with reading(path, ".constraints"):
         bound = constraints.restored(document.constraints, program, fn)
-    training = Training(document.training.backward, document.training.optimizer_slots)
-    search = Search(program.graph, program.differentiated, machine, training, restrict=bound)
+    search = Search(program.graph, program.differentiated, machine, document.training.planned, restrict=bound)
     family = PlanFamily(
         fn,
         captured,

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
 
+T = TypeVar("T")
 KeyNames: TypeAlias = tuple[str, ...]  # of the keys on the path to a leaf
-WeightShardings: TypeAlias = Mapping[KeyNames, tuple[tuple[int, ...], NamedSharding]]  # shapes and shardings
+Weights: TypeAlias = Mapping[KeyNames, tuple[tuple[int, ...], T]]  # the shape of each weight, and its sharding or its number
 
 
-def following(tree: Any, weights: WeightShardings, rest: NamedSharding) -> Any:
-    """Return shardings for a tree's leaves, which may be arrays or `jax.ShapeDtypeStruct`s.
+def following(tree: Any, weights: Weights[T], rest: T) -> Any:
+    """Return the shardings, or the numbers, of the weights that a tree's leaves follow: arrays or `jax.ShapeDtypeStruct`s.
 
-    A leaf takes the sharding of a weight if its path ends with the weight's path and their shapes are equal: `state[0].mu["w"]`
-    follows `params["w"]`. This holds for optimizers of some of the weights, too. All other leaves (counts, factored moments) get
-    `rest`.
+    A leaf follows a weight if its path ends with the weight's path and their shapes are equal: `state[0].mu["w"]` follows
+    `params["w"]`. This holds for optimizers of some of the weights, too. All other leaves (counts, factored moments) get `rest`.
     """
 
-    def sharding_of(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+    def followed(path: tuple[Any, ...], leaf: Any) -> T:
         names, shape = names_of(path), np.shape(leaf)
         matches = (weights.get(names[k:]) for k in range(len(names) + 1))
         return next((sharding for own, sharding in filter(None, matches) if own == shape), rest)
 
-    return jax.tree.map_with_path(sharding_of, tree)
+    return jax.tree.map_with_path(followed, tree)
 
 
 def names_of(path: Sequence[Any]) -> KeyNames:
@@ -34,13 +33,13 @@ def names_of(path: Sequence[Any]) -> KeyNames:
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
 
 
-def weights_of(shardings: tuple[Any, ...], shapes: Sequence[tuple[int, ...]], differentiated: frozenset[int]) -> WeightShardings:
-    """Return the shapes and shardings of a plan's weights, by their paths inside of their argument.
+def weights_of(shardings: tuple[Any, ...], shapes: Sequence[tuple[int, ...]], differentiated: frozenset[int]) -> Weights[Any]:
+    """Return the shapes of a plan's weights, and their shardings or numbers, by their paths inside of their argument.
 
     Where several arguments are weights, each weight is also listed with its argument's place among them in front, as an optimizer
     of all of them sees it. A path that two arguments have is then listed only that way.
     """
-    weights: dict[KeyNames, tuple[tuple[int, ...], NamedSharding]] = {}
+    weights: dict[KeyNames, tuple[tuple[int, ...], Any]] = {}
     ambiguous: set[KeyNames] = set()
     leaves = jax.tree.leaves_with_path(shardings)
     chosen = [k for k in range(len(leaves)) if not differentiated or k in differentiated]

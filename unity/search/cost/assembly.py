@@ -18,7 +18,7 @@ from unity.pcg.parallel.parallelize import Assignment
 from unity.pcg.types.accumulation import growth
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import Type
-from unity.search.cost.cost import SiteCost, Training, fraction, site_cost
+from unity.search.cost.cost import SiteCost, Training, fraction, site_cost, slots_of
 from unity.search.cost.exposure import FULL, Exposure
 from unity.search.solver.problem import Cost, Edge, Point, Problem
 from unity.search.space.configurations import Domain, Limits, domain, ranks
@@ -313,7 +313,7 @@ def assemble(
         graph: The serial graph.
         differentiated: The inputs, by number, whose gradients are wanted.
         machine: The devices.
-        training: Whether there is a backward pass, and how many optimizer slots a weight has.
+        training: Whether there is a backward pass, and the sizes of the optimizer's state.
         limits: The limits of the domains (see `configurations.domain`); None takes the widest affordable ones.
         listed: Caches shared with other searches.
         restrict: The user's constraints.
@@ -331,7 +331,7 @@ def assemble(
     masks = restrict(ProgramDimensions(opened, offers, order), machine)
     for s, (site, cs, rank) in enumerate(zip(opened.sites, offers, order, strict=True)):
         mask = masks.get(s, NOTHING)
-        key = (*_signature(site, cs, rank), limits, mask)
+        key = (*_signature(site, cs, rank), slots_of(site, training), limits, mask)
         if key not in shared:
             shared[key] = domain(site, cs, rank, machine.axes, limits, mask)
             costs[key] = site_cost(site, shared[key], machine, training)

@@ -21,6 +21,7 @@ from unity.pcg.types.accumulation import accumulator, growth
 from unity.search.cost.alignment import depends_on_alignment, slowdown
 from unity.search.cost.profile_lookup import ROOFLINE, Piece, lookup
 from unity.search.cost.roofline import dense_work, roofline, touches
+from unity.search.cost.state_sizes import ADAM, StateSizes
 from unity.search.space.configurations import Domain, distinct_types, shapes_of, work_shares
 from unity.search.space.sites import Site
 
@@ -33,11 +34,11 @@ class Training:
 
     Args:
         backward: Whether there is a backward pass; if so, each weight has a gradient.
-        optimizer_slots: Tensors of a weight's size that the optimizer keeps for it.
+        state: The sizes of the optimizer's state.
     """
 
     backward: bool = True
-    optimizer_slots: float = 2
+    state: StateSizes = ADAM
 
 
 @dataclass(frozen=True, eq=False)
@@ -347,7 +348,7 @@ def _residuals(site: Site, domain: Domain, machine: Machine, training: Training)
     """Return the bytes of arguments with their gradients and optimizer slots, or of the residuals: results and inner values."""
     n = len(site.ports)
     if site.kind == "input":
-        count = 1 + (1 + training.optimizer_slots if site.weight and training.backward else 0)
+        count = 1 + (1 + slots_of(site, training) if site.weight and training.backward else 0)
         return count * site.results[0].nbytes * fraction(domain, n, machine)
     total = np.zeros(len(domain))
     if not training.backward:
@@ -358,6 +359,11 @@ def _residuals(site: Site, domain: Domain, machine: Machine, training: Training)
     saved = site.saved if machine.host is not None else (*site.saved, *site.offloaded)
     total += _inside(site.inner, site.alive, domain, machine) + _inside(saved, 1.0, domain, machine)
     return total + _extended(site, domain, machine)
+
+
+def slots_of(site: Site, training: Training) -> float:
+    """Return the bytes of the optimizer's state for each byte of a weight; 0 for other sites."""
+    return training.state.of(site.node) if site.weight and site.node is not None else 0
 
 
 def _transfers(site: Site, domain: Domain, machine: Machine) -> Array | None:

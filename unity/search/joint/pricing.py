@@ -27,7 +27,7 @@ class Prices:
 
     Args:
         machine: The devices.
-        training: Whether there is a backward pass, and how many optimizer slots a weight has.
+        training: Whether there is a backward pass, and the sizes of the optimizer's state.
         weight: Seconds that a byte of memory counts.
         bodies: A cache of bodies of operators.
         listed: Caches of domains and costs.

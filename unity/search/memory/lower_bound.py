@@ -5,6 +5,7 @@ recomputes whatever may be recomputed, bounds all strategies:
 
     (arguments + optimizer slots + max(gradients, most bytes at one turn of the backward pass)) / devices
 
+The part of the optimizer's state that every device stores is added to that.
 At an operator's turn, the residuals of the operators before it are live, and so are the cotangents of its operands and results; in
 a remat or in the step of a loop, also those of the graph inside. Other values may reuse the memory of later gradients, hence the
 maximum.
@@ -20,7 +21,7 @@ from unity.pcg.parallel.parallelize import on_one_device
 from unity.search.cost.cost import Training
 from unity.search.memory.memory import live_ranges
 from unity.search.memory.region import Region
-from unity.search.space.live_buffers import GRADIENTS, KEPT, stays
+from unity.search.space.live_buffers import GRADIENTS, KEPT, SLOTS, stays
 from unity.search.space.opening import sites_of
 
 GROUPED = (BRANCHES, STAGES, TAIL)  # a device runs only a part of these, so the values inside are not counted
@@ -57,16 +58,17 @@ def least_memory(graph: PCG, differentiated: Collection[int], training: Training
     Args:
         graph: The serial graph.
         differentiated: The inputs, by number, whose gradients are wanted; ignored if `training` has no backward pass.
-        training: Whether there is a backward pass, and how many optimizer slots a weight has.
+        training: Whether there is a backward pass, and the sizes of the optimizer's state.
         devices: The number of devices.
     """
     operators = [site for site in sites_of(graph, differentiated, training.backward).sites if site.kind == "operator"]
     inner = frozenset(id(site.node) for site in operators if site.recomputable)
     rerun = frozenset(id(site.node) for site in operators if site.reader is not None)
     live = live_ranges(on_one_device(graph, inner, rerun), differentiated, training)
-    throughout = sum(h.nbytes for h in live.counted if h.why != GRADIENTS)
+    divided = sum(h.nbytes for h in live.counted if h.why != GRADIENTS)
+    whole = sum(h.nbytes for h in live.beside if h.why == SLOTS)
     gradients = sum(h.nbytes for h in live.counted if h.why == GRADIENTS)
-    return LeastMemory(*(nbytes / devices for nbytes in (throughout, gradients, _busiest_turn(live.region))))
+    return LeastMemory(whole + divided / devices, gradients / devices, _busiest_turn(live.region) / devices)
 
 
 def _busiest_turn(region: Region) -> float:

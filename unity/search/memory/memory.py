@@ -87,12 +87,19 @@ def live_ranges(graph: PCG, differentiated: Collection[int], training: Training,
     for k, node in enumerate(graph.inputs):
         if k in differentiated and node.tensors[0].floating:
             nbytes = local(Value(node), graph)
-            always += [Held(GRADIENTS, node, nbytes), Held(SLOTS, node, training.optimizer_slots * nbytes)]
+            always += [Held(GRADIENTS, node, nbytes), Held(SLOTS, node, training.state.of(node) * nbytes)]
     flying, more = flight(graph, flow, backend)
     always += flying
     region = Region(graph, Setting(graph, flow, training.backward, backend), always=always)
     results = [Held(RESULTS, v.node, local(v, graph)) for v in dict.fromkeys(graph.outputs)]
-    return LiveRanges(tuple(always), (*more, *results), region)
+    return LiveRanges(tuple(always), (*undivided_state(graph, differentiated, training), *more, *results), region)
+
+
+def undivided_state(graph: PCG, differentiated: Collection[int], training: Training) -> list[Held]:
+    """Return the part of the optimizer's state that every device stores, attributed to the first weight."""
+    weights = (node for k, node in enumerate(graph.inputs) if k in differentiated and node.tensors[0].floating)
+    first = next(weights, None)
+    return [Held(SLOTS, first, training.state.whole)] if first is not None and training.state.whole else []
 
 
 def predict_memory(graph: PCG, differentiated: Collection[int], training: Training, backend: Backend = GPU) -> MemoryPrediction:
@@ -101,7 +108,7 @@ def predict_memory(graph: PCG, differentiated: Collection[int], training: Traini
     Args:
         graph: The parallel graph.
         differentiated: The inputs, by number, whose gradients are wanted; ignored if `training` has no backward pass.
-        training: Whether there is a backward pass, and how many optimizer slots a weight has.
+        training: Whether there is a backward pass, and the sizes of the optimizer's state.
         backend: The compiler, which needs more memory than the graph names.
     """
     live = live_ranges(graph, differentiated, training, backend)

@@ -21,7 +21,7 @@ from unity.pcg.ir.gradient_flow import Gradients, gradients
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 from unity.search.cost.cost import Training
 from unity.search.memory.backend import Backend
-from unity.search.memory.memory import OperatorMemory, ends_inside, operator_memory
+from unity.search.memory.memory import OperatorMemory, ends_inside, operator_memory, undivided_state
 from unity.search.simulator.expansion import moments_on
 from unity.search.simulator.program import Phase, moments_of_nodes
 from unity.search.simulator.timeline import Timeline
@@ -151,7 +151,9 @@ class _Spans:
             nbytes = local(Value(node), self.graph)
             yield Span(Held(ARGUMENTS, node, nbytes), 0.0, self.end)
             if k in self.differentiated and node.tensors[0].floating:
-                yield Span(Held(SLOTS, node, self.training.optimizer_slots * nbytes), 0.0, self.end)
+                yield Span(Held(SLOTS, node, self.training.state.of(node) * nbytes), 0.0, self.end)
+        for held in undivided_state(self.graph, self.differentiated, self.training):
+            yield Span(held, 0.0, self.end)
 
     def _residuals(self, keeper: OperatorMemory) -> Iterator[Span]:
         """Yield the residuals of an operator, until it has run backward, and its working sets apart from operands and results."""
