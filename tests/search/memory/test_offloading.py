@@ -23,7 +23,9 @@ from unity.search.cost.prediction import Prediction, predict
 from unity.search.memory.backend import CPU, GPU, Backend, backend_of
 from unity.search.memory.memory import MemoryPrediction, predict_memory
 from unity.search.memory.timeline import memory_timeline
+from unity.search.session import Search
 from unity.search.simulator import simulate
+from unity.search.space.live_buffers import KEPT as KEPT_BUFFER
 
 LAYERS, ROWS, WIDE = 6, 512, 64
 UP = ROWS * WIDE * 8  # bytes of the value of one layer
@@ -39,14 +41,23 @@ def layered(policy: Any, scanned: bool) -> Small:
         def layer(x: Any, p: Any) -> Any:
             return x + jnp.tanh(checkpoint_name(x @ p["up"], "up")) @ p["down"]
 
-        one = jax.checkpoint(layer, policy=policy)
-        if scanned:
-            return jnp.mean(jax.lax.scan(lambda x, p: (one(x, p), None), x, params)[0] ** 2)
-        for k in range(LAYERS):
-            x = one(x, jax.tree.map(lambda t, k=k: t[k], params))
-        return jnp.mean(x**2)
+        return stacked(jax.checkpoint(layer, policy=policy), params, x, scanned)
 
-    return Small(loss, {"up": f(LAYERS, 16, WIDE), "down": f(LAYERS, WIDE, 16)}, f(ROWS, 16))
+    return model(loss)
+
+
+def stacked(layer: Any, params: Any, x: Any, scanned: bool) -> Any:
+    """Layers one after the other, all of whose inputs have gradients, in a scan or not."""
+    x, layers = x + params["first"], {"up": params["up"], "down": params["down"]}
+    if scanned:
+        return jnp.mean(jax.lax.scan(lambda x, p: (layer(x, p), None), x, layers)[0] ** 2)
+    for k in range(LAYERS):
+        x = layer(x, jax.tree.map(lambda t, k=k: t[k], layers))
+    return jnp.mean(x**2)
+
+
+def model(loss: Any) -> Small:
+    return Small(loss, {"first": f(16), "up": f(LAYERS, 16, WIDE), "down": f(LAYERS, WIDE, 16)}, f(ROWS, 16))
 
 
 def planned(model: Small, machine: unity.Machine) -> unity.Plan:
@@ -86,6 +97,61 @@ def test_offloaded_values_take_no_memory_of_the_device_and_cross_the_link_twice(
     assert offloaded.computing == pytest.approx(kept.computing)
     assert sum(h.nbytes for h in memory.offloaded) == LAYERS * UP
     assert kept_memory.additive - memory.additive == LAYERS * UP
+
+
+def with_named_start(scanned: bool, computed: bool) -> Small:
+    """Layers that offload the value that all of them start with: a value computed inside, or the checkpoint's own operand."""
+
+    def loss(params: Any, x: Any) -> Any:
+        def layer(x: Any, p: Any) -> Any:
+            x = checkpoint_name(1.5 * x if computed else x, "up")
+            return x + jnp.tanh(jnp.sin(x) @ p["up"]) @ p["down"]
+
+        return stacked(jax.checkpoint(layer, policy=OFFLOADED["names"]), params, x, scanned)
+
+    return model(loss)
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_an_offloaded_operand_of_a_checkpoint_counts_as_a_value_computed_inside(scanned: bool) -> None:
+    figures = []
+    for computed in (False, True):
+        with jax.enable_x64(True):
+            start = with_named_start(scanned, computed)
+            program = capture(start.loss, start.params, start.batch)
+        prediction, memory = priced(program, ALONE)
+        _, point = Search(program.graph, program.differentiated, ALONE, Training()).fastest_point
+        on_host = sum(h.nbytes for h in memory.offloaded)
+        figures.append((on_host, prediction.offloading, memory.additive, memory.total, point.memory))
+        stacks = [h for h in memory.held if h.why == KEPT_BUFFER and h.nbytes >= LAYERS * UP / 4]
+        assert not stacks
+    assert ALONE.host is not None
+    assert figures[0] == figures[1]
+    assert figures[0][:2] == (LAYERS * UP / 4, pytest.approx(2 * LAYERS * ALONE.host.seconds(UP / 4)))
+
+
+def test_an_operand_that_the_backward_pass_reads_beside_its_offloaded_value_stays_on_the_device() -> None:
+    def loss(params: Any, x: Any) -> Any:
+        def layer(x: Any, p: Any) -> Any:
+            return jnp.cos(x) + jnp.tanh(checkpoint_name(x, "up") @ p["up"]) @ p["down"]
+
+        return stacked(jax.checkpoint(layer, policy=OFFLOADED["names"]), params, x, True)
+
+    with jax.enable_x64(True):
+        _, memory = priced(capture(loss, model(loss).params, model(loss).batch), ALONE)
+    assert sum(h.nbytes for h in memory.offloaded) == LAYERS * UP / 4
+    assert LAYERS * UP / 4 in [h.nbytes for h in memory.held if h.why == KEPT_BUFFER]
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_a_plan_with_an_offloaded_operand_has_the_values_of_the_function(scanned: bool) -> None:
+    start = with_named_start(scanned, False)
+    plan = planned(start, unity.Machine.grid(1, 4, "h200"))
+    with jax.enable_x64(True):
+        args = arrays(start.params), arrays(start.batch)
+        values = jax.jit(jax.value_and_grad(plan))(*args)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10), values, jax.value_and_grad(start.loss)(*args))
+    assert sum(buffer.nbytes for buffer in plan.inspect.memory_timeline().offloaded) == LAYERS * UP / 4 / 4
 
 
 @pytest.mark.parametrize("scanned", [False, True])

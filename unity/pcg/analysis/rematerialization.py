@@ -63,6 +63,7 @@ class Recomputation:
         saved: variables of operators that a policy saves on the device and the recomputation reads. A change of type has the
             variable 0.
         offloaded: variables of operators that a policy saves in the memory of the host, likewise.
+        unread: operands of remats that the backward pass does not read, since it fetches offloaded values in their place.
         marked: the regions that are operators with marked operands.
         depths: by region, the number of remats around it, itself included.
         apart: marked changes of type, by id(node), with further regions in which they run for a single operator.
@@ -76,6 +77,7 @@ class Recomputation:
     passed: dict[Place, set[int]] = field(default_factory=dict)
     saved: dict[Place, set[int]] = field(default_factory=dict)
     offloaded: dict[Place, set[int]] = field(default_factory=dict)
+    unread: dict[Place, set[int]] = field(default_factory=dict)
     marked: set[int] = field(default_factory=set)
     depths: dict[int, int] = field(default_factory=dict)
     apart: dict[int, set[int]] = field(default_factory=dict)
@@ -92,6 +94,14 @@ class Recomputation:
     def computed(self, node: Node, variable: int) -> int:
         """Return how often a variable of an operator's program is recomputed."""
         return len(self.variables.get((id(node), variable), ()))
+
+    def is_unread(self, remat: Node, operand: int) -> bool:
+        """Return whether the backward pass of a remat does not read an operand, which then is no residual."""
+        return (id(remat), operand) in self.unread
+
+    def is_offloaded(self, node: Node) -> bool:
+        """Return whether a value of an operator is in the memory of the host until the backward pass."""
+        return bool(self.offloaded_of(node))
 
     def variables_of(self, node: Node) -> tuple[tuple[int, int], ...]:
         """Return the recomputed variables of an operator's program, each with the number of recomputations."""
@@ -183,12 +193,32 @@ def _runs(graph: PCG, flow: Gradients, around: _Around, kept: Collection[str]) -
                 inner = _Around(around.looped, around.looped, policies, around.depth + 1, around.offloads)
                 run = _Run(flow, inner.policies)
                 run.graph(node.inside, [False] * len(node.tensors), True, around.looped)
+                run.notes += _unread(node, node.inside, run, around.looped)
                 yield run, inner.depth, False
             yield from _runs(node.inside, flow, inner, kept)
         elif node.body is not None and _has_marked_operands(node):
             run = _Run(flow, (*around.policies, _save_messages))
             run.region(node, around)
             yield run, around.depth, True
+
+
+def _unread(remat: Node, graph: PCG, run: _Run, looped: bool) -> list[tuple[str, Place]]:
+    """Return notes of the operands of a remat that its backward pass does not read once it has the offloaded values."""
+    if all(table != "offloaded" for table, _ in run.notes):
+        return []
+    read = _Run(run.flow, (_offloading(run.policies),)).graph(graph, [False] * len(remat.tensors), True, looped)
+    return [("unread", (id(remat), p)) for p, flag in enumerate(read) if not flag]
+
+
+@lru_cache(maxsize=256)
+def _offloading(policies: Policies) -> Callable[..., Any]:
+    """Return a policy that offloads what some policies together offload, and saves nothing on the device."""
+
+    def policy(primitive: Any, *operands: Any, **params: Any) -> Any:
+        answers = _saving_answers(policies, primitive, *operands, **params)
+        return answers[0] if answers and all(map(offloads, answers)) else False
+
+    return policy
 
 
 def policies_of(remat: Node, offloads: bool = True) -> Policies:

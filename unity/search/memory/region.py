@@ -41,7 +41,6 @@ from unity.search.space.live_buffers import (
     WIDENED,
     WORKING,
     Held,
-    stays,
     whole,
 )
 
@@ -115,7 +114,7 @@ class Region(ResidualCollector):
         residuals, moments = [], []
         for node in self.nodes:
             before = len(self.chosen)
-            k, m = self.add_change(node) if node.kind in UNCHANGED or stays(node) else self.add_operator(node)
+            k, m = self.add_change(node) if node.kind in UNCHANGED or self.stays(node) else self.add_operator(node)
             residuals.append(k)
             moments.append(m)
             own = sum(h.nbytes for h in m) if node.kind in (TAIL, BRANCHES, STAGES) else self.own.get(id(node), 0.0)
@@ -188,7 +187,7 @@ class Region(ResidualCollector):
         The working set is both sides at once, unless nothing moves, or one side twice if it is copied for a collective or a
         product. A slice's gradient may be added to zeros that are live from the start.
         """
-        if stays(node):
+        if self.stays(node):
             return [], []
         before, after = node.operands[0], Value(node)
         self.saved += ((depth, Held(CHANGED, node, self.local(after))) for _, depth in self.setting.recomputed.saved_of(node))
@@ -390,13 +389,16 @@ class Region(ResidualCollector):
         return accumulator(stored).itemsize / stored.itemsize
 
     def add_remat(self, node: Node) -> tuple[list[Held], list[Held]]:
-        """Add a remat, and return its residuals, which are its operands and the values that its policy saves, and its working set.
+        """Add a remat, and return its residuals and its working set.
+
+        Residuals are the values that its policy saves, and the operands that the backward pass reads.
 
         While its backward pass runs, all values are live that would be residuals without it. Those that it fetches from the host
         have a second copy, of the transfer.
         """
         inside = self.region_inside(node)
-        residuals = [h for v in node.operands for h in self.need(v)] if self.training else []
+        read = (v for p, v in enumerate(node.operands) if not self.setting.recomputed.is_unread(node, p))
+        residuals = [h for v in read for h in self.need(v)] if self.training else []
         here = [h for depth, h in inside.saved if depth > self.depth]
         residuals += (h if h.why == CHANGED else self.count(h) for h in here)  # the search counts no saved collectives
         self.saved += ((depth, h) for depth, h in inside.saved if depth <= self.depth)

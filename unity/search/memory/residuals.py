@@ -13,7 +13,7 @@ from unity.pcg.ir.gradient_flow import Gradients
 from unity.pcg.ir.graph import LOOPS, PARALLELIZATION, PCG, STAGES, Node, Value
 from unity.search.cost.inner_values import Inner, inner_of
 from unity.search.memory.backend import Backend
-from unity.search.space.live_buffers import BACKEND, CHANGED, KEPT, WIDENED, Held, Lying
+from unity.search.space.live_buffers import BACKEND, CHANGED, KEPT, WIDENED, Held, Lying, stays
 
 ORIGINAL, TRANSPOSED = "original", "transposed"
 
@@ -55,7 +55,7 @@ class ResidualCollector:
         self.flow, self.training, self.backend = setting.flow, setting.training, setting.backend
         self.top, self.stacked = not around, stacked or around in LOOPS or around == STAGES
         self.looped = around in LOOPS
-        self.lying = Lying(graph)
+        self.lying = Lying(graph, [node for node in graph.nodes if setting.recomputed.is_offloaded(node)])
         self.nbytes = self.lying.nbytes
         self.inputs = {id(node): k for k, node in enumerate(graph.inputs)}
         self.own_bytes = {v: n if self.takes_memory(v) else 0.0 for v, n in self.nbytes.items()}
@@ -64,6 +64,10 @@ class ResidualCollector:
         self.forms: dict[Value, set[str]] = {}  # the orders of dimensions in which they are residuals
         self.needs: set[int] = set()  # inputs that the backward pass needs
         self.steps = 0.0  # the sum of all bytes of residuals
+
+    def stays(self, node: Node) -> bool:
+        """Return whether a node's value aliases its operand."""
+        return stays(node) and not self.setting.recomputed.is_offloaded(node)
 
     def takes_memory(self, v: Value) -> bool:
         """Return whether a value, or its cotangent, takes memory here; arguments and their gradients are counted elsewhere."""

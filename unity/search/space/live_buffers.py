@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from unity.pcg.capture.group_slots import is_part
@@ -64,13 +65,15 @@ class Lying:
         kept: The value that is the residual for each value: its operand if nothing moves, or if it is gathered again.
     """
 
-    def __init__(self, graph: PCG) -> None:
+    def __init__(self, graph: PCG, apart: Iterable[Node] = ()) -> None:
+        """Tabulate the values of a graph. The results of the nodes `apart` alias no operand, even where nothing moves."""
+        distinct = set(map(id, apart))
         self.nbytes: dict[Value, float] = {}
         self.unmoved: dict[Value, Value] = {}
         self.kept: dict[Value, Value] = {}
         parts: dict[Type, int] = {}
         for node in graph.nodes:
-            same = stays(node)
+            same = stays(node) and id(node) not in distinct
             again = same or is_part(node) or (node.kind in PARALLELIZATION and bool(node.again))
             for v, tensor, type_ in zip(node.results, node.tensors, node.types, strict=True):
                 if type_ not in parts:

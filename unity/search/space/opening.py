@@ -236,8 +236,9 @@ class _Builder:
                 outputs = self.add_stages(node, operands, around)
             elif node.kind == "remat":
                 assert node.inside is not None
-                for where in operands:  # the operands of a remat are residuals
-                    self.needed.setdefault(where, set()).add(around.times)
+                for p, where in enumerate(operands):
+                    if not self.recomputed.is_unread(node, p):  # a residual
+                        self.needed.setdefault(where, set()).add(around.times)
                 outputs = self.add_nodes(node.inside, operands, around.remat(remats))
                 self.results[id(node)] = tuple(outputs)
             else:

@@ -219,8 +219,13 @@ Where = tuple[int, int]  # (site, result)
 
 
 def copies(site: Site) -> bool:
-    """Return whether a site has the value of its only operand, possibly in another type."""
-    return len(site.ports) == 1 and (site.kind == "free" or (site.node is not None and stays(site.node)))
+    """Return whether a site has the value of its only operand, possibly in another type.
+
+    A value that a policy offloads is another than the operand, which stays on the device.
+    """
+    if len(site.ports) != 1 or site.offloaded:
+        return False
+    return site.kind == "free" or (site.node is not None and stays(site.node))
 
 
 SMALL = 1e-3  # the largest size of a small operand, relative to the result
