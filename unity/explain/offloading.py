@@ -31,10 +31,8 @@ def offloading_in_words(plan: Plan, prediction: Prediction) -> list[str]:
 def _on_device(plan: Plan, offloaded: set[int]) -> list[str]:
     """Return texts about the values that policies offload, but that stay. `offloaded` are the ids of nodes whose values do not."""
     graph, machine = plan.program.pcg, plan.inspect.machine
-    if not any(node.policy is not None for node, _ in graph.walk()):
-        return []
     wanted = recomputation(graph, gradients(graph, plan.program.family.differentiated), kept=())
-    nodes = (node for node, _ in graph.walk() if id(node) not in offloaded and wanted.offloaded_of(node))
+    nodes = (node for node, _ in graph.walk() if id(node) not in offloaded and wanted.host_values(node))
     unlinked = f"{machine.name} has no link to the memory of a host"
     why = unlinked if machine.host is None else "values of pipelines and branches are not offloaded"
     return [

@@ -154,6 +154,75 @@ def test_a_plan_with_an_offloaded_operand_has_the_values_of_the_function(scanned
     assert sum(buffer.nbytes for buffer in plan.inspect.memory_timeline().offloaded) == LAYERS * UP / 4 / 4
 
 
+def with_branches(policy: Any, scanned: bool, around: Any = lambda layer: layer) -> Small:
+    """Layers in a branch of a conditional each, with a checkpoint inside of the branch."""
+
+    def loss(params: Any, x: Any) -> Any:
+        def layer(x: Any, p: Any) -> Any:
+            return x + jnp.tanh(checkpoint_name(jnp.sin(x) @ p["up"], "up")) @ p["down"]
+
+        def either(x: Any, p: Any) -> Any:
+            return jax.lax.cond(x[0, 0] > 0, jax.checkpoint(layer, policy=policy), lambda x, _: 2 * x, x, p)
+
+        return stacked(around(either), params, x, scanned)
+
+    return model(loss)
+
+
+def priced_branches(policy: Any, scanned: bool, **more: Any) -> tuple[Prediction, MemoryPrediction, float]:
+    """The figures of `priced`, and the bytes of the fastest strategy of a search."""
+    with jax.enable_x64(True):
+        branched = with_branches(policy, scanned, **more)
+        program = capture(branched.loss, branched.params, branched.batch)
+    _, point = Search(program.graph, program.differentiated, ALONE, Training()).fastest_point
+    return *priced(program, ALONE), point.memory
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_values_that_a_checkpoint_in_a_branch_offloads_are_on_the_host(scanned: bool) -> None:
+    assert ALONE.host is not None
+    (_, memory_none, least), (kept, memory_kept, most) = (priced_branches(policy, scanned) for policy in (None, KEPT))
+    offloaded, memory, counted = priced_branches(OFFLOADED["names"], scanned)
+    assert memory_kept.additive - memory_none.additive == most - least == LAYERS * UP
+    assert (memory.additive, counted) == (memory_none.additive, least)
+    assert sum(h.nbytes for h in memory.offloaded) == LAYERS * UP
+    assert offloaded.offloading == pytest.approx(2 * LAYERS * ALONE.host.seconds(UP))
+    assert not kept.transfers
+    assert memory.total > memory_none.total + UP / 2  # at its turn, the value is fetched, in part to where gradients will be
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_a_simulated_step_fetches_what_branches_offload(scanned: bool) -> None:
+    with jax.enable_x64(True):
+        branched = with_branches(OFFLOADED["names"], scanned)
+        program = capture(branched.loss, branched.params, branched.batch)
+    graph = on_one_device(program.graph)
+    prediction, step = predict(graph, ALONE, program.differentiated), simulate(graph, ALONE, program.differentiated, overlap=True)
+    (link,) = (name for name in step.busy if name.endswith("link to the host"))
+    assert step.busy[link] == pytest.approx(prediction.offloading)
+    assert step.sent[link] == 2 * LAYERS * UP
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_a_checkpoint_around_a_conditional_keeps_what_its_branches_would_offload(scanned: bool) -> None:
+    prediction, memory, _ = priced_branches(OFFLOADED["names"], scanned, around=jax.checkpoint)
+    assert not prediction.transfers
+    assert not memory.offloaded
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_a_plan_that_offloads_in_branches_has_the_values_of_the_function(scanned: bool) -> None:
+    branched = with_branches(OFFLOADED["names"], scanned)
+    plan, unlinked = (planned(branched, replace(unity.Machine.grid(1, 2, "h200"), host=host)) for host in (ALONE.host, None))
+    assert "cond (" in repr(unlinked)
+    assert "stays on the device: h200-1x2 has no link" in repr(unlinked)
+    assert unlinked.memory > plan.memory
+    with jax.enable_x64(True):
+        args = arrays(branched.params), arrays(branched.batch)
+        values = jax.jit(jax.value_and_grad(plan))(*args)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10), values, jax.value_and_grad(branched.loss)(*args))
+
+
 @pytest.mark.parametrize("scanned", [False, True])
 def test_without_a_link_to_the_host_offloaded_values_stay_on_the_device(scanned: bool) -> None:
     kept, kept_memory = priced(captured(KEPT, scanned), UNLINKED)

@@ -19,11 +19,12 @@ from typing import Any
 
 from jax.extend.core import primitives
 
-from unity.pcg.analysis.residuals import read_backward
+from unity.pcg.analysis.residuals import read_backward, residuals
 from unity.pcg.ir.gradient_flow import Gradients
 from unity.pcg.ir.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value, recurrent
 from unity.pcg.ir.payloads import Recompute
 from unity.pcg.ir.program import Body
+from unity.pcg.jaxprs.jaxprs import BRANCHED
 
 Policies = tuple[Callable[..., Any], ...]  # of a remat and the remats around it: a value that one of them saves is saved
 GROUPED = (PIPELINE, TAIL, BRANCHES, STAGES)  # a device runs one of several alternatives, whose residuals are in one memory
@@ -64,6 +65,7 @@ class Recomputation:
             variable 0.
         offloaded: variables of operators that a policy saves in the memory of the host, likewise.
         unread: operands of remats that the backward pass does not read, since it fetches offloaded values in their place.
+        in_branches: by id(node), the values that a checkpoint in a branch of a conditional offloads, as in `Residuals.inner`.
         marked: the regions that are operators with marked operands.
         depths: by region, the number of remats around it, itself included.
         apart: marked changes of type, by id(node), with further regions in which they run for a single operator.
@@ -78,6 +80,7 @@ class Recomputation:
     saved: dict[Place, set[int]] = field(default_factory=dict)
     offloaded: dict[Place, set[int]] = field(default_factory=dict)
     unread: dict[Place, set[int]] = field(default_factory=dict)
+    in_branches: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     marked: set[int] = field(default_factory=set)
     depths: dict[int, int] = field(default_factory=dict)
     apart: dict[int, set[int]] = field(default_factory=dict)
@@ -118,6 +121,15 @@ class Recomputation:
         """Return the variables of an operator's program that a policy saves in the memory of the host, like `saved_of`."""
         return tuple(self._offloaded_by_node.get(id(node), ()))
 
+    def host_values(self, node: Node) -> tuple[tuple[int, int, int], ...]:
+        """Return all values of an operator in the memory of the host, as (variable, bytes of the whole value, depth).
+
+        The variable has the value's sharding. The depth is that of the outermost remat that saves it, 0 without any.
+        """
+        body, branches = node.body, self.in_branches.get(id(node), ())
+        saved = tuple((v, body.tensors[v].nbytes, depth) for v, depth in self.offloaded_of(node)) if body is not None else ()
+        return (*saved, *((v, nbytes, 0) for v, nbytes in branches))
+
     @cached_property
     def _saved_by_node(self) -> dict[int, list[tuple[int, int]]]:
         return self._by_depth(self.saved)
@@ -155,13 +167,36 @@ def recomputation(graph: PCG, flow: Gradients, kept: Collection[str] = GROUPED) 
         flow: Where gradients flow.
         kept: The kinds of nodes inside of which policies offload nothing.
     """
-    tables = Recomputation()
+    tables = Recomputation(in_branches=offloaded_in_branches(graph, flow, kept))
     for region, (run, depth, marked) in enumerate(_runs(graph, flow, _Around(), kept)):
         tables.depths[region] = depth
         tables.marked.update([region] if marked else [])
         for table, key in run.notes:
             getattr(tables, table).setdefault(key, set()).add(region)
     return tables
+
+
+def offloaded_in_branches(
+    graph: PCG, flow: Gradients, kept: Collection[str] = GROUPED, looped: bool = False
+) -> dict[int, tuple[tuple[int, int], ...]]:
+    """Return the values that checkpoints in branches of conditionals offload, as `Recomputation.in_branches`.
+
+    In a remat they would be sent and fetched in its backward pass alone: there, they stay on the device.
+
+    Args:
+        graph: The graph.
+        flow: Where gradients flow.
+        kept: The kinds of nodes inside of which policies offload nothing.
+        looped: Whether the graph is nested in a loop.
+    """
+    values: dict[int, tuple[tuple[int, int], ...]] = {}
+    for node in graph.nodes:
+        if node.inside is not None and node.kind not in kept and node.kind != "remat":
+            values |= offloaded_in_branches(node.inside, flow, kept, looped or node.kind in LOOPS)
+        if node.body is not None and any(e.name in BRANCHED for e in node.body.equations) and any(map(flow, node.results)):
+            needed = residuals(node.body, tuple(map(flow, node.operands)), looped)
+            values |= {id(node): tuple(needed.inner[k] for k in needed.hosted)} if needed.hosted else {}
+    return values
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,13 @@ class Residuals:
         operands: whether each operand is one.
         results: whether each result is one.
         inner: the inner values that are residuals, each as a variable with the same sharding, and the bytes of the whole value.
+        hosted: the positions in `inner` of those that a checkpoint in a branch of a conditional offloads to the host.
     """
 
     operands: tuple[bool, ...]
     results: tuple[bool, ...]
     inner: tuple[tuple[int, int], ...] = ()
+    hosted: tuple[int, ...] = ()
 
 
 @lru_cache(maxsize=65536)
@@ -56,7 +58,8 @@ def residuals(body: Body, differentiated: tuple[bool, ...], stacked: bool = Fals
     boundary = {*body.inputs, *(a for a in body.outputs if isinstance(a, int))}
     results = tuple(isinstance(a, int) and a in chosen and a not in body.inputs for a in body.outputs)
     inner = tuple((v, body.tensors[v].nbytes) for v in chosen if v not in boundary)
-    return Residuals(tuple(v in chosen for v in body.inputs), results, inner + tuple(derivative.extra))
+    hosted = tuple(len(inner) + k for k in derivative.hosted)
+    return Residuals(tuple(v in chosen for v in body.inputs), results, inner + tuple(derivative.extra), hosted)
 
 
 @lru_cache(maxsize=65536)
@@ -97,6 +100,7 @@ class _Derivative:
         read_atoms: the variables that it reads, equal ones included.
         elementwise: the needed variables that others than reductions read.
         extra: further residuals, as in `Residuals.inner`.
+        hosted: the positions in `extra` of those in the memory of the host.
         buffers: variables that are read from memory, so that they are not fused into their users.
         varying: variables that depend on inputs.
     """
@@ -108,6 +112,7 @@ class _Derivative:
         self.read_atoms: set[int] = set()
         self.elementwise: set[int] = set()
         self.extra: list[tuple[int, int]] = []
+        self.hosted: list[int] = []
         reading = (e for e in body.equations if facts_of(e.name).reads_buffers and not multiplies(e))
         self.buffers = {v for e in reading for v in self.buffers_of(e)}
         self.varying = set(body.inputs)
@@ -168,7 +173,8 @@ class _Derivative:
     def read(self, e: Equation, at: list[int]) -> None:
         """Record the reads of the derivative of one equation for the operands at these positions.
 
-        In a scan these are exactly the values that JAX stacks: where a function of operands may be one, JAX traces it.
+        In a scan these are exactly the values that JAX stacks: where a function of operands may be one, JAX traces it. So it does
+        for a conditional, whose residuals are its results in the forward pass.
         """
         if e.name in RULED:
             self.read_rule(e, at)
@@ -182,7 +188,7 @@ class _Derivative:
         group_of = {p: together or next((g for g in groups if p in g), None) for p in at}
         factors = {p: [a for q, a in enumerate(e.operands) if q not in g] for p, g in group_of.items() if g is not None}
         exact = factors.keys() >= set(at) and all(self.body.tensor(a).floating for read in factors.values() for a in read)
-        if self.stacked and not exact and self.read_traced(e, at):
+        if (self.stacked or e.name in BRANCHED) and not exact and self.read_traced(e, at):
             return
         for p in at:
             reads = facts.reads_for(p)
@@ -200,7 +206,8 @@ class _Derivative:
         if residuals is not None:
             self.need(e.operands[p] for p in residuals.operands)
             self.need(e.results[k] for k in residuals.results)
-            self.extra += [(e.results[0], nbytes) for nbytes in residuals.other_nbytes]
+            self.extra += [(e.results[0], nbytes) for nbytes in (*residuals.other_nbytes, *residuals.host_nbytes)]
+            self.hosted += range(len(self.extra) - len(residuals.host_nbytes), len(self.extra))
         return residuals is not None
 
     def read_factors(self, e: Equation, p: int, factors: list[Atom]) -> None:

@@ -34,11 +34,15 @@ class TypedEquation:
 
 @dataclass(frozen=True)
 class TracedResiduals:
-    """Residuals of an equation: operands and results, by position, and the bytes of each residual that is neither."""
+    """Residuals of an equation: operands and results, by position, and the bytes of each residual that is neither.
+
+    Those in the memory of the host, which a checkpoint inside of the equation offloads, have a list of their own.
+    """
 
     operands: tuple[int, ...]
     results: tuple[int, ...]
     other_nbytes: tuple[int, ...]
+    host_nbytes: tuple[int, ...] = ()
 
 
 @lru_cache(maxsize=16384)
@@ -67,8 +71,13 @@ def traced_residuals(application: TypedEquation) -> TracedResiduals | None:
     return TracedResiduals(
         tuple(operands[v] for v in residuals if v in operands),
         tuple(results[v] for v in residuals if v in results and v not in operands),
-        tuple(x.size * x.dtype.itemsize for x in others),
+        tuple(x.size * x.dtype.itemsize for x in others if not _is_on_host(x)),
+        tuple(x.size * x.dtype.itemsize for x in others if _is_on_host(x)),
     )
+
+
+def _is_on_host(aval: Any) -> bool:
+    return getattr(aval, "memory_space", None) == jax.memory.Space.Host
 
 
 def _forward(application: TypedEquation, operands: Any) -> Any:

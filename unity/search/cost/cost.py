@@ -356,7 +356,8 @@ def _residuals(site: Site, domain: Domain, machine: Machine, training: Training)
     for k, tensor in enumerate(site.results):
         if site.stored[k]:
             total += site.stored[k] * tensor.nbytes * fraction(domain, n + k, machine)
-    saved = site.saved if machine.host is not None else (*site.saved, *site.offloaded)
+    offloaded = () if machine.host is not None else ((v, runs * nbytes) for v, nbytes, runs in site.offloaded)
+    saved = (*site.saved, *offloaded)
     total += _inside(site.inner, site.alive, domain, machine) + _inside(saved, 1.0, domain, machine)
     return total + _extended(site, domain, machine)
 
@@ -370,11 +371,10 @@ def _transfers(site: Site, domain: Domain, machine: Machine) -> Array | None:
     """Return the seconds of all transfers of offloaded values: to the host in the forward pass, and back in the backward pass."""
     if not site.offloaded or machine.host is None or site.node is None or site.node.body is None:
         return None
-    body, host = site.node.body, machine.host
+    host = machine.host
     total = np.zeros(len(domain))
-    for variable, _ in site.offloaded:
-        nbytes = _inside([(variable, body.tensors[variable].nbytes)], 1.0, domain, machine)
-        total += 2 * site.times * host.seconds(nbytes)
+    for variable, nbytes, _ in site.offloaded:
+        total += 2 * site.times * host.seconds(_inside([(variable, nbytes)], 1.0, domain, machine))
     return total
 
 

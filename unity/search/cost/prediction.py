@@ -167,10 +167,10 @@ def _transfers(graph: PCG, facts: _ProgramFacts, times: int) -> Iterator[Transfe
             part = weight_of(node) if node.kind in (BRANCHES, STAGES) else 1.0
             for term in _transfers(node.inside, facts, inner):
                 yield replace(term, seconds=part * term.seconds)
-        elif node.body is not None and (offloaded := facts.recomputation.offloaded_of(node)):
+        elif node.body is not None and (offloaded := facts.recomputation.host_values(node)):
             inner_values = inner_of(node.body, tuple(v.type for v in node.operands), node.types, graph.axes)
-            for variable, _ in offloaded:
-                nbytes = inner_values.local(variable, node.body.tensors[variable].nbytes)
+            for variable, whole, _ in offloaded:
+                nbytes = inner_values.local(variable, whole)
                 yield TransferTerm(node, nbytes, times, 2 * times * host.seconds(nbytes))
 
 

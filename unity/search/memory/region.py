@@ -237,7 +237,7 @@ class Region(ResidualCollector):
         recomputed = self.setting.recomputed
         self.saved += ((depth, held_inside(KEPT, v)) for v, depth in recomputed.saved_of(node))
         if self.backend.offloads:
-            offloaded = [held_inside(OFFLOADED, v) for v, _ in recomputed.offloaded_of(node)]
+            offloaded = [Held(OFFLOADED, node, inner.local(v, nbytes)) for v, nbytes, _ in recomputed.host_values(node)]
             self.offloaded += offloaded
             self.fetched += sum(h.nbytes for h in offloaded)
         else:
@@ -255,6 +255,8 @@ class Region(ResidualCollector):
         halos = zip(node.operands, needed.operands, inner.extended, strict=True)
         largest += sum(n for v, flag, n in halos if n and (not flag or self.flow(v)))  # or its cotangent's, if it is a residual
         largest += self.recomputed_inner_bytes(node) + self.recomputed_operand_bytes(node) if cotangents else 0.0
+        if cotangents and self.backend.offloads:
+            largest += sum(inner.local(v, nbytes) for v, nbytes in recomputed.in_branches.get(id(node), ()))  # fetched
         self.own[id(node)] = turned + largest
         if not cotangents:
             return residuals, [Held(WORKING, node, values + turned + largest)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from unity.pcg.analysis.hoisting import residual_factors
-from unity.pcg.analysis.rematerialization import Recomputation, recomputation, runs_again
+from unity.pcg.analysis.rematerialization import Recomputation, offloaded_in_branches, recomputation, runs_again
 from unity.pcg.analysis.residuals import Residuals
 from unity.pcg.ir.gradient_flow import Gradients
 from unity.pcg.ir.graph import LOOPS, PARALLELIZATION, PCG, STAGES, Node, Value
@@ -34,9 +34,11 @@ class Setting:
 
     @cached_property
     def recomputed(self) -> Recomputation:
-        """The recomputation in remats, with the values that their policies save. Empty if no remat has a policy."""
+        """The recomputation in remats, with the values that their policies save. Without a policy, only offloads in branches."""
         policies = self.training and any(node.policy is not None for node, _ in self.program.walk())
-        return recomputation(self.program, self.flow) if policies else Recomputation()
+        if policies or not self.training:
+            return recomputation(self.program, self.flow) if policies else Recomputation()
+        return Recomputation(in_branches=offloaded_in_branches(self.program, self.flow))
 
 
 class ResidualCollector:
@@ -137,7 +139,11 @@ class ResidualCollector:
             buffers += self.extended(v, node, nbytes) if nbytes else self.need(v, node)
         if node.again:
             return buffers
-        for (variable, _), nbytes in zip(needed.inner, inner.residuals(self.flows(node), self.stacked)[1], strict=True):
+        hosted = needed.hosted if self.backend.offloads and id(node) in self.setting.recomputed.in_branches else ()
+        sizes = inner.residuals(self.flows(node), self.stacked)[1]
+        for k, ((variable, _), nbytes) in enumerate(zip(needed.inner, sizes, strict=True)):
+            if k in hosted:
+                continue
             buffers.append(self.count(self.held(KEPT, node, nbytes)))
             if self.looped and self.backend.is_narrow(inner.body.tensors[variable]):
                 buffers.append(self.held(WIDENED, node, nbytes))

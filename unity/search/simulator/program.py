@@ -247,10 +247,11 @@ class _Region:
         return [cotangents.get(Value(n), ()) for n in self.graph.inputs]
 
     def _operator_backward(self, node: Node, after: Names) -> Names:
-        """Append one operator's backward pass, and before it the gathers and recomputation for it."""
+        """Append one operator's backward pass, and before it the gathers, recomputation and transfers for it."""
         if node.kind not in PARALLELIZATION:
             after = self._recompute_operands(node, after)
             if id(node) not in self.repeated:
+                after = self.transfer(node, Phase.RECOMPUTE, union((after, self.offloaded.get(id(node), ()))))
                 after = self.communicate(node, Phase.RECOMPUTE, self.compute(node, Phase.RECOMPUTE, after))
         after = union((after, self.repeated.get(id(node), ())))
         return self.communicate(node, Phase.BACKWARD, self.compute(node, Phase.BACKWARD, after))

@@ -188,7 +188,7 @@ class _Builder:
             for p, port in enumerate(site.ports):
                 readers.setdefault(port.source, []).append((s, p))
         for s, site in enumerate(self.sites):
-            if site.kind != "operator" or site.again or len(site.results) != 1 or len(readers.get(s, ())) != 1:
+            if site.kind != "operator" or site.again or site.offloaded or len(site.results) != 1 or len(readers.get(s, ())) != 1:
                 continue
             ((u, p),) = readers[s]
             reader = self.sites[u]
@@ -272,13 +272,15 @@ class _Builder:
         needed = residuals(node.body, flags, around.stacked)
         read = zip(operands, needed.operands, strict=True)
         ports = [self.port(w, around, k, [(id(node), p)]) for p, (w, k) in enumerate(read)]
-        may_recompute = not around.again and recomputable(node.body, needed)
-        operator = Site("operator", node, ports, node.tensors, around, flows, inner=needed.inner, recomputable=may_recompute)
+        hosted = needed.hosted if id(node) in self.recomputed.in_branches else ()
+        inner = tuple(value for k, value in enumerate(needed.inner) if k not in hosted)
+        may_recompute = not around.again and not hosted and recomputable(node.body, needed)
+        operator = Site("operator", node, ports, node.tensors, around, flows, inner=inner, recomputable=may_recompute)
         operator.hoisted = self.hoisting.get(id(node), 1)
         operator.repeats, operator.computed = self.recomputed.repeats(node), self.recomputed.variables_of(node)
-        saved, offloaded = self.recomputed.saved_of(node), self.recomputed.offloaded_of(node)
+        saved, offloaded = self.recomputed.saved_of(node), self.recomputed.host_values(node)
         operator.saved = tuple((v, around.lasting[depth] * node.body.tensors[v].nbytes) for v, depth in saved)
-        operator.offloaded = tuple((v, around.lasting[depth] * node.body.tensors[v].nbytes) for v, depth in offloaded)
+        operator.offloaded = tuple((v, nbytes, around.lasting[depth]) for v, nbytes, depth in offloaded)
         site = self.add(operator)
         self.of_node[id(node)] = site
         self.needed.update(((site, k), {around.times}) for k, flag in enumerate(needed.results) if flag)

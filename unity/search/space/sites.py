@@ -133,7 +133,8 @@ class Site:
         stored: For each result, the copies in its own type that are live at once as residuals.
         inner: Residuals inside the operator (`pcg.analysis.residuals`), as (variable, bytes).
         saved: Values of the operator that the policy of a remat around it saves, as (variable, bytes of all runs live at once).
-        offloaded: Values of the operator that such a policy saves in the memory of the host, likewise.
+        offloaded: Values of the operator that a policy saves in the memory of the host, as (variable, bytes of one run, runs that
+            are live at once).
         recomputable: Whether the backward pass may recompute `inner`.
         reader: The only user, as (site, operand), if the backward pass may rerun the operator with it and not keep the result.
         instead: Operands that are residuals only if the operator reruns with its reader.
@@ -159,7 +160,7 @@ class Site:
     stored: list[float] = field(default_factory=list)
     inner: tuple[tuple[int, int], ...] = ()
     saved: tuple[tuple[int, float], ...] = ()
-    offloaded: tuple[tuple[int, float], ...] = ()
+    offloaded: tuple[tuple[int, int, float], ...] = ()
     recomputable: bool = False
     reader: tuple[int, int] | None = None
     instead: tuple[int, ...] = ()
