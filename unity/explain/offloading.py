@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unity.base.formatting import duration, short, size
-from unity.pcg.analysis.rematerialization import recomputation
+from unity.pcg.analysis.rematerialization import has_conditional, recomputation
 from unity.pcg.ir.gradient_flow import gradients
 from unity.plan.plan import Plan
 from unity.search.cost.prediction import Prediction
@@ -31,6 +31,8 @@ def offloading_in_words(plan: Plan, prediction: Prediction) -> list[str]:
 def _on_device(plan: Plan, offloaded: set[int]) -> list[str]:
     """Return texts about the values that policies offload, but that stay. `offloaded` are the ids of nodes whose values do not."""
     graph, machine = plan.program.pcg, plan.inspect.machine
+    if not any(node.policy is not None or has_conditional(node) for node, _ in graph.walk()):
+        return []
     wanted = recomputation(graph, gradients(graph, plan.program.family.differentiated), kept=())
     nodes = (node for node, _ in graph.walk() if id(node) not in offloaded and wanted.host_values(node))
     unlinked = f"{machine.name} has no link to the memory of a host"

@@ -99,7 +99,7 @@ def test_offloaded_values_take_no_memory_of_the_device_and_cross_the_link_twice(
     assert kept_memory.additive - memory.additive == LAYERS * UP
 
 
-def with_named_start(scanned: bool, computed: bool) -> Small:
+def with_named_start(scanned: bool, computed: bool, policy: Any = OFFLOADED["names"]) -> Small:
     """Layers that offload the value that all of them start with: a value computed inside, or the checkpoint's own operand."""
 
     def loss(params: Any, x: Any) -> Any:
@@ -107,9 +107,44 @@ def with_named_start(scanned: bool, computed: bool) -> Small:
             x = checkpoint_name(1.5 * x if computed else x, "up")
             return x + jnp.tanh(jnp.sin(x) @ p["up"]) @ p["down"]
 
-        return stacked(jax.checkpoint(layer, policy=OFFLOADED["names"]), params, x, scanned)
+        return stacked(jax.checkpoint(layer, policy=policy), params, x, scanned)
 
     return model(loss)
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_saved_value_takes_the_memory_that_offloading_it_spares(scanned: bool, computed: bool) -> None:
+    figures = []
+    for policy in (KEPT, OFFLOADED["names"]):
+        with jax.enable_x64(True):
+            start = with_named_start(scanned, computed, policy)
+            program = capture(start.loss, start.params, start.batch)
+        _, point = Search(program.graph, program.differentiated, ALONE, Training()).fastest_point
+        figures.append((priced(program, ALONE)[1].additive, point.memory))
+    assert [kept - offloaded for kept, offloaded in zip(*figures, strict=True)] == pytest.approx([LAYERS * UP / 4] * 2)
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_a_saved_product_counts_if_several_operators_read_it(scanned: bool) -> None:
+    """Its name is then an operator of its own, which aliases the product, but is kept for the backward pass."""
+
+    def figures(policy: Any) -> tuple[float, float]:
+        def loss(params: Any, x: Any) -> Any:
+            def layer(x: Any, p: Any) -> Any:
+                up = checkpoint_name(x @ p["up"], "up")
+                return x + jax.nn.softmax(up) @ p["down"] + up @ p["down"]
+
+            return stacked(jax.checkpoint(layer, policy=policy), params, x, scanned)
+
+        with jax.enable_x64(True):
+            program = capture(loss, model(loss).params, model(loss).batch)
+        _, point = Search(program.graph, program.differentiated, ALONE, Training()).fastest_point
+        return priced(program, ALONE)[1].additive, point.memory
+
+    none, kept, offloaded = map(figures, (None, KEPT, OFFLOADED["names"]))
+    assert [a - b for a, b in zip(kept, none, strict=True)] == pytest.approx([LAYERS * UP] * 2)
+    assert offloaded == pytest.approx(none)
 
 
 @pytest.mark.parametrize("scanned", [False, True])

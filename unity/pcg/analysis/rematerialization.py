@@ -64,7 +64,7 @@ class Recomputation:
         saved: variables of operators that a policy saves on the device and the recomputation reads. A change of type has the
             variable 0.
         offloaded: variables of operators that a policy saves in the memory of the host, likewise.
-        unread: operands of remats that the backward pass does not read, since it fetches offloaded values in their place.
+        unread: operands of remats that the backward pass does not read, since it reads named or offloaded values in their place.
         in_branches: by id(node), the values that a checkpoint in a branch of a conditional offloads, as in `Residuals.inner`.
         marked: the regions that are operators with marked operands.
         depths: by region, the number of remats around it, itself included.
@@ -102,9 +102,9 @@ class Recomputation:
         """Return whether the backward pass of a remat does not read an operand, which then is no residual."""
         return (id(remat), operand) in self.unread
 
-    def is_offloaded(self, node: Node) -> bool:
-        """Return whether a value of an operator is in the memory of the host until the backward pass."""
-        return bool(self.offloaded_of(node))
+    def saves(self, node: Node) -> bool:
+        """Return whether a policy saves a value of an operator, on the device or on the host."""
+        return bool(self.saved_of(node) or self.offloaded_of(node))
 
     def variables_of(self, node: Node) -> tuple[tuple[int, int], ...]:
         """Return the recomputed variables of an operator's program, each with the number of recomputations."""
@@ -176,6 +176,11 @@ def recomputation(graph: PCG, flow: Gradients, kept: Collection[str] = GROUPED) 
     return tables
 
 
+def has_conditional(node: Node) -> bool:
+    """Return whether the program of an operator has a conditional, in whose branches there may be checkpoints."""
+    return node.body is not None and any(e.name in BRANCHED for e in node.body.equations)
+
+
 def offloaded_in_branches(
     graph: PCG, flow: Gradients, kept: Collection[str] = GROUPED, looped: bool = False
 ) -> dict[int, tuple[tuple[int, int], ...]]:
@@ -193,7 +198,7 @@ def offloaded_in_branches(
     for node in graph.nodes:
         if node.inside is not None and node.kind not in kept and node.kind != "remat":
             values |= offloaded_in_branches(node.inside, flow, kept, looped or node.kind in LOOPS)
-        if node.body is not None and any(e.name in BRANCHED for e in node.body.equations) and any(map(flow, node.results)):
+        if node.body is not None and has_conditional(node) and any(map(flow, node.results)):
             needed = residuals(node.body, tuple(map(flow, node.operands)), looped)
             values |= {id(node): tuple(needed.inner[k] for k in needed.hosted)} if needed.hosted else {}
     return values
@@ -238,20 +243,20 @@ def _runs(graph: PCG, flow: Gradients, around: _Around, kept: Collection[str]) -
 
 
 def _unread(remat: Node, graph: PCG, run: _Run, looped: bool) -> list[tuple[str, Place]]:
-    """Return notes of the operands of a remat that its backward pass does not read once it has the offloaded values."""
-    if all(table != "offloaded" for table, _ in run.notes):
+    """Return notes of the operands of a remat that its backward pass does not read once it has named and offloaded values."""
+    if all(table not in ("saved", "offloaded") for table, _ in run.notes):
         return []
-    read = _Run(run.flow, (_offloading(run.policies),)).graph(graph, [False] * len(remat.tensors), True, looped)
+    read = _Run(run.flow, (_replacing(run.policies),)).graph(graph, [False] * len(remat.tensors), True, looped)
     return [("unread", (id(remat), p)) for p, flag in enumerate(read) if not flag]
 
 
 @lru_cache(maxsize=256)
-def _offloading(policies: Policies) -> Callable[..., Any]:
-    """Return a policy that offloads what some policies together offload, and saves nothing on the device."""
+def _replacing(policies: Policies) -> Callable[..., Any]:
+    """Return a policy that saves only what some policies together offload, or save by a name."""
 
     def policy(primitive: Any, *operands: Any, **params: Any) -> Any:
         answers = _saving_answers(policies, primitive, *operands, **params)
-        return answers[0] if answers and all(map(offloads, answers)) else False
+        return answers[0] if answers and (primitive.name == "name" or all(map(offloads, answers))) else False
 
     return policy
 

@@ -57,7 +57,7 @@ class ResidualCollector:
         self.flow, self.training, self.backend = setting.flow, setting.training, setting.backend
         self.top, self.stacked = not around, stacked or around in LOOPS or around == STAGES
         self.looped = around in LOOPS
-        self.lying = Lying(graph, [node for node in graph.nodes if setting.recomputed.is_offloaded(node)])
+        self.lying = Lying(graph, [node for node in graph.nodes if setting.recomputed.saves(node)])
         self.nbytes = self.lying.nbytes
         self.inputs = {id(node): k for k, node in enumerate(graph.inputs)}
         self.own_bytes = {v: n if self.takes_memory(v) else 0.0 for v, n in self.nbytes.items()}
@@ -69,7 +69,7 @@ class ResidualCollector:
 
     def stays(self, node: Node) -> bool:
         """Return whether a node's value aliases its operand."""
-        return stays(node) and not self.setting.recomputed.is_offloaded(node)
+        return stays(node) and not self.setting.recomputed.saves(node)
 
     def takes_memory(self, v: Value) -> bool:
         """Return whether a value, or its cotangent, takes memory here; arguments and their gradients are counted elsewhere."""

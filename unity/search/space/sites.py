@@ -222,9 +222,9 @@ Where = tuple[int, int]  # (site, result)
 def copies(site: Site) -> bool:
     """Return whether a site has the value of its only operand, possibly in another type.
 
-    A value that a policy offloads is another than the operand, which stays on the device.
+    A value that a policy saves by its name is another than the operand, which then need not be a residual.
     """
-    if len(site.ports) != 1 or site.offloaded:
+    if len(site.ports) != 1 or site.saved or site.offloaded:
         return False
     return site.kind == "free" or (site.node is not None and stays(site.node))
 
