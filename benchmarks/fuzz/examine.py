@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import unity
 from benchmarks.fuzz.data import drawn
 from benchmarks.fuzz.lives import lives
 from benchmarks.fuzz.minimize import minimized
-from benchmarks.fuzz.plans import Trial, captured_of, machine_of, random_trials, source_of, sources
+from benchmarks.fuzz.plans import OTHERS, Trial, captured_of, machine_of, random_trials, source_of, sources
 from benchmarks.fuzz.programs import Program, draw_program
 from benchmarks.fuzz.verdict import QUICK, Reference
 from unity.base.errors import UnityError
-from unity.exec.lowering import mesh_of
 
 TOGETHER = 24  # plans in one compiled program
-SAMPLE = 0.06  # of lists of plans, one of which is saved, exported and so on
+AGAIN = 6  # random transformations that a minimized program must have a wrong plan of one of
+SAMPLE, TRANSFORMED = 0.06, 0.2  # of lists of plans, one of which is saved, exported and so on; of transformed programs
 # XLA's message about some products of bfloat16, such as attention's, which only the kernels compute that `run.FLAGS` leaves out.
 NO_KERNEL = "Dot with multiple contracting dimensions is not implemented"
 
@@ -66,32 +66,42 @@ class Outcome:
         return vars(self) | {"findings": [vars(f) for f in self.findings]}
 
 
-def examine(seed: int, say: Callable[[str], None] = lambda at: None, only: Collection[str] = ()) -> Outcome:
-    """Draws a program and some of its plans, and compares. `only`: operations, of which the program must have one."""
+def examine(
+    seed: int, say: Callable[[str], None] = lambda at: None, only: Collection[str] = (), kinds: Sequence[str] = ()
+) -> Outcome:
+    """Draws a program and some of its plans, and compares.
+
+    Args:
+        seed: the program's seed.
+        say: receives where the examination is.
+        only: operations, of which the program must have one.
+        kinds: kinds of plans, for which the program is drawn, and of which alone it has plans.
+    """
     started = time.process_time()
     outcome = Outcome(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         say("drawing")
-        drawing = draw_program(seed)
+        drawing = draw_program(seed, kinds=kinds)
         outcome.kinds, outcome.depth, outcome.source = drawing.kinds, drawing.depth, drawing.source
         if only and not set(only) & set(drawing.kinds):
             outcome.skipped = "without these operations"
         else:
             with jax.enable_x64(drawing.x64):
-                _examine(drawing, outcome, say)
+                _examine(drawing, outcome, say, kinds)
     outcome.seconds = time.process_time() - started
     return outcome
 
 
 def reference_of(drawing: Program, order: int = 1) -> Reference:
     args = drawn(drawing)
-    reference = Reference(drawing.function, args, [a.name for a in drawing.arguments], drawing.seed, order)
+    weights = drawing.differentiated if drawing.weights else ()
+    reference = Reference(drawing.function, args, [a.name for a in drawing.arguments], drawing.seed, order, weights)
     reference.settle()
     return reference
 
 
-def _examine(drawing: Program, outcome: Outcome, say: Callable[[str], None]) -> None:
+def _examine(drawing: Program, outcome: Outcome, say: Callable[[str], None], kinds: Sequence[str]) -> None:
     rng = random.Random(drawing.seed + 1)
     order = 2 if rng.random() < 0.06 else 1
     say("the function itself")
@@ -103,10 +113,10 @@ def _examine(drawing: Program, outcome: Outcome, say: Callable[[str], None]) -> 
         return
     outcome.order = reference.order
     outcome.dtype = str(reference.kinds[0])
-    for trials in batches(drawing, reference, outcome, rng, say):
+    for trials in batches(drawing, reference, outcome, rng, say, kinds):
         for start in range(0, len(trials), TOGETHER):
             judge(trials[start : start + TOGETHER], start, reference, outcome, say)
-        if trials and rng.random() < SAMPLE:
+        if trials and rng.random() < (SAMPLE if trials[0].kind in ("random", "rewritten") else TRANSFORMED):
             live(rng.choice(trials), reference, outcome, say)
 
 
@@ -122,17 +132,22 @@ def live(one: Trial, reference: Reference, outcome: Outcome, say: Callable[[str]
 
 
 def batches(
-    drawing: Program, reference: Reference, outcome: Outcome, rng: random.Random, say: Callable[[str], None]
+    drawing: Program,
+    reference: Reference,
+    outcome: Outcome,
+    rng: random.Random,
+    say: Callable[[str], None],
+    kinds: Sequence[str],
 ) -> Iterator[list[Trial]]:
     """Lists of plans, each for one machine."""
     captured = None
     with guarded(outcome, "capture", ""):
         say("capture")
-        captured = captured_of(drawing.function, reference.args)
+        captured = captured_of(drawing.function, reference.args, drawing.differentiated)
         outcome.primitives = sorted({e.name for e in captured.body.equations})
     if captured is None:
         return
-    for kind, source in sources(rng, drawing, reference.args, captured):
+    for kind, source in sources(rng, drawing, reference.args, captured, kinds):
         machine = machine_of(rng)
         trials: list[Trial] = []
         with guarded(outcome, kind, machine.name):
@@ -204,9 +219,21 @@ def judge(trials: Sequence[Trial], start: int, reference: Reference, outcome: Ou
 
 
 def run(trials: Sequence[Trial], reference: Reference) -> list[list[Any]]:
-    """The steps of plans for one machine, in one program. All share arguments, which lie on every device: between other placements
-    XLA's partitioner would have to move them, and it ends the process on some ways to do that."""
-    mesh = mesh_of(trials[0].machine.axes, jax.devices())
+    """The steps of plans for one machine, those on each mesh in one program.
+
+    All share arguments, which lie on every device: between other placements XLA's partitioner would have to move them, and it ends
+    the process on some ways to do that.
+    """
+    meshes = [one.plan.inspect.mesh for one in trials]
+    results: dict[int, list[Any]] = {}
+    for mesh in dict.fromkeys(meshes):
+        own = [k for k, other in enumerate(meshes) if other == mesh]
+        results |= zip(own, run_on(mesh, [trials[k] for k in own], reference), strict=True)
+    return [results[k] for k in range(len(trials))]
+
+
+def run_on(mesh: Mesh, trials: Sequence[Trial], reference: Reference) -> list[list[Any]]:
+    """The steps of plans on one mesh."""
     steps = [reference.step(one.plan) for one in trials]
     together = lambda args, cotangents: [step(args, cotangents) for step in steps]  # noqa: E731
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -239,13 +266,14 @@ def smallest(drawing: Program, finding: Finding) -> tuple[Program, unity.Machine
             warnings.simplefilter("ignore")
             with guarded(outcome, kind, machine.name):
                 reference = reference_of(program)
-                captured = captured_of(program.function, reference.args)
-                rng = random.Random(program.seed)
-                trials = list(source_of(kind, rng, program, reference.args, captured)(machine))
-                for start in range(0, len(trials), TOGETHER):
-                    if outcome.findings:
-                        break
-                    judge(trials[start : start + TOGETHER], start, reference, outcome, lambda at: None)
+                captured = captured_of(program.function, reference.args, program.differentiated)
+                for again in range(AGAIN if kind in OTHERS else 1):
+                    rng = random.Random(program.seed + again)
+                    trials = list(source_of(kind, rng, program, reference.args, captured)(machine))
+                    for start in range(0, len(trials), TOGETHER):
+                        if outcome.findings:
+                            break
+                        judge(trials[start : start + TOGETHER], start, reference, outcome, lambda at: None)
         alike = [f for f in outcome.findings if f.fault == finding.fault]
         return any(f.fault == "wrong" or f.words[:15] == finding.words[:15] for f in alike)
 

@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 import unity
 from benchmarks.fuzz.plans import Trial, argnums_of
 from benchmarks.fuzz.verdict import QUICK, Reference, plain
+from unity.base.errors import DerivationError
+from unity.export import ExportError
 
+UNNAMED = "as source it would not be what the plan runs"  # a refusal that docs/export.md does not name
 MORE, FEWER = 0.02, 0.25  # collectives than predicted, in elements
 
 
@@ -25,6 +29,10 @@ def lives(one: Trial, reference: Reference) -> Iterator[tuple[str, Callable[[], 
         yield "loaded", lambda: loaded(one, reference)
     yield "exported", lambda: exported(one, reference)
     yield "check", lambda: checked(one)
+    if one.plan.program.family.transformations:
+        yield "derived", lambda: derived(one)
+    if one.plan.program.packing and reference.order == 1:
+        yield "packed", lambda: packed(one, reference)
 
 
 def words(reference: Reference, results: list[Any]) -> str:
@@ -46,16 +54,50 @@ def loaded(one: Trial, reference: Reference) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
         one.plan.files.save(path)
-        again = unity.load(path, reference.fn, *reference.args, argnums=argnums_of(reference.args) or 0)
+        argnums = tuple(reference.weights) or argnums_of(reference.args) or 0
+        again = unity.load(path, reference.fn, *reference.args, argnums=argnums)
     return "" if again.program.pcg.key == one.plan.program.pcg.key else "another parallel graph is loaded than was saved"
 
 
+def derived(one: Trial) -> str:
+    """Derives the transformed program again."""
+    try:
+        one.plan.program.check_derivation()
+    except DerivationError as error:
+        return f"underived: {error}"
+    return ""
+
+
+def packed(one: Trial, reference: Reference) -> str:
+    """Run the plan on packed weights: gradients are packed, too, and zero in the padding."""
+    args = list(one.plan.shard(*reference.args)) if len(reference.args) > 1 else [one.plan.shard(*reference.args)]
+    results = list(jax.jit(reference.step(one.plan))(args, reference.cotangents))
+    gradients = dict(zip(reference.floating, results[reference.outputs :], strict=True))
+    packing = one.plan.program.packing
+    whole = packing.unpack([gradients.get(k, x) for k, x in enumerate(args)])
+    wrong = words(reference, [*results[: reference.outputs], *(whole[k] for k in reference.floating)])
+    again = packing.pack(whole)
+    for k, x in gradients.items():
+        if not np.array_equal(plain(again[k]), plain(x), equal_nan=True) and np.isfinite(plain(x)).all():
+            wrong += f"; the packed gradient of {reference.names[k]} is not zero in the padding"
+    return wrong
+
+
 def exported(one: Trial, reference: Reference) -> str:
-    """Export the plan and run the source. A file may refuse second derivatives (docs/export.md), and has the first ones then."""
+    """Export the plan and run the source, which takes packed weights.
+
+    A file may refuse second derivatives (docs/export.md), and has the first ones then.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "exported.py"
-        one.plan.files.export(path)
-        fn = runpy.run_path(str(path), run_name="exported")["fn"]
+        try:
+            one.plan.files.export(path)
+        except ExportError as error:
+            if UNNAMED not in str(error):
+                raise
+            return f"refused: {error}"
+        source = runpy.run_path(str(path), run_name="exported")["fn"]
+    fn = lambda *args: source(*one.plan.program.packing.pack(args))  # noqa: E731
     try:
         lowered: Any = jax.jit(reference.step(fn)).lower(reference.args, reference.cotangents)
     except NotImplementedError as error:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,21 +25,21 @@ def operation(weight: float) -> Callable[[Operation], Operation]:
     return enter
 
 
-def draw_step(d: Draw, tries: int = 40) -> None:
-    """One more step (and what it needs), of a random operation."""
-    names = [n for n in OPERATIONS if d.depth < 2 or n not in NESTED]
-    weights = [OPERATIONS[n][0] for n in names]
+def draw_step(d: Draw, tries: int = 40, names: Sequence[str] = ()) -> None:
+    """One more step (and what it needs), of a random operation, or of one of some names, which are drawn alike."""
+    weights = [1.0] * len(names)
+    if not names:
+        names = [n for n in OPERATIONS if d.depth < 2 or n not in NESTED]
+        weights = [OPERATIONS[n][0] for n in names]
     for _ in range(tries):
         name = d.rng.choices(names, weights)[0]
-        before = len(d.steps), len(d.values), len(d.root.arguments), len(d.root.values)
+        steps = len(d.steps)
         try:
             OPERATIONS[name][1](d)
             d.root.kinds.append(name)
             return
         except Rejected:
-            del d.steps[before[0] :]
-            if d is not d.root:
-                del d.values[before[1] :]
+            d.forget(steps)
     raise Rejected("nothing fits")
 
 
@@ -1044,4 +1044,7 @@ NESTED = (
     "custom rule",
     "branches",
     "constrained",
+    "recurrent",
+    "experts",
+    "offloaded",
 )

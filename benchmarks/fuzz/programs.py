@@ -123,13 +123,21 @@ class Function:
 
 @dataclass(frozen=True)
 class Program:
-    """A function of arguments, and how its data is drawn."""
+    """A function of arguments, and how its data is drawn.
+
+    Attributes:
+        kinds: the operations in it, for the report.
+        focus: the kind of plans that it was drawn for, if any.
+        weights: the arguments with a gradient, which is that of the first result; by default all floating ones, of all results.
+    """
 
     seed: int
     arguments: tuple[Argument, ...]
     body: Function
     x64: bool
-    kinds: tuple[str, ...] = field(default=())  # of the operations in it, for the report
+    kinds: tuple[str, ...] = field(default=())
+    focus: str = ""
+    weights: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:
@@ -148,8 +156,15 @@ class Program:
             depth |= dict.fromkeys(step.results, own)
         return max(depth.values(), default=0)
 
+    @property
+    def differentiated(self) -> tuple[int, ...]:
+        """The numbers of the arguments that have a gradient."""
+        types = [jnp.dtype(a.dtype) if not a.dtype.startswith("key:") else jnp.dtype(bool) for a in self.arguments]
+        floating = [k for k, dtype in enumerate(types) if jnp.issubdtype(dtype, jnp.inexact)]
+        return tuple(k for k in floating if not self.weights or self.arguments[k].name in self.weights)
+
     def to_json(self) -> dict[str, Any]:
-        """As data; `program_from_json` reads it."""
+        """As data."""
         return {"seed": self.seed, "x64": self.x64, "arguments": [vars(a) for a in self.arguments], "source": self.source}
 
 
@@ -171,8 +186,8 @@ def dtype_name(dtype: Any) -> str:
 
 
 MOST = 600  # elements of a value
-SIZES = (2, 4, 6, 12, 3, 8, 1, 5, 0)
-WEIGHTS = (6, 6, 6, 3, 2, 2, 2, 1, 0.15)
+SIZES = (2, 4, 6, 12, 3, 8, 1, 5, 0), (6, 6, 6, 3, 2, 2, 2, 1, 0.15)  # sizes, and how often each is drawn
+FOCUSED = 0.3  # of programs, those that are drawn for one kind of plans
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 
 
@@ -191,6 +206,7 @@ class Draw:
         self.rng, self.main, self.outer = rng, main, outer
         self.values: list[tuple[str, jax.ShapeDtypeStruct]] = []
         self.steps: list[Step] = []
+        self.sizes: tuple[Sequence[int], Sequence[float]] = SIZES if outer is None else outer.sizes
         self.root: Draw = self if outer is None else outer.root
         self.depth: int = 0 if outer is None else outer.depth + 1
         if outer is None:
@@ -216,7 +232,7 @@ class Draw:
     def shape(self, rank: int | None = None) -> tuple[int, ...]:
         rank = self.rng.choice((0, 1, 2, 2, 2, 2, 3, 3, 4)) if rank is None else rank
         while True:
-            shape = tuple(self.rng.choices(SIZES, WEIGHTS, k=rank))
+            shape = tuple(self.rng.choices(*self.sizes, k=rank))
             if np.prod(shape) <= MOST // 3:
                 return shape
 
@@ -354,6 +370,12 @@ class Draw:
         self.values += [(n, jax.ShapeDtypeStruct(s.shape, s.dtype)) for n, s in zip(names, leaves, strict=True)]
         return list(names)
 
+    def forget(self, steps: int) -> None:
+        """Leave out all steps but the first ones, with their results. Arguments stay."""
+        lost = {name for step in self.steps[steps:] for name in step.results}
+        del self.steps[steps:]
+        self.values = [(name, s) for name, s in self.values if name not in lost]
+
     # inner functions
 
     def inner(self, parameters: Sequence[tuple[str, jax.ShapeDtypeStruct]], steps: int) -> Draw:
@@ -364,7 +386,7 @@ class Draw:
         return draw
 
     def fill(self, steps: int) -> None:
-        from benchmarks.fuzz.operations import draw_step
+        from benchmarks.fuzz.models import draw_step
 
         for _ in range(steps):
             draw_step(self)
@@ -407,25 +429,38 @@ def pruned(steps: Sequence[Step], outputs: Sequence[str]) -> tuple[Step, ...]:
     return tuple(reversed(kept))
 
 
-def draw_program(seed: int, most: int = 12) -> Program:
-    """A random program. Equal seeds give equal programs."""
+def draw_program(seed: int, most: int = 12, kinds: Sequence[str] = ()) -> Program:
+    """A random program. Equal seeds give equal programs.
+
+    Args:
+        seed: the seed.
+        most: the largest number of steps.
+        kinds: kinds of plans, for one of which it is drawn. By default it is drawn for one of all kinds, or for none.
+    """
+    from benchmarks.fuzz.models import FOCUS, draw_for
+    from benchmarks.fuzz.sample_losses import draw_sample_loss
+
     rng = random.Random(seed)
     main = rng.choices(("float64", "float32", "bfloat16", "float16"), (60, 22, 10, 8))[0]
     x64 = main == "float64" or rng.random() < 0.5
+    focus = rng.choice(kinds) if kinds else rng.choice(sorted(FOCUS)) if rng.random() < FOCUSED else ""
     with jax.enable_x64(x64):
         while True:
             draw = Draw(rng, main)
-            steps = min(most, 1 + int(rng.expovariate(1 / 3.5)))
-            for _ in range(rng.choice((1, 1, 2))):
-                shape = draw.shape()
-                draw.argument(shape, draw.dtype("f"))
+            steps = min(most, 1 + int(rng.expovariate(1 / (1.5 if focus else 3.5))))
             try:
-                draw.fill(steps)
+                if focus == "micro-batches":
+                    return draw_sample_loss(seed, rng, main, x64)
+                if focus:
+                    draw_for(focus, draw, steps)
+                else:
+                    for _ in range(rng.choice((1, 1, 2))):
+                        draw.argument(draw.shape(), draw.dtype("f"))
+                    draw.fill(steps)
             except Rejected:
                 continue
-            if not draw.steps:
-                continue
-            return finished(seed, draw, x64, rng)
+            if draw.steps:
+                return replace(finished(seed, draw, x64, rng), focus=focus)
 
 
 def finished(seed: int, draw: Draw, x64: bool, rng: random.Random) -> Program:
@@ -445,9 +480,13 @@ def finished(seed: int, draw: Draw, x64: bool, rng: random.Random) -> Program:
             for n in floats
         ]
         last = [*made, *(n for n in last if n not in floats)]
-    outputs = ", ".join(f"{{{k}}}" for k in range(len(last))) + ("," if len(last) == 1 else "")
-    steps = pruned(draw.steps, last)
-    body = Function("fn", (), steps, outputs, tuple(last))
+    return returning(last, seed, draw, x64)
+
+
+def returning(results: Sequence[str], seed: int, draw: Draw, x64: bool) -> Program:
+    """The program that returns some of the values that were drawn."""
+    outputs = ", ".join(f"{{{k}}}" for k in range(len(results))) + ("," if len(results) == 1 else "")
+    body = Function("fn", (), pruned(draw.steps, results), outputs, tuple(results))
     arguments = tuple(a for a in draw.arguments if a.name in body.free)
     body = replace(body, parameters=tuple(a.name for a in arguments))
     return Program(seed, arguments, body, x64, tuple(sorted(set(draw.kinds))))

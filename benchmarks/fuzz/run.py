@@ -2,6 +2,7 @@
 
     python -m benchmarks.fuzz --workers 2 --minutes 30 --seed 0       # programs 0, 1, 2, …
     python -m benchmarks.fuzz --resume FILE --plans 100000             # go on from the results in a file
+    python -m benchmarks.fuzz --kinds loops,padding                    # programs and plans of some kinds (`plans.OTHERS`) alone
     python -m benchmarks.fuzz --program 1234                           # one program, its source and what is wrong, minimized
     python -m benchmarks.fuzz --rules 10000 --imported FILE            # the library, its mutants, and imported rules
 
@@ -31,7 +32,7 @@ from typing import Any, TextIO
 DEVICES = 12
 LIMIT = 240.0  # seconds for one program
 STUCK = 20  # seconds until XLA ends a process whose devices wait for each other
-ONLY = "UNITY_FUZZ_ONLY"  # the variable that names operations
+ONLY, KINDS = "UNITY_FUZZ_ONLY", "UNITY_FUZZ_KINDS"  # the variables that name operations, and kinds of plans
 CACHE = tempfile.mkdtemp(prefix="unity-fuzz-")
 RECYCLED = 150  # programs of one worker process
 FLAGS = f"--xla_force_host_platform_device_count={DEVICES} --xla_cpu_collective_call_terminate_timeout_seconds={STUCK}"
@@ -54,6 +55,11 @@ def environment() -> dict[str, str]:
     }
 
 
+def named(variable: str) -> list[str]:
+    """The names in a variable of the environment."""
+    return [name for name in os.environ.get(variable, "").split(",") if name]
+
+
 def worker() -> None:
     """Reads seeds from its input, and writes what came of each program, a line of JSON each."""
     from benchmarks.fuzz.examine import examine
@@ -66,8 +72,7 @@ def worker() -> None:
 
     gc.disable()  # tracing makes millions of objects that live on
     for number, line in enumerate(sys.stdin):
-        only = set(os.environ.get(ONLY, "").split(",")) - {""}
-        outcome = examine(int(line), say, only)
+        outcome = examine(int(line), say, named(ONLY), named(KINDS))
         out.write(json.dumps({"outcome": outcome.to_json()}) + "\n")
         if number % 8 == 7:
             gc.collect()
@@ -256,7 +261,8 @@ def fuzz(options: argparse.Namespace) -> None:
     save()
     report(tally)
     if options.record:
-        command = f"python -m benchmarks.fuzz --workers {options.workers} --seed {tally.seed}"
+        kinds = f" --kinds {options.kinds}" if options.kinds else ""
+        command = f"python -m benchmarks.fuzz --workers {options.workers} --seed {tally.seed}{kinds}"
         record("fuzz", [tally.to_json()], command=command, seeds=[tally.seed, tally.next])
 
 
@@ -299,14 +305,14 @@ def show(seed: int) -> None:
     from benchmarks.fuzz.minimize import as_test
     from benchmarks.fuzz.programs import draw_program
 
-    outcome = examine(seed, lambda at: print(f"  … {at}", file=sys.stderr, flush=True))
+    outcome = examine(seed, lambda at: print(f"  … {at}", file=sys.stderr, flush=True), kinds=named(KINDS))
     print(outcome.source)
     print(f"{dict(outcome.plans)} on {dict(outcome.devices)}, refused: {dict(outcome.refused)} {outcome.skipped}")
     print(f"NaN for infinities: {dict(outcome.known)}")
     for finding in outcome.findings:
         print(finding)
     for finding in outcome.findings[:1]:
-        program, machine = smallest(draw_program(seed), finding)
+        program, machine = smallest(draw_program(seed, kinds=named(KINDS)), finding)
         sizes = [level.size for level in machine.levels]
         print(as_test(program, f"program_{seed}", sizes[0], sizes[-1], finding.words[:160]))
 
@@ -327,13 +333,14 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="also write benchmarks/results/fuzz.json, or fuzz_rules.json")
     parser.add_argument("--minimize", type=int, default=4, help="faults of which a program is minimized")
     parser.add_argument("--only", default="", help="operations, with commas: programs without any of them are left out")
+    parser.add_argument("--kinds", default="", help="kinds of plans, with commas, of which alone there are any: loops, padding, …")
     parser.add_argument("--program", type=int, help="the seed of one program")
     parser.add_argument(
         "--rules", type=int, metavar="MUTANTS", help="rules in the place of plans: the library's, and so many mutants"
     )
     parser.add_argument("--imported", nargs="*", default=[], metavar="FILE", help="with --rules: rules in TASO's files")
     options = parser.parse_args()
-    os.environ[ONLY] = options.only
+    os.environ[ONLY], os.environ[KINDS] = options.only, options.kinds
     if options.rules is not None:
         from benchmarks.fuzz.rules import main as rules
 

@@ -45,21 +45,27 @@ def leaves_of(fn: Callable[..., Any]) -> Callable[..., list[Any]]:
 
 @dataclass
 class Reference:
-    """A function at one point: its results, its gradients for random cotangents, and their conditioning."""
+    """A function at one point: its results, its gradients for random cotangents, and their conditioning.
+
+    Attributes:
+        weights: the arguments with a gradient, which is that of the first result; by default all floating ones, of all results.
+    """
 
     fn: Callable[..., Any]
     args: Sequence[Any]
     names: Sequence[str]
     seed: int
     order: int = 1
+    weights: Sequence[int] = ()
     cotangents: list[Any] = field(init=False)
     floating: list[int] = field(init=False)
     differentiable: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         shapes = jax.eval_shape(leaves_of(self.fn), *self.args)
-        self.floating = [k for k, x in enumerate(self.args) if jnp.issubdtype(x.dtype, jnp.inexact)]
-        self.differentiable = [k for k, s in enumerate(shapes) if jnp.issubdtype(s.dtype, jnp.inexact)]
+        floating = [k for k, x in enumerate(self.args) if jnp.issubdtype(x.dtype, jnp.inexact)]
+        differentiable = [k for k, s in enumerate(shapes) if jnp.issubdtype(s.dtype, jnp.inexact)]
+        self.floating, self.differentiable = (list(self.weights), [0]) if self.weights else (floating, differentiable)
         rng = np.random.default_rng([self.seed, 77])
         self.cotangents = [self._normal(rng, shapes[k]) for k in self.differentiable]
         self.outputs = len(shapes)

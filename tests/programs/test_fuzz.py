@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -17,15 +19,19 @@ import pytest
 from jax import lax
 
 import unity
-from benchmarks.fuzz.examine import Outcome, reference_of, wrong_plans
+from benchmarks.fuzz.data import drawn
+from benchmarks.fuzz.examine import Outcome, judge, reference_of, wrong_plans
 from benchmarks.fuzz.minimize import as_test, minimized, runs
+from benchmarks.fuzz.plans import Trial, captured_of, source_of
 from benchmarks.fuzz.programs import draw_program
 from benchmarks.fuzz.run import Tally
 from benchmarks.fuzz.verdict import Reference
+from unity.base.errors import UnityError
 from unity.pcg.local import interpreter as walker
 from unity.pcg.operators.table import TABLE
 from unity.pcg.operators.table.elementwise import elementwise
 from unity.pcg.types.factors import Entry
+from unity.transforms.micro_batching import micro_batching
 
 # A gate must say the same of the same code every time, so it draws the same programs; by hand, every run draws new ones.
 CI = "CI" in os.environ
@@ -47,6 +53,32 @@ def test_equal_seeds_draw_equal_programs() -> None:
     first, second = ([draw_program(seed).to_json() for seed in range(12)] for _ in range(2))
     assert first == second
     assert len({p["source"] for p in first}) > 8
+
+
+@pytest.mark.parametrize("kind", ["loops", "padding", "recomputation", "micro-batches", "mesh"])
+def test_programs_that_are_drawn_for_a_kind_of_plans_have_such_plans(kind: str) -> None:
+    assert sum(next(trials_of(kind, seed), None) is not None for seed in range(5)) >= 2
+
+
+def trials_of(kind: str, seed: int) -> Iterator[Trial]:
+    program = draw_program(seed, kinds=(kind,))
+    with jax.enable_x64(program.x64), contextlib.suppress(UnityError):
+        args = drawn(program)
+        captured = captured_of(program.function, args, program.differentiated)
+        yield from source_of(kind, random.Random(seed), program, args, captured)(PAIR)
+
+
+def test_micro_batches_that_are_left_out_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every micro-batch is the first."""
+    whole = micro_batching.split
+    monkeypatch.setattr(micro_batching, "split", lambda *args: jnp.stack([whole(*args)[0]] * args[2]))
+    program = next(p for p in (draw_program(seed, kinds=("micro-batches",)) for seed in range(20)) if p.x64)
+    with jax.enable_x64(True):
+        outcome, reference = Outcome(0), reference_of(program)
+        captured = captured_of(program.function, reference.args, program.differentiated)
+        trials = list(source_of("micro-batches", random.Random(0), program, reference.args, captured)(PAIR))
+        judge(trials[:2], 0, reference, outcome, lambda at: None)
+    assert {finding.fault for finding in outcome.findings} == {"wrong"}
 
 
 def test_a_wrong_entry_of_the_operator_table_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
