@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax.extend import core
 
 from benchmarks.fuzz.noise import perturber
 
@@ -127,6 +128,17 @@ class Reference:
     @cached_property
     def kinds(self) -> list[Any]:
         return [x.dtype for x in jax.eval_shape(self.step(self.fn), self.args, self.cotangents)]
+
+    @cached_property
+    def has_known_gradients(self) -> bool:
+        """Whether a gradient depends on no argument, as that of a sum: the compiler may compute it."""
+        closed: Any = jax.make_jaxpr(lambda args: self.step(self.fn)(args, self.cotangents))(list(self.args))
+        unknown = set(closed.jaxpr.invars)
+        for e in closed.eqns:
+            if any(not isinstance(v, core.Literal) and v in unknown for v in e.invars):
+                unknown.update(e.outvars)
+        gradients = closed.jaxpr.outvars[self.outputs :]
+        return any(isinstance(v, core.Literal) or v not in unknown for v in gradients)
 
     def where(self, k: int) -> str:
         """What an array of a step is, in words."""

@@ -9,8 +9,9 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -191,6 +192,13 @@ def test_nan_for_an_infinity_is_known_and_for_any_other_value_is_wrong() -> None
     assert not result.known
     reference = Reference(lambda x: x / 0.0, [x[1:]], ["x"], 0, 0)
     assert [d.known for d in reference.differences([np.array([np.nan, np.inf], "float32")])] == [True]
+
+
+@pytest.mark.parametrize(
+    ("fn", "known"), [(lambda x: jnp.fft.ifft(jnp.fft.fft(x)).real.sum(), True), (lambda x: (x * x).sum(), False)]
+)
+def test_a_gradient_that_depends_on_no_argument_is_known(fn: Callable[..., Any], known: bool) -> None:
+    assert Reference(fn, [jnp.ones(4)], ["x"], 0).has_known_gradients == known
 
 
 def test_minimizing_leaves_what_fails() -> None:
