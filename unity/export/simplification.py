@@ -109,7 +109,12 @@ def _index_before_wrapping(start: Atom, n: int, producers: dict[int, Equation]) 
         return None
     i, compared, added = (through_casts(a, producers) for a in (i, comparison.operands[0], addition.operands[0]))
     wraps = _is_number(comparison.operands[1], 0, producers) and _is_number(addition.operands[1], n, producers)
-    return i if wraps and compared == i == added else None
+    return i if wraps and _is_same(compared, i) and _is_same(added, i) else None
+
+
+def _is_same(a: Atom, b: Atom) -> bool:
+    """Return whether two atoms are one value. Each place of a number is a literal of its own."""
+    return a.key == b.key if isinstance(a, Literal) and isinstance(b, Literal) else a == b
 
 
 def _producer(atom: Atom, name: str, producers: dict[int, Equation]) -> Equation | None:
