@@ -144,7 +144,7 @@ def sources(
 
 # Kinds of plans of `transformed_plans.py`, and how often programs that were not drawn for them have such plans.
 OTHERS = {"loops": 0.2, "recomputation": 0.1, "padding": 0.15, "chain": 0.05, "micro-batches": 0.0, "mesh": 0.1, "options": 0.02}
-CHOSEN = 3  # lists of plans, each of one machine and one transformation, of a program that was drawn for a chosen kind
+CHOSEN = 2  # lists of plans, each of one machine and one transformation, of a program that was drawn for a chosen kind
 
 
 def source_of(kind: str, rng: random.Random, drawing: Program, args: Sequence[Any], captured: Captured) -> Source:

@@ -32,7 +32,7 @@ from unity.transforms.recomputing.layers import Span, equations_in_layers
 from unity.transforms.recomputing.recomputing import Policy, steps
 from unity.transforms.transformation import Transformation
 
-FEW = 12  # plans of one transformed program, or on one mesh: another transformation finds more than further assignments
+FEW = 6  # plans of one transformed program, or on one mesh: another transformation finds more than further assignments
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 Transform = Callable[[random.Random, Captured, unity.Machine], Transformation | None]
 
