@@ -1,7 +1,8 @@
 """XLA's simplifications over tensors of any rank: which are proved, how long it takes, and whether a false one ever is.
 
 `python -m benchmarks.rank_rules` judges `rules/xla.ranks` and records the verdicts. `python -m benchmarks.rank_rules mutants [N]`
-proves N changed rules (10,000) and runs those that are proved at concrete ranks and sizes, by the denotation and by JAX."""
+proves N changed rules (10,000) and runs those that are proved at concrete ranks and sizes, by the denotation and by JAX.
+With `composites` behind, both are about `rules/composites.ranks`; half of the mutants change an operator's program at one place."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from typing import Any
 from benchmarks.record import record
 from unity.base.errors import RuleError
 from unity.substitutions.language.axioms import folder
+from unity.verify.ranks.composites import expanded
 from unity.verify.ranks.execution import difference_by_jax
-from unity.verify.ranks.forms import WORDED, is_group
+from unity.verify.ranks.forms import WORDED, is_group, kind_of
 from unity.verify.ranks.instances import instances, refute
 from unity.verify.ranks.prover import prove
 from unity.verify.ranks.rule import RankRule, parse_rank_rules, signature
@@ -27,21 +29,22 @@ from unity.verify.ranks.verdict import verdict
 
 PUBLISHED = 121  # the first rules of the file are those that TensorRight states
 ALIKE = [family.split() for family in (
-    "add sub mul max min div", "lt le gt ge eq ne", "logical_and logical_or logical_xor", "neg abs exp log sqrt rsqrt", "slice pad"
+    "add sub mul max min div", "lt le gt ge eq ne", "logical_and logical_or logical_xor", "neg abs exp log sqrt rsqrt", "slice pad",
+    "softmax log_softmax over_sum less_logarithm", "mean variance logsumexp largest", "sigmoid silu gelu gelu_tanh tanh softplus",
 )]  # fmt: skip
 COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
 
 
-def rules() -> list[RankRule]:
-    return parse_rank_rules((folder() / "xla.ranks").read_text())
+def rules(file: str = "xla") -> list[RankRule]:
+    return parse_rank_rules((folder() / f"{file}.ranks").read_text())
 
 
-def judged() -> None:
+def judged(file: str) -> None:
     """Judge every rule, and record the verdicts."""
     rows: list[dict[str, Any]] = []
-    for number, rule in enumerate(rules()):
+    for number, rule in enumerate(rules(file)):
         result = verdict(rule, execute=True)
-        source = "TensorRight" if number < PUBLISHED else "XLA"
+        source = file if file != "xla" else "TensorRight" if number < PUBLISHED else "XLA"
         row = {
             "rule": rule.name,
             "source": source,
@@ -55,7 +58,7 @@ def judged() -> None:
     slowest = max(rows, key=lambda r: r["seconds"])
     summary |= {"seconds": round(sum(r["seconds"] for r in rows), 2), "slowest": f"{slowest['rule']}: {slowest['seconds']:.2f} s"}
     print(summary)
-    record("rank_rules", rows, summary=summary)
+    record("rank_rules" if file == "xla" else f"rank_rules_{file}", rows, summary=summary)
 
 
 class Change(ast.NodeTransformer):
@@ -64,7 +67,7 @@ class Change(ast.NodeTransformer):
     def __init__(self, rule: RankRule, choose: random.Random, place: int) -> None:
         shape = signature(rule)
         self.numbers = {n: [m for m, h in shape.numbers.items() if h == g and m != n] for n, g in shape.numbers.items()}
-        kinds = {n: (bool(groups), n[0] in "pq") for n, groups in shape.tensors.items()}
+        kinds = {n: (bool(groups), kind_of(n)) for n, groups in shape.tensors.items()}
         self.tensors = {n: [m for m, k in kinds.items() if m != n and k == kind] for n, kind in kinds.items()}
         self.choose, self.place, self.sites = choose, place, 0
 
@@ -126,9 +129,10 @@ class Change(ast.NodeTransformer):
         return node
 
 
-def mutants(seed: int) -> Iterator[RankRule]:
+def mutants(file: str, seed: int) -> Iterator[RankRule]:
     """Yield different rules, each by one or two changes from one of the file."""
-    choose, seen, originals = random.Random(seed), set[str](), [r for r in rules() if not r.obstacle]
+    choose, seen, originals = random.Random(seed), set[str](), [r for r in rules(file) if not r.obstacle]
+    originals += [e for r in originals if str(e := replace(r, left=expanded(r.left), right=expanded(r.right))) != str(r)]
     known = {str(r).partition(" ")[2] for r in originals}
     while True:
         rule = copy.deepcopy(choose.choice(originals))
@@ -155,12 +159,12 @@ def mutants(seed: int) -> Iterator[RankRule]:
             yield rule
 
 
-def mutated(number: int, seed: int = 0) -> None:
+def mutated(file: str, number: int, seed: int = 0) -> None:
     """Prove changed rules, and run those that are proved. Rules that have no meaning do not count."""
     counts: Counter[str] = Counter()
     false: list[str] = []
     start, judged = time.process_time(), 0
-    for rule in mutants(seed):
+    for rule in mutants(file, seed):
         status = prove(rule).status
         if status == "ill-typed":
             counts[status] += 1
@@ -184,13 +188,15 @@ def mutated(number: int, seed: int = 0) -> None:
                 "seconds": seconds,
             }
             print(row, flush=True)
-            record("rank_mutants", [row], false=false)
+            record("rank_mutants" if file == "xla" else f"rank_mutants_{file}", [row], false=false)
         if judged == number:
             return
 
 
 if __name__ == "__main__":
+    chosen = "composites" if sys.argv[-1] == "composites" else "xla"
+    numbers = [int(n) for n in sys.argv[2:] if n.isdigit()]
     if sys.argv[1:2] == ["mutants"]:
-        mutated(int(sys.argv[2]) if len(sys.argv) > 2 else 10_000)
+        mutated(chosen, *numbers or [10_000])
     else:
-        judged()
+        judged(chosen)

@@ -121,8 +121,7 @@ def test_a_false_rule_is_not_proved(body):
 
 OUT_OF_REACH = """
 abs(reduce(add, K, x[K, G])) = abs(reduce(add, K, neg(neg(x))))
-reduce(add, K, div(x[K, G], y[K, G])) = reduce(add, K, mul(x, div(1, y)))
-reduce(mul, K, reduce(add, L, x[K, L])) = reduce(mul, K, reduce(add, L, neg(neg(x))))
+log(mul(exp(reduce(add, K, x[K, G])), mul(y[G], y))) = add(reduce(add, K, x), mul(2, log(abs(y))))
 """
 
 

@@ -11,16 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from unity.verify.ranks.composite_execution import Dimension, run_composite
+from unity.verify.ranks.composites import COMPOSITES, with_groups
 from unity.verify.ranks.denotation import Reader
 from unity.verify.ranks.forms import GENERIC, WORDED, is_group
 from unity.verify.ranks.instances import NAMES, Concrete, Instance, TooLarge, compare, elementwise, monoid_at_instances
 from unity.verify.ranks.rule import RankRule, signature
 
-Dimension = tuple[str, int]
 TOLERANCE = 2e-4  # of float32
 
 
@@ -39,6 +41,7 @@ class Runner:
     def __init__(self, rule: RankRule, instance: Instance) -> None:
         self.signature, self.instance = signature(rule), instance
         self.reader = Reader(Concrete(self.signature, instance), self.signature)
+        self.operands: dict[str, Positioned] = {}  # of the composite whose program runs
 
     def dims(self, groups: Any) -> tuple[Dimension, ...]:
         """Return the dimensions of groups in the order of names."""
@@ -67,6 +70,8 @@ class Runner:
             return Positioned(jnp.asarray(elementwise("constant", self.signature.integers)(ast.literal_eval(node))), ())
         if isinstance(node, ast.Name) and node.id in ("least", "greatest"):
             return Positioned(jnp.asarray(elementwise(node.id, self.signature.integers)()), ())
+        if isinstance(node, ast.Name) and node.id in self.operands:
+            return self.operands[node.id]
         if isinstance(node, ast.Name | ast.Subscript):
             name = node.id if isinstance(node, ast.Name) else node.value.id  # type: ignore[attr-defined]
             dims = tuple((g, k) for g, _ in self.signature.tensors[name] for k in range(self.instance.ranks[g]))
@@ -77,10 +82,23 @@ class Runner:
         word = node.args[0].id if node.func.id in WORDED and isinstance(node.args[0], ast.Name) else ""
         bare = [is_group(x) for x in node.args if isinstance(x, ast.Name) and is_group(x)]
         fields = {g: self.reader.fields(g, x) for x in node.args if isinstance(x, ast.Subscript) and (g := is_group(x))}
+        if node.func.id in COMPOSITES:
+            return self.run_composite(node.func.id, operands, bare)
         run = getattr(self, f"run_{node.func.id}", None)
         if run is None:
             return self.run_elementwise(node.func.id, operands)
         return run(*operands, word=word, bare=bare, fields=fields)
+
+    def run_composite(self, name: str, operands: list[Positioned], groups: list[str]) -> Positioned:
+        """Run a composite by JAX's function, or its program where JAX has none for such dimensions."""
+        ran = None if any(x.order for x in operands) else run_composite(name, groups, [(x.array, x.dims) for x in operands])
+        if ran is not None:
+            return self.ordered(*ran, "")
+        outer, definition = self.operands, COMPOSITES[name]
+        self.operands = dict(zip(definition.operands, operands, strict=True))
+        result = self.run(with_groups(definition, groups))
+        self.operands = outer
+        return result
 
     def run_elementwise(self, name: str, operands: list[Positioned]) -> Positioned:
         """Apply a function to arrays; JAX broadcasts scalars."""
@@ -92,6 +110,7 @@ class Runner:
             ),
             "rem": lambda x, y: jnp.where(y == 0, jnp.nan, jnp.fmod(x, jnp.where(y == 0, 1, y))),
             "rsqrt": lax.rsqrt,
+            "erf": jax.scipy.special.erf,
             "select": jnp.where,
             **dict.fromkeys(GENERIC, elementwise("f", self.signature.integers)),
         }
@@ -179,6 +198,35 @@ class Runner:
         function = getattr(lax, name.replace("logical", "bitwise"))
         value = lax.reduce(x.array, np.asarray(unit, x.array.dtype), function, axes)
         return Positioned(value, tuple(d for d in x.dims if d[0] not in bare), x.order)
+
+    def run_largest(self, x: Positioned, bare: list[str], **_: Any) -> Positioned:
+        """Run a maximum."""
+        axes = tuple(k for k, d in enumerate(x.dims) if d[0] in bare)
+        return Positioned(jnp.max(x.array, axes), tuple(d for d in x.dims if d[0] not in bare), x.order)
+
+    def run_like(self, x: Positioned, y: Positioned, **_: Any) -> Positioned:
+        """Run a broadcast to another operand's shape."""
+        return Positioned(lax.broadcast_in_dim(y.array, x.array.shape, [x.dims.index(d) for d in y.dims]), x.dims, x.order)
+
+    def run_is_at(self, i: Positioned, fields: dict, **_: Any) -> Positioned:
+        """Run a comparison of indices with places."""
+        ((v, (size,)),) = fields.items()
+        return self.ordered(i.array[..., None] == jnp.arange(int(size[0])), (*i.dims, (v, 0)), "")
+
+    def run_lookup(self, x: Positioned, i: Positioned, bare: list[str], **_: Any) -> Positioned:
+        """Run a look-up: of each common dimension by itself."""
+        common = tuple(d for d in x.dims if d in i.dims)
+        rest = tuple(d for d in x.dims if d not in common and d[0] not in bare)
+        own = tuple(d for d in i.dims if d not in common)
+        table = lax.transpose(x.array, [x.dims.index(d) for d in (*common, (bare[0], 0), *rest)])
+        places = lax.transpose(i.array, [i.dims.index(d) for d in (*common, *own)])
+
+        def take(t: Any, k: Any) -> Any:
+            return jnp.take(t, k, axis=0, mode="fill") if t.shape[0] else jnp.full((*k.shape, *t.shape[1:]), jnp.nan)
+
+        for _d in common:
+            take = jax.vmap(take)
+        return self.ordered(take(table, places), (*common, *own, *rest), "")
 
     def run_dot(self, x: Positioned, y: Positioned, bare: list[str], **_: Any) -> Positioned:
         """Run a product."""

@@ -10,12 +10,13 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from unity.base.errors import RuleError
+from unity.verify.ranks.composites import COMPOSITES, with_groups
 
 MANY = 99
-TRUTH, NUMBER, BOUND = "truth value", "number", "bound"
+TRUTH, NUMBER, BOUND, INDEX = "truth value", "number", "bound", "index"
 Shape = tuple[tuple[str, ast.expr], ...]
 
 
@@ -66,6 +67,13 @@ FORMS = {
         fields=(5, 5),
         operands=(2, 2),
     ),
+    "largest": Form("largest(K, x)", bare=(1, MANY)),
+    "like": Form("like(x, y)", operands=(2, 2)),
+    "is_at": Form("is_at(V[size], i)", bracketed=(1, 1), fields=(1, 1)),
+    "lookup": Form("lookup(V, x, i)", bare=(1, 1), operands=(2, 2)),
+    **{
+        n: Form(d.usage, (len(d.groups), len(d.groups)), operands=(len(d.operands), len(d.operands))) for n, d in COMPOSITES.items()
+    },
 }
 WORDED = {name for name, form in FORMS.items() if form.word}
 
@@ -94,7 +102,7 @@ MONOIDS = {
 }
 ALIKE = "alike"  # operands of one kind, which is that of the result
 ELEMENTWISE: dict[str, tuple[tuple[str, ...], str]] = {
-    **dict.fromkeys(("neg", "abs", "sign", "exp", "log", "sqrt", "rsqrt"), ((NUMBER,), NUMBER)),
+    **dict.fromkeys(("neg", "abs", "sign", "exp", "log", "sqrt", "rsqrt", "erf"), ((NUMBER,), NUMBER)),
     **dict.fromkeys(("add", "sub", "mul", "div", "rem", "pow"), ((NUMBER, NUMBER), NUMBER)),
     **dict.fromkeys(("max", "min"), ((BOUND, BOUND), ALIKE)),
     "clamp": ((BOUND, BOUND, BOUND), ALIKE),
@@ -104,6 +112,7 @@ ELEMENTWISE: dict[str, tuple[tuple[str, ...], str]] = {
     **dict.fromkeys(("logical_and", "logical_or", "logical_xor"), ((TRUTH, TRUTH), TRUTH)),
     "logical_not": ((TRUTH,), TRUTH),
 }
+EXPECTED = {"largest": (NUMBER,), "like": (ALIKE, ALIKE), "is_at": (INDEX,), "lookup": (ALIKE, INDEX)}
 GENERIC = ("f", "g", "h")  # names of any functions of numbers
 STATEMENTS = {"one", "nonempty", "positive", "some"}
 RESERVED = {*FORMS, *ELEMENTWISE, *STATEMENTS, "least", "greatest", "names"}
@@ -115,6 +124,11 @@ def is_group(node: ast.expr) -> str:
     """Return the group that an argument of an operator is about, or an empty text if the argument is a tensor."""
     name = node.value if isinstance(node, ast.Subscript) else node
     return name.id if isinstance(name, ast.Name) and name.id[0].isupper() else ""
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a tensor's elements, by its name."""
+    return TRUTH if name[0] in "pq" else INDEX if name[0] == "i" else NUMBER
 
 
 def check_names(groups: Iterable[str], others: Iterable[str]) -> None:
@@ -135,11 +149,13 @@ class Checker:
         tensors: for each tensor its groups, with the expression of their sizes.
         numbers: for each name of a size or an attribute its group.
         integers: whether elements are integers.
+        operands: the kinds of a composite's operands, within its program.
     """
 
     tensors: Mapping[str, Shape]
     numbers: Mapping[str, str]
     integers: bool
+    operands: Mapping[str, str] = field(default_factory=dict)
 
     def kind(self, node: ast.expr) -> str:
         """Return the kind of a term's elements."""
@@ -156,7 +172,7 @@ class Checker:
         if isinstance(node, ast.Name | ast.Subscript) and not is_group(node):
             name = node.value if isinstance(node, ast.Subscript) else node
             if isinstance(name, ast.Name):
-                return TRUTH if name.id[0] in "pq" else NUMBER
+                return self.operands.get(name.id) or kind_of(name.id)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
                 raise Inexpressible(f"{ast.unparse(node)}: operators have no keywords")
@@ -232,6 +248,16 @@ class Checker:
             return kind
         if name in ("dot", "conv") and set(kinds) != {NUMBER}:
             raise refuse(f"a product of a {kinds[0]} and a {kinds[1]}")
+        expected = tuple(map(kind_of, COMPOSITES[name].operands)) if name in COMPOSITES else EXPECTED.get(name, ())
+        for kind, wanted in zip(kinds, expected, strict=False):
+            if wanted not in (kind, ALIKE):
+                raise refuse(f"an operand is a {kind}; expected {'an' if wanted == INDEX else 'a'} {wanted}")
+        if name in COMPOSITES:
+            definition = COMPOSITES[name]
+            body = with_groups(definition, [is_group(g) for g in bare])
+            return replace(self, operands=dict(zip(definition.operands, kinds, strict=True))).kind(body)
+        if name in EXPECTED:
+            return {"like": kinds[-1], "is_at": TRUTH}.get(name, kinds[0])
         return self._joined(node, kinds)
 
     def number(self, node: ast.expr, group: str, condition: bool = False) -> None:
@@ -256,7 +282,7 @@ class Checker:
 
     def _named_number(self, name: str, group: str, condition: bool) -> None:
         if name in self.tensors:
-            if self.tensors[name] or name[0] in "pq":
+            if self.tensors[name] or kind_of(name) != NUMBER:
                 raise Inexpressible(f"{name} is neither a size, an attribute nor a scalar number")
             if not self.integers and not condition:
                 raise Inexpressible(f"{name} is a real number; sizes, attributes and quotients are of integers")
@@ -267,7 +293,7 @@ class Checker:
         """Check a condition."""
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in STATEMENTS:
             word = node.func.id
-            known = [n for n in self.tensors if n[0] not in "pq"] if word == "positive" else groups
+            known = [n for n in self.tensors if kind_of(n) == NUMBER] if word == "positive" else groups
             if word == "some" and len(node.args) == 1:
                 return self.comparison(node.args[0])
             if word == "some" or not node.args or node.keywords:

@@ -1,6 +1,6 @@
 """Rules at concrete ranks and sizes: where they are run, and how false ones are refuted.
 
-The same operators (`denotation.py`) are evaluated on arrays of integers. To sample sizes and attributes, a vector is an array of
+The same operators (`operators.py`) are evaluated on arrays of integers. To sample sizes and attributes, a vector is an array of
 many candidates for one dimension, and the rule's conditions and the operators' requirements select the legal ones. To run a side,
 a vector has an array of indices for each dimension of the group."""
 
@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from unity.verify.ranks.denotation import PARTIAL, Index, Reader, Tensor, Vector
-from unity.verify.ranks.forms import GENERIC, MONOIDS
+from unity.verify.ranks.denotation import Reader
+from unity.verify.ranks.forms import GENERIC, INDEX, MONOIDS, TRUTH, kind_of
+from unity.verify.ranks.operators import PARTIAL, Index, Tensor, Vector
 from unity.verify.ranks.rule import RankRule, Signature, names_in, names_of, signature
 
 CANDIDATES = 6_000  # combinations of sizes and attributes of a dimension, before those that are not legal are left out
@@ -105,6 +106,14 @@ class Concrete:
     def element(self, number: Any) -> Any:
         """Return an integer as an element."""
         return Elements(np.asarray(number))
+
+    def shared(self, tensor: Tensor) -> Tensor:
+        """Return a tensor whose elements are wanted several times."""
+        return tensor
+
+    def place(self, element: Any) -> Any:
+        """Return indices as integers."""
+        return element.value
 
     def access(self, tensor: str, index: Index) -> Any:
         """Return elements of a variable; outside of it, anything."""
@@ -210,6 +219,8 @@ def elementwise(name: str, integers: bool) -> Callable[..., Any]:
         "select": np.where,
         "rem": lambda x, y: np.where(np.equal(y, 0), np.nan, np.fmod(x, np.where(np.equal(y, 0), 1, y))),
         "rsqrt": lambda x: 1 / np.sqrt(x),
+        "erf": np.vectorize(math.erf, [float]),
+        "outside": lambda: np.asarray(np.nan),
         **dict.fromkeys(GENERIC, _mixed),
     }
     return special[name] if name in special else getattr(np, NAMES.get(name, name))
@@ -257,8 +268,10 @@ def _orders(rule: RankRule, ranks: dict[str, int], generator: np.random.Generato
 
 def _elements(generator: np.random.Generator, name: str, sizes: tuple[int, ...], shape: Signature) -> np.ndarray:
     """Return random elements: truth values, or numbers: small ones, with zeros and equal ones among them, and some large ones."""
-    if name[0] in "pq":
+    if kind_of(name) == TRUTH:
         return np.asarray(generator.random(sizes) < 0.5)
+    if kind_of(name) == INDEX:
+        return np.asarray(generator.integers(0, 4, sizes) - (generator.random(sizes) < 0.05))
     small, large = (generator.integers(1 if name in shape.positive else low, high, sizes) for low, high in ((-4, 7), (-200, 201)))
     values = np.asarray(np.where(generator.random(sizes) < (0 if shape.powers else 0.1 if sizes else 0.25), large, small))
     return values if shape.integers else values + np.asarray(generator.integers(0, 4, sizes)) * 0.25
@@ -345,7 +358,7 @@ def compare(a: np.ndarray, b: np.ndarray, where: Any = True, tolerance: float = 
         b: another.
         where: the places that count.
         tolerance: relative and absolute.
-        infinite: whether infinity is a number.
+        infinite: whether infinity is a number; else it is an overflow of either.
     """
     with np.errstate(all="ignore"):
         return a.shape == b.shape and bool(
@@ -353,7 +366,7 @@ def compare(a: np.ndarray, b: np.ndarray, where: Any = True, tolerance: float = 
                 (a == b)
                 | ~np.asarray(where)
                 | np.isnan(a)
-                | (np.isinf(a) & (not infinite))
+                | ((np.isinf(a) | np.isinf(b)) & (not infinite))
                 | np.isclose(a, b, rtol=tolerance, atol=tolerance)
             )
         )

@@ -22,15 +22,18 @@ import ast
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import z3
 
 from unity.base.errors import RuleError
-from unity.verify.ranks.denotation import Reader, Tensor, Vector
+from unity.verify.ranks.algebra import TooLong, plus, scaled
+from unity.verify.ranks.denotation import Reader
+from unity.verify.ranks.operators import Tensor, Vector
 from unity.verify.ranks.rule import Pairing, RankRule, signature
 from unity.verify.ranks.symbolic import OutOfReach, Summand, Sums, Symbolic
+from unity.verify.ranks.totals import Captured, constants, nodes
 
 ROUNDS = 25  # of proposals and lemmas, for one obligation
 MILLISECONDS = 3_000  # for one question to Z3
@@ -62,6 +65,7 @@ class Obligations:
         self.domain, self.lemmas, self.undecided = domain, 0, 0
         self.hypotheses: list[tuple[str, Any]] = []
         self._learned: list[Any] = []
+        domain.follows = self.at_dimension
 
     def assume(self, group: str, condition: Any) -> None:
         """Assume a condition on every dimension of a group."""
@@ -144,6 +148,8 @@ def prove(rule: RankRule) -> RankProof:
         return RankProof("ill-typed", error.reason, time.process_time() - start)
     except OutOfReach as error:
         return RankProof("open", str(error), time.process_time() - start)
+    except (TooLong, Captured):
+        return RankProof("open", "normal forms are too long", time.process_time() - start)
     except z3.Z3Exception as error:
         return RankProof("open", f"Z3 failed: {error}", time.process_time() - start)
     return RankProof(status, why, time.process_time() - start, obligations.lemmas)
@@ -196,8 +202,30 @@ def _equal_elements(
     a = left.at(index)
     premises = [*premises, domain.defined(a)]
     b = right.at(index)
-    if not z3.is_true(domain.defined(b)) and not obligations.valid(premises, domain.defined(b)):
-        return "open", "an element of the right side may not be defined"
+    if not z3.is_true(domain.defined(b)):
+        if not domain.signature.integers:
+            learn_normal_forms((domain.defined(a), domain.defined(b)), domain)
+        learn_where_defined(domain.defined(b), premises, obligations)
+        if not obligations.valid(premises, domain.defined(b)):
+            return "open", "an element of the right side may not be defined"
+    if domain.signature.integers:
+        return _equal_terms(rule, a, b, premises, reader, obligations)
+    composed = bool(domain.totals.named)
+    if not composed:
+        try:
+            status, why = _equal_terms(rule, a, b, premises, reader, obligations)
+        except OutOfReach as error:
+            status, why = "open", str(error)
+        if status != "open" or rule.pairings:
+            return status, why
+    elements = [domain.totals.instance(domain.lifted((domain.single(e),))[0], {}) for e in (a, b)]
+    if not all(z3.is_real(e) for e in elements):
+        return ("proved", "") if obligations.valid(premises, elements[0] == elements[1]) else ("open", "elements may differ")
+    return equal_by_algebra(rule, elements[0], elements[1], premises, reader, obligations)
+
+
+def _equal_terms(rule: RankRule, a: Any, b: Any, premises: list[Any], reader: Reader, obligations: Obligations) -> tuple[str, str]:
+    domain = obligations.domain
     if not isinstance(a, Sums) and not isinstance(b, Sums):
         if rule.pairings:
             return "ill-typed", "via pairs the indices of sums, and there are none"
@@ -321,3 +349,81 @@ def _same_sum(
             if not covers(k, part):
                 return False
     return True
+
+
+def learn_where_defined(condition: Any, premises: list[Any], obligations: Obligations) -> None:
+    """Note which reductions in a condition are defined at every index."""
+    domain = obligations.domain
+    for name, symbol in constants(condition).items():
+        total = domain.totals.named.get(name)
+        if total is None or total.monoid != "logical_and":
+            continue
+        learn_where_defined(total.body, premises, obligations)
+        with domain.forgetting():
+            body = domain.totals.instance(total.body, {})
+            inside = [domain.every(g, (c,)) for g, c in domain.totals.inside(total.ranges)]
+            if obligations.valid([*premises, *inside], body):
+                domain.facts.append(symbol)
+
+
+def learn_normal_forms(conditions: Sequence[Any], domain: Symbolic) -> None:
+    """Note what totals in conditions are by their normal forms, where they are defined for certain."""
+    totals = domain.totals
+    for name in {n for c in conditions for n in constants(c)}:
+        total = totals.named.get(name)
+        if total is not None and total.monoid == "add" and z3.is_true(z3.simplify(total.defined)):
+            form = totals.algebra.expression(totals.algebra.normal(total.symbol))
+            domain.facts.append(total.symbol == form)
+            domain.facts += [e > 0 for e in nodes(form) if z3.is_app(e) and e.decl().name() == "exp"]
+
+
+def equal_by_algebra(
+    rule: RankRule, a: Any, b: Any, premises: list[Any], reader: Reader, obligations: Obligations
+) -> tuple[str, str]:
+    """Compare normal forms of elements; totals that differ are compared as sums."""
+    domain = obligations.domain
+    algebra = domain.totals.algebra
+
+    def impossible(conditions: list[Any]) -> bool:
+        exponentials = [e for c in conditions for e in nodes(c) if z3.is_app(e) and e.decl().name() == "exp"]
+        laws = [z3.And(e > 0, z3.Implies(e.arg(0) == 0, e == 1)) for e in exponentials]
+        return obligations.valid([*premises, *laws, *conditions], False)
+
+    tried: set[tuple[str, str]] = set()
+    try:
+        while True:
+            algebra.forget()
+            first, second = algebra.normal(a), algebra.normal(b)
+            if algebra.vanishes(plus(first, scaled(second, -1)), impossible):
+                return "proved", ""
+            if not _equal_totals(algebra.expression(first), algebra.expression(second), rule, tried, premises, reader, obligations):
+                break
+    except (TooLong, Captured):
+        return "open", "normal forms are too long"
+    return "open", "elements may differ"
+
+
+def _equal_totals(
+    a: Any, b: Any, rule: RankRule, tried: set[tuple[str, str]], premises: list[Any], reader: Reader, obligations: Obligations
+) -> bool:
+    """Prove that two totals are equal, one of each side, and note it; return whether there are such."""
+    totals = obligations.domain.totals
+    left, right = (totals.within(e) for e in (a, b))
+    hints = [Pairing(), *(h for p in rule.pairings for h in (p, Pairing(p.backward, p.forward)))]
+    for x, y in sorted(product(left - right, right - left), key=lambda pair: totals.named[pair[0]].height):
+        first, second = totals.named[x], totals.named[y]
+        if (x, y) in tried or first.monoid != second.monoid:
+            continue
+        tried.add((x, y))
+        whole, part = (
+            Summand(tuple((g, (n,)) for g, _, n in t.ranges), lambda j, t=t: totals.at(t, [k for (k,) in j]))
+            for t in (first, second)
+        )
+        for hint in hints:
+            try:
+                if _same_sum(whole, (part,), [hint], first.monoid, premises, reader, obligations):
+                    totals.equal[x] = totals.symbol(y)
+                    return True
+            except OutOfReach:
+                continue
+    return False

@@ -20,9 +20,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from unity.base.errors import RuleError
-from unity.verify.ranks.forms import TRUTH, WORDED, Checker, Inexpressible, check_names, is_group
+from unity.verify.ranks.composites import COMPOSITES, with_groups
+from unity.verify.ranks.forms import BOUND, NUMBER, WORDED, Checker, Inexpressible, check_names, is_group
 
-SINGLE = {"concat", "iota"}  # operators whose bare group is one dimension
+SINGLE = {"concat", "iota", "lookup", "is_at"}  # operators whose bare group is one dimension
 POWERS = {"exp", "pow"}
 INTEGER = {"iota", "rem"}  # operators of integer elements
 
@@ -198,9 +199,14 @@ def _pairing(text: str) -> Pairing:
 
 
 def calls(*terms: ast.expr) -> Iterator[ast.Call]:
-    """Yield the applications of operators in terms."""
+    """Yield the applications of operators in terms, and in the programs of composite operators."""
     for term in terms:
-        yield from (node for node in ast.walk(term) if isinstance(node, ast.Call))
+        for node in ast.walk(term):
+            if isinstance(node, ast.Call):
+                yield node
+                definition, groups = COMPOSITES.get(_operator(node)), [g for a in node.args if (g := is_group(a))]
+                if definition is not None and len(groups) == len(definition.groups):
+                    yield from calls(with_groups(definition, groups))
 
 
 def names_of(operator: str, rule: RankRule) -> set[str]:
@@ -236,7 +242,7 @@ def signature(rule: RankRule) -> Signature:
                 raise Inexpressible(f"{name} belongs to the groups {numbers[name]} and {group}; name one of them differently")
     groups = list(dict.fromkeys([g for shape in tensors.values() for g, _ in shape] + [g for g, _ in attributes]))
     operators = list(calls(rule.left, rule.right))
-    single = {c.args[0].id for c in operators if _operator(c) in SINGLE and isinstance(c.args[0], ast.Name)}
+    single = {is_group(c.args[0]) for c in operators if _operator(c) in SINGLE}
     statements = {word: {n for c in rule.conditions for n in _about(c, word)} for word in ("one", "nonempty", "positive")}
     single |= statements["one"]
     integers = any(_operator(c) in INTEGER for c in operators)
@@ -245,7 +251,7 @@ def signature(rule: RankRule) -> Signature:
     for group, size in ((g, s) for shape in tensors.values() for g, s in shape):
         checker.number(size, group)
     kinds = [checker.kind(side) for side in (rule.left, rule.right)]
-    if (kinds[0] == TRUTH) != (kinds[1] == TRUTH):
+    if kinds[0] != kinds[1] and {*kinds} != {NUMBER, BOUND}:
         raise Inexpressible(f"one side is a {kinds[0]}, the other a {kinds[1]}")
     for condition in rule.conditions:
         checker.condition(condition, groups)

@@ -19,9 +19,11 @@ from typing import Any
 
 import z3
 
-from unity.verify.ranks.denotation import PARTIAL, Index, Vector
-from unity.verify.ranks.forms import GENERIC, MONOIDS, Inexpressible
+from unity.verify.ranks.forms import GENERIC, INDEX, MONOIDS, TRUTH, Inexpressible, kind_of
+from unity.verify.ranks.functions import LAWS, MEANINGS
+from unity.verify.ranks.operators import PARTIAL, Index, Tensor, Vector
 from unity.verify.ranks.rule import Signature
+from unity.verify.ranks.totals import NONNEGATIVE, POSITIVE, Totals
 
 Box = tuple[str, Vector]
 
@@ -55,6 +57,11 @@ class Atom:
     group: str
     formula: Any
 
+    @property
+    def meaning(self) -> Any:
+        """The formula."""
+        return self.formula
+
 
 @dataclass(frozen=True)
 class Part:
@@ -63,6 +70,11 @@ class Part:
     symbol: Any
     group: str
     number: Any
+
+    @property
+    def meaning(self) -> Any:
+        """The integer."""
+        return self.number
 
 
 class Symbolic:
@@ -75,6 +87,8 @@ class Symbolic:
         self.element_sort = self.integer if signature.integers else z3.RealSort(self.context)
         self.atoms: dict[tuple[str, str], Atom] = {}
         self.parts: dict[tuple[str, str], Part] = {}
+        self.definitions: dict[str, Atom | Part] = {}  # of all atoms and parts so far, by name
+        self.follows: Callable[[str, Any], bool] = lambda group, condition: False  # at any dimension of a group
         self.facts: list[Any] = []  # of elements, by their definition
         self.divisions: list[Any] = []  # of quotients and remainders, by their definition
         self.requirements: list[tuple[str, Any]] = []
@@ -83,13 +97,17 @@ class Symbolic:
         self._quotients: list[tuple[Any, Any]] = []
         self._numbers = count()
         self._depth = 0
+        self._symbols: dict[tuple[str, str, str], Any] = {}
+        self.totals = Totals(self)
 
     @contextmanager
     def forgetting(self) -> Iterator[None]:
-        """Forget afterwards the symbols of a question: they would distract from others. No two atoms or parts have one name."""
+        """Forget afterwards the symbols of a question: they would distract from others. A name keeps its definition for ever."""
         saved = dict(self.atoms), dict(self.parts), list(self.divisions), list(self._quotients)
+        applied = {name: list(values) for name, values in self._applied.items()}
         yield
         self.atoms, self.parts, self.divisions, self._quotients = saved
+        self._applied = applied
 
     def rank(self, group: str) -> int:
         """Return 1: the generic dimension."""
@@ -132,8 +150,30 @@ class Symbolic:
             return formula
         key = group, formula.sexpr()
         if key not in self.atoms:
-            self.atoms[key] = Atom(z3.Bool(f"all {group} {next(self._numbers)}", self.context), group, formula)
+            symbol = self._symbol("all", key, z3.BoolSort(self.context))
+            self.atoms[key] = self.definitions[symbol.decl().name()] = Atom(symbol, group, formula)
         return self.atoms[key].symbol
+
+    def _symbol(self, kind: str, key: tuple[str, str], sort: Any) -> Any:
+        """Return the symbol of an atom or a part, which is the same whenever it is asked for."""
+        if (kind, *key) not in self._symbols:
+            self._symbols[kind, *key] = z3.Const(f"{kind} {key[0]} {next(self._numbers)}", sort)
+        return self._symbols[kind, *key]
+
+    def again(self, definition: Atom | Part, meaning: Any) -> Any:
+        """Return the symbol of an atom or a part with another meaning."""
+        if isinstance(definition, Atom):
+            return self.every(definition.group, (meaning,))
+        return self.part(definition.group, meaning)
+
+    def part(self, group: str, number: Any) -> Any:
+        """Return the part of an index in a group."""
+        number = z3.simplify(number)
+        key = group, number.sexpr()
+        if key not in self.parts:
+            symbol = self._symbol("index part", key, self.integer)
+            self.parts[key] = self.definitions[symbol.decl().name()] = Part(symbol, group, number)
+        return self.parts[key].symbol
 
     def both(self, *conditions: Any) -> Any:
         """Return a conjunction."""
@@ -202,6 +242,10 @@ class Symbolic:
                 laws.append(z3.Implies(z3.And(d > 0, m > 0, whole == d * outer + rest), equal))
         return laws
 
+    def place(self, element: Any) -> Any:
+        """Return an element that is an index as an integer."""
+        return element
+
     def element(self, number: Any) -> Any:
         """Return an integer as an element."""
         return z3.IntVal(number, self.context) if isinstance(number, int) else number
@@ -211,15 +255,11 @@ class Symbolic:
         arguments = []
         for group, (number,) in index.items():
             number = z3.IntVal(number, self.context) if isinstance(number, int) else z3.simplify(number)
-            if group not in self.signature.single:
-                key = group, number.sexpr()
-                if key not in self.parts:
-                    self.parts[key] = Part(z3.Int(f"index {group} {next(self._numbers)}", self.context), group, number)
-                number = self.parts[key].symbol
-            arguments.append(number)
-        sort = z3.BoolSort(self.context) if tensor[0] in "pq" else self.element_sort
+            arguments.append(number if group in self.signature.single else self.part(group, number))
+        kind = kind_of(tensor)
+        sort = {TRUTH: z3.BoolSort(self.context), INDEX: self.integer}.get(kind, self.element_sort)
         value = self.applied(f"tensor {tensor}", sort, *arguments) if arguments else z3.Const(f"tensor {tensor}", sort)
-        if tensor[0] not in "pq":
+        if kind not in (TRUTH, INDEX):
             self.facts += [self.apply("least") <= value, value <= self.apply("greatest")]
         if tensor in self.signature.positive:
             self.facts.append(self.apply("constant", 0) < value)
@@ -234,9 +274,9 @@ class Symbolic:
 
     def _summands(self, value: Any, monoid: str) -> tuple[Summand, ...]:
         if isinstance(value, Sums):
-            if value.monoid != monoid:
-                raise OutOfReach(f"a reduction with {value.monoid} inside of one with {monoid}")
-            return value.summands
+            if value.monoid == monoid:
+                return value.summands
+            value = self.single(value)
         if z3.is_expr(value) and value.eq(self.unit(monoid)):
             return ()
         return (Summand((), lambda j: value),)
@@ -245,15 +285,28 @@ class Symbolic:
         """Return a value as summands of a monoid; the unit has none."""
         return self._summands(value, monoid)
 
+    def single(self, value: Any) -> Any:
+        """Return a value as an element: of sums, their totals."""
+        if not isinstance(value, Sums):
+            return value
+        if self.signature.integers:
+            raise OutOfReach(f"a function of a reduction with {value.monoid}")
+        return self.totals.of(value)
+
     def reduce(self, monoid: str, boxes: Sequence[Box], body: Callable[[tuple[Vector, ...]], Any]) -> Any:
         """Return a reduction as summands, those of an inner reduction joined with it."""
         self._depth += 1
         with self.forgetting():  # a body is evaluated for its form here, and where indices are known again
-            inner = body(tuple(self.integer_symbol(f"bound {group} {self._depth}") for group, _ in boxes))
+            bounds = tuple(self.integer_symbol(f"bound {group} {self._depth}") for group, _ in boxes)
+            inner = body(bounds)
+            defined, always = self.defined(inner), self.truth(True)
+            if not defined.eq(always):
+                if self.signature.integers:
+                    raise OutOfReach("a partial function inside of a reduction")
+                sizes = self.lifted(tuple(n for _, (n,) in boxes))
+                ranges = tuple((g, b, n) for (g, _), (b,), n in zip(boxes, bounds, sizes, strict=True))
+                always = self.totals.define("logical_and", ranges, defined, always)
         self._depth -= 1
-        always = self.truth(True)
-        if not self.defined(inner).eq(always):
-            raise OutOfReach("a partial function inside of a reduction")
         if monoid == "add" and z3.is_add(inner):
             parts = (Summand(tuple(boxes), lambda j, k=k: body(j).arg(k)) for k in range(inner.num_args()))
             return Sums(monoid, tuple(parts), always)
@@ -275,7 +328,7 @@ class Symbolic:
             return self._distributed("add", (values[0], self.apply("neg", values[1])))
         linear = name in ("neg", "mul") or (name == "div" and not isinstance(values[1], Sums))
         if monoid != "add" or not linear:
-            raise OutOfReach(f"{name} of a reduction with {monoid}")
+            return self.apply(name, *map(self.single, values))
         if name == "div":
             defined = z3.And(defined, values[1] != 0)
 
@@ -302,7 +355,7 @@ class Symbolic:
             if isinstance(value, bool):
                 return z3.BoolVal(value, self.context)
             return z3.IntVal(value, self.context) if self.signature.integers else z3.RealVal(Fraction(str(value)), self.context)
-        if name in ("least", "greatest"):
+        if name in ("least", "greatest", "outside"):
             return z3.Const(name, self.element_sort)
         if self.signature.integers and name in ("div", "exp", "log", "sqrt", "rsqrt", "pow"):
             raise Inexpressible(f"{name} of integers")
@@ -320,16 +373,36 @@ class Symbolic:
             return z3.simplify(value.defined)
         if not z3.is_expr(value) or not z3.is_app(value) or value.decl().name().startswith("tensor "):
             return self.truth(True)
+        if value.decl().name() in self.totals.named:
+            return self.totals.named[value.decl().name()].defined
         if value.get_id() not in self._defined:
             arguments = value.children()
             conditions = [self.defined(a) for a in arguments]
             if value.decl().kind() == z3.Z3_OP_ITE:
                 conditions = [conditions[0], z3.If(arguments[0], *conditions[1:])]
-            name = {"/": "div"}.get(value.decl().name(), value.decl().name())
-            if name in PARTIAL:
+            name: Any = {"/": "div"}.get(value.decl().name(), value.decl().name())
+            needed = {"div": POSITIVE, "log": POSITIVE, "sqrt": NONNEGATIVE}.get(name)
+            if name in PARTIAL and not (needed and self.totals.sign(arguments[-1]) >= needed):
                 conditions.append(self.truth(PARTIAL[name](self, *arguments)))
             self._defined[value.get_id()] = value, z3.simplify(z3.And([*conditions, self.truth(True)]))
         return self._defined[value.get_id()][1]
+
+    def note(self, name: str, value: Any) -> None:
+        """Note the application of a function that has laws."""
+        if not any(value.eq(v) for v in self._applied.setdefault(name, [])):
+            self._applied[name].append(value)
+
+    def shared(self, tensor: Tensor) -> Tensor:
+        """Return a tensor that evaluates an element once."""
+        known: dict[tuple[tuple[str, str], ...], Any] = {}
+
+        def at(index: Index) -> Any:
+            key = tuple((g, repr(k) if isinstance(k, int) else f"expression {k.sexpr()}") for g, (k,) in index.items())
+            if key not in known:
+                known[key] = tensor.at(index)
+            return known[key]
+
+        return Tensor(tensor.sizes, at, tensor.order)
 
     def laws(self) -> list[Any]:
         """Return instances of the laws of functions that are not polynomial, for all applications so far."""
@@ -345,96 +418,3 @@ class Symbolic:
         for a in exponentials:
             laws += [z3.Implies(a.arg(0) == -b.arg(0), a * b == 1) for b in exponentials]
         return laws
-
-
-def _remainder(d: Symbolic, a: Any, b: Any) -> Any:
-    """The remainder with the sign of the dividend."""
-    rest = d.quotient(z3.If(a >= 0, a, -a), z3.If(b >= 0, b, -b))[1]
-    value = d.applied("rem", d.element_sort, a, b)
-    d.facts.append(z3.Implies(b != 0, value == z3.If(a >= 0, rest, -rest)))
-    return value
-
-
-def _square_root(d: Symbolic, a: Any) -> Any:
-    value = d.applied("sqrt", d.element_sort, a)
-    d.facts.append(z3.Implies(a >= 0, z3.And(value >= 0, value * value == a)))
-    return value
-
-
-def _reciprocal_root(d: Symbolic, a: Any) -> Any:
-    return d.apply("constant", 1) / _square_root(d, a)
-
-
-def _exponential(d: Symbolic, a: Any) -> Any:
-    value = d.applied("exp", d.element_sort, a)
-    d._applied.setdefault("exp", []).append(value)
-    return value
-
-
-def _logarithm(d: Symbolic, a: Any) -> Any:
-    value = d.applied("log", d.element_sort, a)
-    d._applied.setdefault("log", []).append(value)
-    return value
-
-
-def _power(d: Symbolic, a: Any, b: Any) -> Any:
-    """A power: a product for a small whole exponent, else by its size, and of a positive base by its sign."""
-    if z3.is_rational_value(b) and b.denominator_as_long() == 1 and abs(b.numerator_as_long()) <= 4:
-        value, number = 1 + 0 * a, b.numerator_as_long()  # defined where the base is
-        for _ in range(abs(number)):
-            value = value * a
-        return value if number >= 0 else 1 / value
-    size = _exponential(d, b * _logarithm(d, z3.If(a >= 0, a, -a)))
-    value = d.applied("pow", d.element_sort, a, b)
-    d.facts += [z3.Implies(a > 0, value == size), z3.Implies(a != 0, z3.Or(value == size, value == -size))]
-    return value
-
-
-def _least(a: Any, b: Any) -> Any:
-    return z3.If(a <= b, a, b)
-
-
-def _greatest(a: Any, b: Any) -> Any:
-    return z3.If(a >= b, a, b)
-
-
-MEANINGS: dict[str, Callable[..., Any]] = {
-    "neg": lambda d, a: -a,
-    "add": lambda d, a, b: a + b,
-    "sub": lambda d, a, b: a - b,
-    "mul": lambda d, a, b: a * b,
-    "div": lambda d, a, b: a / b,
-    "rem": _remainder,
-    "abs": lambda d, a: z3.If(a >= 0, a, -a),
-    "sign": lambda d, a: z3.If(a > 0, d.apply("constant", 1), z3.If(a < 0, d.apply("constant", -1), d.apply("constant", 0))),
-    "max": lambda d, a, b: _greatest(a, b),
-    "min": lambda d, a, b: _least(a, b),
-    "clamp": lambda d, lo, a, hi: _least(_greatest(a, lo), hi),
-    "select": lambda d, p, a, b: z3.If(p, a, b),
-    "eq": lambda d, a, b: a == b,
-    "ne": lambda d, a, b: a != b,
-    "lt": lambda d, a, b: a < b,
-    "le": lambda d, a, b: a <= b,
-    "gt": lambda d, a, b: a > b,
-    "ge": lambda d, a, b: a >= b,
-    "logical_and": lambda d, a, b: z3.And(a, b),
-    "logical_or": lambda d, a, b: z3.Or(a, b),
-    "logical_xor": lambda d, a, b: z3.Xor(a, b),
-    "logical_not": lambda d, a: z3.Not(a),
-    "exp": _exponential,
-    "log": _logarithm,
-    "sqrt": _square_root,
-    "rsqrt": _reciprocal_root,
-    "pow": _power,
-}
-
-
-def _zero_exponent(d: Symbolic, value: Any, a: Any) -> list[Any]:
-    return [value > 0, z3.Implies(a == 0, value == 1), d.applied("log", d.element_sort, value) == a]
-
-
-def _inverse(d: Symbolic, value: Any, a: Any) -> list[Any]:
-    return [z3.Implies(a > 0, d.applied("exp", d.element_sort, value) == a), z3.Implies(a == 1, value == 0)]
-
-
-LAWS: dict[str, Callable[..., list[Any]]] = {"exp": _zero_exponent, "log": _inverse}
