@@ -46,9 +46,8 @@ def body_of(n: int, m: int = 32) -> Body:
 def measurement(body: Body, n: int, forward: float, backward: float = 1e-3, m: int = 32) -> Measurement:
     """A product of n local rows."""
     shapes = ((n, m), (m, m), (n, m))
-    return Measurement(
-        body.key, kind_of(body), shapes, (True, True), 2.0 * n * m * m, "float32", 4.0 * (2 * n * m + m * m), forward, backward, 0.1
-    )
+    size = 2.0 * n * m * m, "float32", 4.0 * (2 * n * m + m * m), 0.0
+    return Measurement(body.key, kind_of(body), shapes, (True, True), *size, forward, backward, 0.1)
 
 
 def piece(n: int, m: int = 32) -> Piece:
@@ -93,7 +92,7 @@ from unity.machine.profiles.store import Store
 store, where = Store(Path(sys.argv[1])), Where("a", 1, 1, "x", "y")
 first, count = int(sys.argv[2]), int(sys.argv[3])
 for k in range(first, first + count):
-    store.put(where, Measurement("b", "k", ((k,),), (), 1.0, "float32", 1.0, float(k), 0.0, 0.0))
+    store.put(where, Measurement("b", "k", ((k,),), (), 1.0, "float32", 1.0, 0.0, float(k), 0.0, 0.0))
     print(k, flush=True)
 """
 
@@ -255,7 +254,7 @@ def profiled(name: str, part: float = 0.5) -> Machine:
             body = task.operator.body
             flops, dtype = dense_work(body)
             forward, backward = rng.lognormal(-8, 1, 2)
-            size = flops * task.share, dtype, task.nbytes
+            size = flops * task.share, dtype, *task.traffic
             found.append(Measurement(key, kind_of(body), shapes, flags, *size, forward, backward if any(flags) else 0.0, 0.0))
     return MACHINE.with_profile(Profile(WHERE, tuple(found)))
 
@@ -312,7 +311,7 @@ def test_a_machine_is_saved_with_its_profile_and_its_key_changes(tmp_path: Path)
         (lambda p: {k: v for k, v in p.items() if k != "where"}, r"\$\.profile\.where: it is missing"),
         (lambda p: p | {"where": {"kind": "A100"}}, r"\$\.profile\.where\.devices: it is missing"),
         (lambda p: p | {"measurements": [["short"]]}, r"\$\.profile\.measurements\[0\]: expected array of"),
-        (lambda p: p | {"measurements": [[*p["measurements"][0][:7], -1.0, *p["measurements"][0][8:]]]}, "forward.*-1"),
+        (lambda p: p | {"measurements": [[*p["measurements"][0][:8], -1.0, *p["measurements"][0][9:]]]}, "forward.*-1"),
         (lambda p: p | {"where": p["where"] | {"kind": "NVIDIA H200"}}, "NVIDIA H200.*a100.*measure there"),
         (lambda p: [], r"\$\.profile: expected object, got array"),
     ],

@@ -19,9 +19,10 @@ from unity.machine.profiles.store import Store
 from unity.pcg.ir.gradient_flow import Gradients, gradients
 from unity.pcg.ir.graph import PARALLELIZATION, PCG
 from unity.search.cost.assembly import Assembled
+from unity.search.cost.cost import single_piece
 from unity.search.cost.prediction import with_gradient, work_share
 from unity.search.cost.profile_lookup import kind_of
-from unity.search.cost.roofline import dense_work, touches
+from unity.search.cost.roofline import dense_work
 from unity.search.space.configurations import work_shares
 
 ROOM = 8  # memory of a program that measures an operator, in multiples of the operator's bytes
@@ -52,11 +53,11 @@ class MeasurementTask:
         return sum(prod(shape) * body.tensor(a).itemsize for a, shape in zip(atoms, self.operator.shapes, strict=True))
 
     @property
-    def touched(self) -> float:
-        """The bytes of operands and results that the operator reads or writes, on one device."""
-        body = self.operator.body
-        atoms = zip((*body.inputs, *body.outputs), self.operator.shapes, touches(body), strict=True)
-        return sum(prod(shape) * body.tensor(a).itemsize * part for a, shape, part in atoms)
+    def traffic(self) -> tuple[float, float]:
+        """Bytes read or written on one device, and bytes of gradients that are zeroed there."""
+        operator = self.operator
+        piece = single_piece(operator.body, operator.shapes, self.share, operator.differentiated)
+        return float(piece.touched[0]), float(piece.zeroed[0])
 
 
 def tasks_of_graph(graph: PCG, differentiated: Collection[int]) -> Tasks:
@@ -140,5 +141,5 @@ def measurement(task: MeasurementTask, timing: Timing) -> Measurement:
     body = task.operator.body
     flops, dtype = dense_work(body)
     key, shapes, flags = task.content
-    size = flops * task.share, dtype, task.touched
+    size = flops * task.share, dtype, *task.traffic
     return Measurement(key, kind_of(body), shapes, flags, *size, timing.forward, timing.backward, timing.spread)

@@ -13,7 +13,7 @@ from typing import Any
 from unity.base.documents import Record, encoded, plain, refuse_unknown, typed
 from unity.machine.hardware import MachineError
 
-SCHEMA = 2  # of a profile's JSON; raised for a new way of measuring, too, so that older measurements are not used
+SCHEMA = 3  # of a profile's JSON; raised for a new way of measuring, too, so that older measurements are not used
 
 Shapes = tuple[tuple[int, ...], ...]
 Content = tuple[str, Shapes, tuple[bool, ...]]
@@ -51,7 +51,8 @@ class Measurement(Record, array_like=True, dict=True):
         differentiated: for each operand, whether a gradient flows back to it.
         work: FLOPs of products on one device.
         dtype: the dtype in which products are computed.
-        nbytes: of operands and results on one device.
+        nbytes: read or written on one device, of operands and results.
+        zeroed: bytes of gradients on one device that are zeroed before rows are added to them.
         forward: median seconds, with the residuals written out.
         backward: median seconds from cotangents and residuals to the gradients, 0 if nothing is differentiated.
         spread: the larger interquartile range over the median, of both.
@@ -64,12 +65,13 @@ class Measurement(Record, array_like=True, dict=True):
     work: float
     dtype: str
     nbytes: float
+    zeroed: float
     forward: float
     backward: float
     spread: float
 
     def __post_init__(self) -> None:
-        for name in ("work", "nbytes", "forward", "backward", "spread"):
+        for name in ("work", "nbytes", "zeroed", "forward", "backward", "spread"):
             value = getattr(self, name)
             if not math.isfinite(value) or value < 0:
                 raise MachineError(f"a measurement's {name} must be a finite number, zero or above, got {value!r}")

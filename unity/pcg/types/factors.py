@@ -118,6 +118,7 @@ class Spec:
         blocked: dimensions of the first operand along which windows move, but that cannot be divided, each with the reason.
         windows: the windows that move along its dimensions.
         reads: the fraction of the first operand that it reads, and whose gradient it adds to.
+        selects: whether other operands tell which part it reads. Then its gradient begins as zeros of the first operand's size.
         view: whether each result is the first operand in another shape, or a block of it, so that nothing runs.
         matched: the cache of `matching`, which propagation calls for an equation from every side.
     """
@@ -128,6 +129,7 @@ class Spec:
     blocked: tuple[tuple[int, str], ...] = ()
     windows: tuple[Window, ...] = ()
     reads: float = 1.0
+    selects: bool = False
     view: bool = False
     linear_if_bounded: tuple[frozenset[int], ...] = ()
     bounded: bool = False

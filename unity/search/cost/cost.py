@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
+from math import prod
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from unity.pcg.propagation.halos import HaloEdge, sent
 from unity.pcg.types.accumulation import accumulator, growth
 from unity.search.cost.alignment import depends_on_alignment, slowdown
 from unity.search.cost.profile_lookup import ROOFLINE, Piece, lookup
-from unity.search.cost.roofline import dense_work, roofline, touches
+from unity.search.cost.roofline import dense_work, local_traffic, roofline
 from unity.search.cost.state_sizes import ADAM, StateSizes
 from unity.search.space.configurations import Domain, distinct_types, shapes_of, work_shares
 from unity.search.space.sites import Site
@@ -88,14 +89,16 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     body = site.node.body if site.node is not None else None
     if body is None:
         return SiteCost(zero, zero, _stage_messages(site, domain, machine, training), memory, zero)
-    tensors = zip((*(p.tensor for p in site.ports), *site.results), touches(body), strict=True)
-    touched = sum((t.nbytes * part * fraction(domain, k, machine) for k, (t, part) in enumerate(tensors)), zero)
     flows = training.backward and any(site.flows)
+    differentiated = [flows and p.gradient for p in site.ports]
+    share = work_shares(domain.choices, domain.picks, machine.axes)
+    tensors = enumerate((*(p.tensor for p in site.ports), *site.results))
+    touched, zeroed = local_traffic(body, (t.nbytes * fraction(domain, k, machine) for k, t in tensors), share, differentiated)
     by_size = machine.profile is not None or depends_on_alignment(machine.device, body)
     sizes = local_sizes(site, domain, machine) if by_size else None
-    pieces = Pieces(work_shares(domain.choices, domain.picks, machine.axes), touched, sizes)
+    pieces = Pieces(share, zero + touched, zero + zeroed, sizes)
     shapes = shapes_of(site)
-    forward, backward, _ = seconds(body, shapes, pieces, [flows and p.gradient for p in site.ports], machine)
+    forward, backward, _ = seconds(body, shapes, pieces, differentiated, machine)
     runs = site.times * (1 / site.hoisted + site.repeats)
     inside = (_reduces, _call_arrays, _scatters, _halo_exchanges)
     reduces = sum((seconds_of(site, domain, machine, training) for seconds_of in inside), zero) * site.times
@@ -116,13 +119,31 @@ class Pieces:
     Args:
         share: The fraction of the work.
         touched: Bytes of operands and results that are read or written.
+        zeroed: Bytes of gradients that are zeroed before rows are added to them.
         sizes: Local sizes of all dimensions, one tensor after the other, [ways, dimensions]; None if the seconds do not depend on
             them.
     """
 
     share: Array
     touched: Array
+    zeroed: Array
     sizes: Array | None
+
+
+def single_piece(body: Body, shapes: Sequence[tuple[int, ...]], share: float, differentiated: Sequence[bool]) -> Pieces:
+    """Return one device's part of an operator, parallelized in one way.
+
+    Args:
+        body: The operator's program.
+        shapes: The local shapes of its operands and results.
+        share: The fraction of the work.
+        differentiated: For each operand, whether it has a gradient.
+    """
+    atoms = (*body.inputs, *body.outputs)
+    nbytes = [prod(shape) * body.tensor(a).itemsize for a, shape in zip(atoms, shapes, strict=True)]
+    touched, zeroed = local_traffic(body, nbytes, share, differentiated)
+    sizes = np.array([[n for shape in shapes for n in shape]], int)
+    return Pieces(np.array([share], float), np.array([touched], float), np.array([zeroed], float), sizes)
 
 
 def seconds(
@@ -148,14 +169,15 @@ def seconds(
         if pieces.sizes is not None and depends_on_alignment(machine.device, body):
             slower = slowdown(machine.device, dtype, *_last_sizes(pieces.sizes, shapes))
         count, launched = sum(differentiated), bool(body.equations)
-        bounds = roofline(machine.device, flops * pieces.share, dtype, pieces.touched, count, launched, slower)
+        work = flops * pieces.share
+        bounds = roofline(machine.device, work, dtype, pieces.touched, count, launched, slower, pieces.zeroed)
         return *bounds, (ROOFLINE,) * len(pieces.share)
     keys = np.column_stack([pieces.sizes, pieces.share])
     _, first, index = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     flags, ranks = tuple(map(bool, differentiated)), [len(shape) for shape in shapes]
     distinct = [
-        lookup(machine.profile, machine.device, body, Piece(_split(pieces.sizes[k], ranks), work, nbytes), flags)
-        for k, work, nbytes in zip(first, flops * pieces.share[first], pieces.touched[first], strict=True)
+        lookup(machine.profile, machine.device, body, Piece(_split(pieces.sizes[k], ranks), *size), flags)
+        for k, *size in zip(first, flops * pieces.share[first], pieces.touched[first], pieces.zeroed[first], strict=True)
     ]
     index = index.reshape(-1)
     forward, backward = (np.array([getattr(t, name) for t in distinct])[index] for name in ("forward", "backward"))

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-import numpy as np
-
 from unity.machine.collectives import collective
 from unity.machine.machine import Machine
 from unity.pcg.analysis.hoisting import hoisted
@@ -24,10 +22,9 @@ from unity.pcg.parallel.stages import runs_of
 from unity.pcg.parallel.traffic import Collective, traffic
 from unity.pcg.propagation.choices import divided_by, part_of_work
 from unity.pcg.propagation.placement import placing
-from unity.pcg.types.parallel_type import local_shape, slice_count
-from unity.search.cost.cost import Pieces, seconds
+from unity.pcg.types.parallel_type import local_shape
+from unity.search.cost.cost import seconds, single_piece
 from unity.search.cost.inner_values import inner_of
-from unity.search.cost.roofline import touches
 
 
 @dataclass(frozen=True)
@@ -176,10 +173,10 @@ def _transfers(graph: PCG, facts: _ProgramFacts, times: int) -> Iterator[Transfe
 
 def operator_seconds(node: Node, body: Body, graph: PCG, flow: Gradients, machine: Machine) -> tuple[float, float, str]:
     """Return the seconds forward and backward of one run of an operator, and their source (see `profile_lookup`)."""
-    share, touched = (np.array([f]) for f in (work_share(node, body, graph), local_bytes(node, body, graph)))
-    sizes = np.array([[n for shape in local_shapes(node, graph) for n in shape]], int)
+    differentiated = with_gradient(node, flow)
     shapes = [v.tensor.shape for v in (*node.operands, *node.results)]
-    forward, backward, how = seconds(body, shapes, Pieces(share, touched, sizes), with_gradient(node, flow), machine)
+    piece = single_piece(body, local_shapes(node, graph), work_share(node, body, graph), differentiated)
+    forward, backward, how = seconds(body, shapes, piece, differentiated, machine)
     return float(forward[0]), float(backward[0]), how[0]
 
 
@@ -203,9 +200,3 @@ def work_share(node: Node, body: Body, graph: PCG) -> float:
         if solution is not None and solution.matches:
             share *= part_of_work(divided_by(body, zip(body.equations, solution.matches, strict=True)), axis.size)
     return share
-
-
-def local_bytes(node: Node, body: Body, graph: PCG) -> float:
-    """Return the bytes of an operator's operands and results that one device reads or writes."""
-    values: list[Value] = [*node.operands, *node.results]
-    return sum(v.tensor.nbytes * part / slice_count(v.type, graph.axes) for v, part in zip(values, touches(body), strict=True))

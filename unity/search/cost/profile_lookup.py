@@ -42,11 +42,12 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Piece:
-    """One device's part of an operator: its local shapes, FLOPs, and bytes of operands and results."""
+    """One device's part of an operator: its local shapes, FLOPs, bytes read or written, and bytes of gradients that are zeroed."""
 
     shapes: Shapes
     work: float
     nbytes: float
+    zeroed: float = 0.0
 
 
 @lru_cache(maxsize=65536)
@@ -70,7 +71,7 @@ def lookup(profile: Profile, device: Device, body: Body, piece: Piece, different
         return Seconds(measurement.forward, measurement.backward, MEASURED)
     dtype, count = dense_work(body)[1], sum(differentiated)
     slower = slowdown_of_shapes(device, dtype, piece.shapes) if depends_on_alignment(device, body) else (1.0, 1.0)
-    forward, backward = roofline(device, piece.work, dtype, piece.nbytes, count, bool(body.equations), slower)
+    forward, backward = roofline(device, piece.work, dtype, piece.nbytes, count, bool(body.equations), slower, piece.zeroed)
     plain = float(forward), float(backward)
     neighbours = profile.alike.get((body.key, differentiated))
     if neighbours:
@@ -87,7 +88,7 @@ def lookup(profile: Profile, device: Device, body: Body, piece: Piece, different
 def _plain(m: Measurement, device: Device) -> tuple[float, float]:
     """Return the roofline's seconds of a measured operator, forward and backward."""
     slower = slowdown_of_shapes(device, m.dtype, m.shapes) if m.kind == PRODUCT else (1.0, 1.0)
-    forward, backward = roofline(device, m.work, m.dtype, m.nbytes, m.count, slowdown=slower)
+    forward, backward = roofline(device, m.work, m.dtype, m.nbytes, m.count, slowdown=slower, zeroed=m.zeroed)
     return float(forward), float(backward)
 
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-import numpy as np
-
 from unity.machine.machine import Machine
 from unity.pcg.capture.clustering import clusters
 from unity.pcg.capture.heavy_operators import constants, light
@@ -24,8 +22,7 @@ from unity.pcg.ir.program import Body
 from unity.pcg.propagation.choices import Choice, divided_by, part_of_work
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.solver import Solution
-from unity.search.cost.cost import Pieces, seconds
-from unity.search.cost.roofline import touches
+from unity.search.cost.cost import seconds, single_piece
 
 Cut = tuple[Choice, int]  # a way to split an operator, and the number of parts
 
@@ -67,10 +64,8 @@ def seconds_of(
         share = prod(_share(body, part, solution, degree) for solution, degree in solved)
         touched = (*part.reads, *part.makes)
         local = [_local(body.tensors[v].shape, v, solved) for v in touched]
-        portions = zip(touched, local, touches(part.body), strict=True)
-        nbytes = sum(prod(shape) * body.tensors[v].itemsize * portion for v, shape, portion in portions)
-        piece = Pieces(np.array([float(share)]), np.array([float(nbytes)]), np.array([[n for shape in local for n in shape]], int))
         marks = [v in flows and not flows.isdisjoint(part.makes) for v in part.reads]
+        piece = single_piece(part.body, local, share, marks)
         there, back, _ = seconds(part.body, [body.tensors[v].shape for v in touched], piece, marks, machine)
         forward, backward = forward + float(there[0]), backward + float(back[0])
     return forward, backward

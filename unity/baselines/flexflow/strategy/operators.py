@@ -17,9 +17,9 @@ from unity.baselines.flexflow.strategy.pieces import Degrees, Slices, share, sli
 from unity.pcg.ir.gradient_flow import Gradients, gradients, losses
 from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.parallel.parallelize import Assignment, parallelize
-from unity.search.cost.cost import Pieces, seconds
+from unity.search.cost.cost import seconds, single_piece
 from unity.search.cost.prediction import predict, with_gradient
-from unity.search.cost.roofline import dense_work, touches
+from unity.search.cost.roofline import dense_work
 from unity.search.simulator.topology import Topology, grid_groups
 
 
@@ -195,11 +195,8 @@ class Operators:
             return seconds_of(node.body, cuts, flags, [self.flow(v) for v in node.results], machine)
         tensors = [*(v.tensor for v in node.operands), *node.tensors]
         shapes = [slices(node, degrees, p).local for p in range(len(tensors))]
-        touched = sum(prod(shape) * t.itemsize * part for shape, t, part in zip(shapes, tensors, touches(node.body), strict=True))
-        pieces = Pieces(
-            np.array([share(node, degrees)]), np.array([float(touched)]), np.array([[n for s in shapes for n in s]], int)
-        )
-        forward, backward, _ = seconds(node.body, [t.shape for t in tensors], pieces, flags, machine)
+        piece = single_piece(node.body, shapes, share(node, degrees), flags)
+        forward, backward, _ = seconds(node.body, [t.shape for t in tensors], piece, flags, machine)
         return float(forward[0]), float(backward[0])
 
     def check(self, k: int, config: ParallelConfig) -> None:

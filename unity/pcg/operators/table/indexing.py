@@ -50,7 +50,8 @@ def dynamic_slice(params: Any, operands: Any, results: Any) -> Spec:
     shape, rest = operands[0].shape, (None,) * (len(operands) - 1)
     whole = [i for i, (n, m) in enumerate(zip(shape, results[0].shape, strict=True)) if n == m and n > 1]
     factors = tuple(Factor(f"d{i}", shape[i], (Slot(i), *rest), (Slot(i),)) for i in whole)
-    return Spec(factors, (frozenset({0}),), reads=part_of(results[0].shape, shape), view=is_block(results[0].shape, shape))
+    reads, view = part_of(results[0].shape, shape), is_block(results[0].shape, shape)
+    return Spec(factors, (frozenset({0}),), reads=reads, selects=True, view=view)
 
 
 @operator("dynamic_update_slice", local=_updated_pieces, facts=Facts(alone=True))
@@ -151,7 +152,8 @@ def gather(params: Any, operands: Any, results: Any) -> Spec:
     # a gather with a fill value is not linear in the table: every device would add the value
     fills = params["mode"] == lax.GatherScatterMode.FILL_OR_DROP and params["fill_value"] not in (None, 0)
     linear = () if fills or not table.floating else (frozenset({0}),)
-    return Spec(tuple(f for f in factors if f.size > 1), linear, prod(results[0].shape))
+    reads = min(1.0, part_of(results[0].shape, table.shape))  # rows of a small table are read again from a cache
+    return Spec(tuple(f for f in factors if f.size > 1), linear, prod(results[0].shape), reads=reads, selects=True)
 
 
 def scattering(adds: bool) -> Any:

@@ -22,7 +22,7 @@ from unity.pcg.ir.dead_code import extract
 from unity.pcg.ir.program import Body
 from unity.pcg.parallel.stages import Mixed, Schedule
 from unity.pcg.types.axis import Axis
-from unity.search.cost.cost import Pieces, seconds
+from unity.search.cost.cost import seconds, single_piece
 from unity.transforms.pipelining.unlike.chain import SampleChain
 
 WIDTHS = 12  # bounds on the width that are tried
@@ -64,9 +64,8 @@ class Loads:
         """Return the seconds of one operator, forward and backward."""
         tensors = [*(body.tensors[v] for v in body.inputs), *(body.tensor(a) for a in body.outputs)]
         shapes = [t.shape for t in tensors]
-        touched, sizes = np.array([sum(t.nbytes for t in tensors)], float), np.array([[n for s in shapes for n in s]], int)
-        whole = Pieces(np.ones(1), touched, sizes)
         flows = [self.training and body.tensors[v].floating for v in body.inputs]
+        whole = single_piece(body, shapes, 1.0, flows)
         forward, backward, _ = seconds(body, shapes, whole, flows, self.machine)
         return float(forward[0] + backward[0])
 
