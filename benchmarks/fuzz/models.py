@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import jax
 
-from benchmarks.fuzz.operations import draw_step, operation
+from benchmarks.fuzz.operations.table import draw_step, operation
 from benchmarks.fuzz.programs import Draw, Function, Step, dtype_name
 
 # The operations of a program that is drawn for a kind of plans. Without any, sizes alone decide whether the kind applies.

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import jax
 
-from benchmarks.fuzz.operations import LOSSES_OF, UNARY_OF_FLOATS
+from benchmarks.fuzz.operations.elementwise import UNARY_OF_FLOATS
+from benchmarks.fuzz.operations.layers import LOSSES_OF
 from benchmarks.fuzz.programs import Draw, Function, Program, Rejected, dtype_name, kind_of, returning
 
 ROW_WISE = """jax.nn.softmax({0})|jax.nn.log_softmax({0})|jax.nn.standardize({0})|jax.nn.logsumexp({0}, axis=-1, keepdims=True)|jnp.sort({0}, -1)|jnp.cumsum({0}, -1)|{0} / (jnp.sum(jnp.abs({0}), -1, keepdims=True) + 1e-3)
