@@ -205,7 +205,7 @@ def test_tables_are_stacked_where_only_together_they_spread_over_the_devices():
     )  # fmt: skip
     assert plan.time < 0.8 * apart.time
     assert apart.time < 0.97 * plain.time
-    assert max(plan.memory, apart.memory) < 0.2 * plain.memory
+    assert max(plan.memory, apart.memory) < 0.6 * plain.memory
 
 
 @pytest.mark.parametrize("mode", ["clip", "promise_in_bounds"])
