@@ -1,5 +1,7 @@
 """Bounds of pipelines exclude none that is better, and most searches that would find nothing."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -42,3 +44,14 @@ def test_bounds_change_no_plan_and_save_searches(monkeypatch, pods, nodes, pipel
     assert plan(pods, nodes).time == bounded.time
     assert few < len(searched)
     assert (bounded.program.pipelining is not None) == pipeline
+
+
+@pytest.mark.parametrize(("sizes", "levels"), [((1, 8), []), ((4, 2), [1]), ((2, 4, 2), [1, 2]), ((2, 1, 8), [1])])
+def test_levels_are_joined_where_that_leaves_fewer(sizes, levels):
+    """Levels of one unit take no time to search."""
+    machine = Machine(
+        "machine", Machine.grid(1, 1).device, tuple(Level(f"{n}l", size, 1e9, 1e-6) for n, size in zip("abc", sizes, strict=False))
+    )
+    nothing: Any = None
+    choosing = choose._Choosing(nothing, nothing, machine)
+    assert [len(joined.levels) for joined, _, _ in choosing.joined] == levels

@@ -121,8 +121,9 @@ class _Choosing:
     @cached_property
     def joined(self) -> list[tuple[Machine, Listed, bool]]:
         """The machine with joined levels, fewest first, the shared costs on it, and whether to search whole programs there."""
-        levels = len(self.machine.levels)
-        machines = [(joined(self.machine, n), n) for n in dict.fromkeys((1, levels - 1)) if 0 < n < levels]
+        levels = self.machine.levels
+        several = sum(level.size > 1 for level in levels)
+        machines = [(joined(self.machine, n), n) for n in dict.fromkeys((1, len(levels) - 1)) if 0 < n < several]
         return [(machine, Listed(), n > 1) for machine, n in machines if machine is not None]
 
     def other(self) -> None:
