@@ -20,7 +20,7 @@ from unity.pcg.parallel.check import check
 from unity.plan.files.document import SavedPlan
 from unity.plan.files.plan_file import CHECKSUMS, sealed
 
-EDITS = 400
+EDITS = 250
 
 
 @pytest.fixture(params=PLANS)
