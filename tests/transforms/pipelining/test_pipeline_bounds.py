@@ -46,6 +46,20 @@ def test_bounds_change_no_plan_and_save_searches(monkeypatch, pods, nodes, pipel
     assert (bounded.program.pipelining is not None) == pipeline
 
 
+def test_a_bound_is_no_figure_that_more_micro_batches_must_beat(monkeypatch):
+    """They shorten what pipelines idle, so they are tried as long as figures fall."""
+    tried = []
+
+    def figure_of(choosing, pipelining):
+        tried.append(pipelining.rounds)
+        return choosing.best * (1.06 if pipelining.rounds < 8 else 1.04)
+
+    monkeypatch.setattr(choose._Choosing, "bound", lambda self, pipeline, _: self.best * (pipeline.keywords["rounds"] == 2))
+    monkeypatch.setattr(choose._Choosing, "figure_of", figure_of)
+    plan(1e6, 2e6)
+    assert tried[:3] == [4, 8, 16]
+
+
 @pytest.mark.parametrize(("sizes", "levels"), [((1, 8), []), ((4, 2), [1]), ((2, 4, 2), [1, 2]), ((2, 1, 8), [1])])
 def test_levels_are_joined_where_that_leaves_fewer(sizes, levels):
     """Levels of one unit take no time to search."""

@@ -82,13 +82,16 @@ class _Choosing:
                     continue
                 self.wish.say(f"a pipeline of {stages} stages, {stages * n} micro-batches")
                 try:
-                    figure = self.bound(partial(self.pipeline, count, number, rounds=n), axes)
-                    if figure < self.best:
-                        figure = self.figure_of(self.pipeline(count, number, axes, n))
-                        least = min(least, figure)
+                    bound = self.bound(partial(self.pipeline, count, number, rounds=n), axes)
+                    if bound > NEAR * self.best:
+                        break
+                    if bound >= self.best:
+                        continue
+                    figure = self.figure_of(self.pipeline(count, number, axes, n))
                 except Mixed as reason:
                     self.refused.append(f"{stages} stages along {reserved_in_words(self.machine, axes)}: {reason}")
                     break
+                least = min(least, figure)
                 if last < figure < inf or NEAR * self.best < figure < inf or (figure == inf and n > ROUNDS[0]):
                     break
                 last = figure
