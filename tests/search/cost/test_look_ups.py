@@ -1,5 +1,7 @@
 """The memory traffic of operators that look up rows: forward the rows, backward a table of zeros and the rows."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -75,6 +77,24 @@ def test_a_slice_at_an_index_reads_its_part_and_its_gradient_begins_as_zeros():
     analysis = compiled.cost_analysis()
     assert analysis is not None
     assert zeroed + touched == pytest.approx(analysis["bytes accessed"], rel=1e-3)
+
+
+def test_rows_are_added_to_the_gradient_of_a_table_that_is_traversed_too():
+    """As in the compiled program: XLA writes zeros for a look-up alone, and none for the logits of a cross-entropy."""
+    logits, labels = f(ROWS, WIDTH), f(ROWS, dtype="int32")
+
+    def chosen(x, y):
+        return jnp.sum(jnp.take_along_axis(x, y[:, None], -1))
+
+    def cross_entropy(x, y):
+        return jnp.sum(jax.nn.logsumexp(x, -1)) - chosen(x, y)
+
+    for loss, zeros in ((chosen, TABLE), (cross_entropy, 0)):
+        assert local_traffic(body_of(loss, logits, labels), (TABLE, ROWS * 4, 4), 1, (True, False))[1] == zeros
+        compiled = jax.jit(jax.grad(loss)).lower(logits, labels).compile().as_text()
+        assert compiled is not None
+        constants = re.findall(rf"f32\[{ROWS},{WIDTH}\]\S* broadcast\(\S+\), dimensions={{}}", compiled)
+        assert len(constants) == (zeros > 0)
 
 
 def test_seconds_of_a_look_up_are_those_of_its_traffic():

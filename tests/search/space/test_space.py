@@ -84,12 +84,10 @@ def search(fn: Callable[..., Any], args: tuple, machine: Machine) -> Search:
 
 def test_the_same_loss_has_the_same_plan_however_it_is_written() -> None:
     """Where the log of the soft-max is asked for, the log of the sum is subtracted from every class before one is taken: its
-    gradient is a sum over the classes, and one all-reduce more where these are divided. The gradient of a look-up is written among
-    zeros, which that of a product with a one-hot matrix is not: 4 %."""
+    gradient is a sum over the classes, and one all-reduce more where these are divided."""
     machine, args = Machine.preset("dgx-h100-4x8"), (f(1024, 32000), f(8192, 1024), f(8192, dtype="int32"))
     times = [search(fn, args, machine).fastest.time for fn in (by_logsumexp, by_vmap, by_one_hot, by_log_softmax)]
-    assert max(times[:3]) <= 1.04 * min(times)
-    assert times[0] == pytest.approx(times[1])
+    assert max(times[:3]) <= 1.01 * min(times)
     assert max(times) <= 1.15 * min(times)
 
 

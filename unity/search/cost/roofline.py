@@ -40,7 +40,8 @@ class Access:
     """The part of an operand or a result that a body reads or writes.
 
     XLA fuses a slice with its user and adds the slice's gradient in place, so neither traverses the whole operand. Likewise it
-    reads of a table only the rows that are looked up; but the table's gradient is first zeroed, then rows are added in place.
+    reads of a table only the rows that are looked up; but the table's gradient is first zeroed, then rows are added in place. Where
+    the body traverses the table as well, as a cross-entropy does its logits, rows are added in place to the gradient of that.
 
     Args:
         traversed: The fraction that is read wherever the operator runs, at most 1.
@@ -88,7 +89,7 @@ def local_traffic(
             continue
         selected = access.selected * np.minimum(nbytes, body.tensor(atom).nbytes * share)
         touched = touched + np.minimum(nbytes, nbytes * access.traversed + selected)
-        zeroed = zeroed + nbytes if has_gradient else zeroed
+        zeroed = zeroed + nbytes * (1 - access.traversed) if has_gradient else zeroed
     return touched, zeroed
 
 
