@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec
 
 import unity
 from benchmarks.fuzz.data import drawn
 from benchmarks.fuzz.examine import Outcome, judge, reference_of, wrong_plans
+from benchmarks.fuzz.lives import checked
 from benchmarks.fuzz.minimize import as_test, minimized, runs
 from benchmarks.fuzz.plans import Trial, captured_of, source_of
 from benchmarks.fuzz.programs import draw_program
 from benchmarks.fuzz.run import Tally
 from benchmarks.fuzz.verdict import Reference
 from unity.base.errors import UnityError
+from unity.exec.compiled.check import Check
 from unity.pcg.local import interpreter as walker
 from unity.pcg.operators.table import TABLE
 from unity.pcg.operators.table.elementwise import elementwise
@@ -199,6 +203,20 @@ def test_nan_for_an_infinity_is_known_and_for_any_other_value_is_wrong() -> None
 )
 def test_a_gradient_that_depends_on_no_argument_is_known(fn: Callable[..., Any], known: bool) -> None:
     assert Reference(fn, [jnp.ones(4)], ["x"], 0).has_known_gradients == known
+
+
+def test_collectives_of_the_forward_pass_are_missed_though_a_gradient_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fn(x):
+        return jnp.sum(x)
+
+    x = jnp.ones((8, 4))
+    plan = unity.optimize(fn, x, machine=PAIR, constraints=[unity.pin("x", PartitionSpec("device"))], progress=False)
+    trial, reference = Trial("searched", PAIR, plan), Reference(fn, [x], ["x"], 0)
+    assert reference.has_known_gradients
+    assert checked(trial, reference) == ""
+    total = replace(plan.check().total, compiled=0)
+    monkeypatch.setattr(Check, "total", total)
+    assert "-100.0%" in checked(trial, reference)
 
 
 def test_minimizing_leaves_what_fails() -> None:
