@@ -386,7 +386,7 @@ class Draw:
         return draw
 
     def fill(self, steps: int) -> None:
-        from benchmarks.fuzz.models import draw_step
+        from benchmarks.fuzz.operations.table import draw_step
 
         for _ in range(steps):
             draw_step(self)
@@ -437,7 +437,7 @@ def draw_program(seed: int, most: int = 12, kinds: Sequence[str] = ()) -> Progra
         most: the largest number of steps.
         kinds: kinds of plans, for one of which it is drawn. By default it is drawn for one of all kinds, or for none.
     """
-    from benchmarks.fuzz.models import FOCUS, draw_for
+    from benchmarks.fuzz.operations.models import FOCUS, draw_for
     from benchmarks.fuzz.sample_losses import draw_sample_loss
 
     rng = random.Random(seed)

@@ -12,3 +12,4 @@ from benchmarks.fuzz.operations import indexing as indexing
 from benchmarks.fuzz.operations import random_numbers as random_numbers
 from benchmarks.fuzz.operations import layers as layers
 from benchmarks.fuzz.operations import control_flow as control_flow
+from benchmarks.fuzz.operations import models as models
