@@ -414,9 +414,9 @@ class Draw:
             raise Rejected("nothing to return")
         return self.add("jnp.broadcast_to(jnp.sum({0}), <shape>).astype('<dtype>')", source, shape=tuple(shape), dtype=dtype)[0]
 
-    def function(self, draw: Draw, parameters: Sequence[str], outputs: str, returned: Sequence[str], **more: Any) -> Function:
-        """A function of a finished draw, without steps that nothing reads."""
-        return Function(self.name("f"), tuple(parameters), pruned(draw.steps, returned), outputs, tuple(returned), **more)
+    def function(self, parameters: Sequence[str], outputs: str, returned: Sequence[str]) -> Function:
+        """The function of the steps so far, without those that nothing reads."""
+        return Function(self.name("f"), tuple(parameters), pruned(self.steps, returned), outputs, tuple(returned))
 
 
 def pruned(steps: Sequence[Step], outputs: Sequence[str]) -> tuple[Step, ...]:

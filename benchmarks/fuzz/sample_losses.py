@@ -139,5 +139,5 @@ def _next(d: SampleDraw, h: str) -> str:
     result = next((v for v, s in reversed(inner.values) if kind_of(s.dtype) == "f" and s.shape), parameter[0])
     if result == parameter[0]:
         raise Rejected("no row")
-    f = inner.function(inner, [parameter[0]], "{0}", [result])
+    f = inner.function([parameter[0]], "{0}", [result])
     return d.row_wise(rng.choice(("jax.vmap({f0})({0})", "lax.map({f0}, {0})")), h, functions=[f])

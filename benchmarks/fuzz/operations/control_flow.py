@@ -16,6 +16,13 @@ def parameter(d: Draw, prefix: str, shape: Any, dtype: Any) -> tuple[str, jax.Sh
     return d.name(prefix), jax.ShapeDtypeStruct(tuple(shape), dtype)
 
 
+def function_of(d: Draw, s: jax.ShapeDtypeStruct, most: int, is_fitted: bool = False) -> Function:
+    """A function of one value, of up to `most` steps, whose result has the value's shape and type if it is fitted."""
+    p = parameter(d, "x", s.shape, s.dtype)
+    inner = d.inner([p], d.rng.randint(1, most))
+    return inner.function([p[0]], "{0}", [inner.fitted(s.shape, s.dtype) if is_fitted else inner.values[-1][0]])
+
+
 @operation(3)
 def scan(d: Draw) -> None:
     xs = d.pick(least=1, fits=lambda s: s.shape[0] in (1, 2, 3, 4, 6))
@@ -25,7 +32,7 @@ def scan(d: Draw) -> None:
     inner = d.inner([p, q], d.rng.randint(1, 4))
     out = inner.fitted(c.shape, c.dtype)
     ys = inner.values[-1][0] if d.rng.random() < 0.6 else None
-    f = inner.function(inner, [p[0], q[0]], "{0}, {1}" if ys else "{0}, None", [out, ys] if ys else [out])
+    f = inner.function([p[0], q[0]], "{0}, {1}" if ys else "{0}, None", [out, ys] if ys else [out])
     if d.rng.random() < 0.2:
         f = Function(f.name, f.parameters, f.steps, f.outputs, f.returned, wrap="jax.checkpoint")
     more = d.rng.choice(("", "", "", ", reverse=True", ", unroll=2"))
@@ -56,11 +63,7 @@ def layers(d: Draw) -> None:
 @operation(1.5)
 def while_loop(d: Draw) -> None:
     x = d.pick()
-    s = d.of(x)
-    p = parameter(d, "c", s.shape, s.dtype)
-    inner = d.inner([p], d.rng.randint(1, 3))
-    out = inner.fitted(s.shape, s.dtype)
-    f = inner.function(inner, [p[0]], "{0}", [out])
+    f = function_of(d, d.of(x), 3, is_fitted=True)
     way = d.rng.choice(("lax.fori_loop(0, 3, lambda i, c: {f0}(c), {0})", "lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, {f0}(c[1])), (0, lax.stop_gradient({0})))[1]",
                         "lax.while_loop(lambda c: (c[0] < 4) & (jnp.sum(c[1]) < 20), lambda c: (c[0] + 1, {f0}(c[1])), (0, lax.stop_gradient({0})))[1]"))  # fmt: skip
     d.add(way, x, functions=[f])
@@ -69,12 +72,7 @@ def while_loop(d: Draw) -> None:
 @operation(1.5)
 def branch(d: Draw) -> None:
     x = d.pick()
-    s = d.of(x)
-    functions = []
-    for _ in range(2):
-        p = parameter(d, "x", s.shape, s.dtype)
-        inner = d.inner([p], d.rng.randint(1, 3))
-        functions.append(inner.function(inner, [p[0]], "{0}", [inner.fitted(s.shape, s.dtype)]))
+    functions = [function_of(d, d.of(x), 3, is_fitted=True) for _ in range(2)]
     if d.rng.random() < 0.6:
         p = d.pick("b", shape=())
         d.add("lax.cond({1}, {f0}, {f1}, {0})", x, p, functions=functions)
@@ -85,11 +83,7 @@ def branch(d: Draw) -> None:
 @operation(2)
 def remat(d: Draw) -> None:
     x = d.pick()
-    s = d.of(x)
-    p = parameter(d, "x", s.shape, s.dtype)
-    inner = d.inner([p], d.rng.randint(1, 4))
-    last = inner.values[-1][0]
-    f = inner.function(inner, [p[0]], "{0}", [last])
+    f = function_of(d, d.of(x), 4)
     policy = d.rng.choice(
         (
             "",
@@ -105,10 +99,7 @@ def remat(d: Draw) -> None:
 @operation(2)
 def vmapped(d: Draw) -> None:
     x = d.pick(least=1, fits=lambda s: s.shape[0] > 0)
-    s = d.of(x)
-    p = parameter(d, "x", s.shape[1:], s.dtype)
-    inner = d.inner([p], d.rng.randint(1, 4))
-    f = inner.function(inner, [p[0]], "{0}", [inner.values[-1][0]])
+    f = function_of(d, jax.ShapeDtypeStruct(d.of(x).shape[1:], d.of(x).dtype), 4)
     d.add(
         d.rng.choice(
             (
@@ -145,7 +136,7 @@ def gradient(d: Draw) -> None:
     last = next((n for n, t in reversed(inner.values) if kind_of(t.dtype) == "f" and n != p[0]), None)
     if last is None:
         raise Rejected("no float")
-    f = inner.function(inner, [p[0]], "jnp.sum({0})", [last])
+    f = inner.function([p[0]], "jnp.sum({0})", [last])
     d.add(d.rng.choice(("jax.grad({f0})({0})", "jax.grad({f0})({0})", "jax.jvp({f0}, ({0},), ({0},))[1]")), x, functions=[f])
 
 

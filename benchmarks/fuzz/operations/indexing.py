@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.fuzz.operations.table import operation
+from benchmarks.fuzz.operations.table import operation, pick_along
 from benchmarks.fuzz.programs import Draw, dtype_name, kind_of
 
 
@@ -20,9 +20,7 @@ def indices(d: Draw, n: int, shape: Any = None, unique: bool = False) -> str:
 
 @operation(7)
 def gather(d: Draw) -> None:
-    x = d.pick("fffi", least=1)
-    shape = tuple(d.of(x).shape)
-    a = d.axis(x)
+    x, shape, a = pick_along(d, "fffi")
     n = shape[a]
     mode = d.rng.choice(("clip", "fill", "wrap", "promise_in_bounds", "clip"))
     way = d.rng.randrange(9)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.fuzz.operations.table import operation
+from benchmarks.fuzz.operations.table import operation, pick_along
 from benchmarks.fuzz.programs import Draw
 
 
@@ -81,10 +81,8 @@ def monoid(d: Draw) -> None:
 
 @operation(3)
 def along(d: Draw) -> None:
-    x = d.pick(least=1)
-    n = d.of(x).shape
-    a = d.axis(x)
-    k = max(1, min(n[a], d.rng.randint(1, 3)))
+    x, shape, a = pick_along(d)
+    k = max(1, min(shape[a], d.rng.randint(1, 3)))
     texts = [
         "jnp.cumsum({0}, <a>)",
         "jnp.cumprod({0}, <a>)",
@@ -110,5 +108,5 @@ def along(d: Draw) -> None:
     ]
     text = d.rng.choice(texts)
     if "top_k" in text or "_k(" in text:
-        k = max(1, min(n[-1], k))
+        k = max(1, min(shape[-1], k))
     d.add(text, x, a=a, k=k)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.fuzz.operations.table import operation
+from benchmarks.fuzz.operations.table import operation, pick_along
 from benchmarks.fuzz.programs import Draw, dtype_name
 
 
@@ -27,10 +27,8 @@ def factored(d: Draw, n: int) -> tuple[int, ...]:
 
 @operation(6)
 def moved(d: Draw) -> None:
-    x = d.pick("ffffib", least=1)
-    shape = tuple(d.of(x).shape)
-    n, a = len(shape), d.axis(x)
-    size = shape[a]
+    x, shape, a = pick_along(d, "ffffib")
+    n, size = len(shape), shape[a]
     order = list(range(n))
     d.rng.shuffle(order)
     way = d.rng.randrange(12)
@@ -66,9 +64,7 @@ def moved(d: Draw) -> None:
 
 @operation(4)
 def sliced(d: Draw) -> None:
-    x = d.pick("fffi", least=1)
-    shape = tuple(d.of(x).shape)
-    a = d.axis(x)
+    x, shape, a = pick_along(d, "fffi")
     size = shape[a]
     lo = d.rng.randint(0, max(size - 1, 0))
     hi = d.rng.randint(lo, size)
@@ -91,9 +87,8 @@ def sliced(d: Draw) -> None:
 
 @operation(3)
 def padded(d: Draw) -> None:
-    x = d.pick("fffi", least=1)
-    shape = tuple(d.of(x).shape)
-    a, n = d.axis(x), len(shape)
+    x, shape, a = pick_along(d, "fffi")
+    n = len(shape)
     widths = [(0, 0)] * n
     widths[a] = (d.rng.randint(0, 2), d.rng.randint(0, 3))
     mode = d.rng.choice(("constant", "constant", "edge", "reflect", "wrap", "symmetric", "mean"))
@@ -107,9 +102,8 @@ def padded(d: Draw) -> None:
 
 @operation(3.5)
 def joined(d: Draw) -> None:
-    x = d.pick(least=1)
-    a = d.axis(x)
-    y = d.pick(shape=d.of(x).shape, dtype=dtype_name(d.of(x).dtype))
+    x, shape, a = pick_along(d)
+    y = d.pick(shape=shape, dtype=dtype_name(d.of(x).dtype))
     texts = ["jnp.concatenate([{0}, {1}], axis=<a>)"] * 3 + ["jnp.stack([{0}, {1}], axis=<a>)"] * 2
     texts += [
         "jnp.concatenate([{0}, {1}, {0}], axis=<a>)",

@@ -39,6 +39,12 @@ def draw_step(d: Draw, tries: int = 40, names: Sequence[str] = ()) -> None:
     raise Rejected("nothing fits")
 
 
+def pick_along(d: Draw, letters: str = "f") -> tuple[str, tuple[int, ...], int]:
+    """A value with dimensions, its shape, and one of its dimensions."""
+    x = d.pick(letters, least=1)
+    return x, tuple(d.of(x).shape), d.axis(x)
+
+
 NESTED = (
     "scan",
     "layers",
