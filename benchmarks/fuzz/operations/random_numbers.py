@@ -17,15 +17,11 @@ def random_numbers(d: Draw) -> None:
         "jax.random.bernoulli({0}, 0.7, <s>)",
         "jax.random.randint({0}, <s>, 0, 9)",
         "jax.random.bits({0}, <s>, 'uint32')",
-    ]
-    texts += [
         "jax.random.gumbel({0}, <s>, '<t>')",
         "jax.random.truncated_normal({0}, -1, 1, <s>, '<t>')",
         "jax.random.exponential({0}, <s>, '<t>')",
         "jax.random.laplace({0}, <s>, '<t>')",
         "jax.random.rademacher({0}, <s>, '<t>')",
-    ]
-    texts += [
         "jax.random.split({0}, 4)",
         "jax.random.split({0})",
         "jax.random.fold_in({0}, 3)",

@@ -67,12 +67,8 @@ def monoid(d: Draw) -> None:
     texts = [
         "lax.reduce({0}, jnp.zeros((), {0}.dtype), lax.add, (<a>,))",
         "lax.reduce({0}, jnp.asarray(-jnp.inf, {0}.dtype), lax.max, (<a>,))",
-    ]
-    texts += [
         "lax.reduce(lax.stop_gradient({0}), jnp.ones((), {0}.dtype), lambda p, q: p * q, (<a>,))",
         "lax.associative_scan(jnp.add, {0}, axis=<a>)",
-    ]
-    texts += [
         "lax.associative_scan(jnp.maximum, {0}, axis=<a>, reverse=True)",
         "lax.associative_scan(lambda p, q: p * q, {0}, axis=<a>)",
     ]
@@ -90,16 +86,12 @@ def along(d: Draw) -> None:
         "lax.cummin({0}, <a>, reverse=True)",
         "lax.cumlogsumexp({0}, <a>)",
         "lax.cumsum({0}, <a>, reverse=True)",
-    ]
-    texts += [
         "jnp.sort({0}, <a>)",
         "jnp.argsort({0}, <a>)",
         "jnp.sort({0}, <a>, descending=True)",
         "lax.top_k({0}, <k>)",
         "lax.approx_max_k({0}, <k>)[0]",
         "jnp.diff({0}, axis=<a>)",
-    ]
-    texts += [
         "lax.sort(({0}, {0} * 2), dimension=<a>, num_keys=1)",
         "jnp.gradient({0}, axis=<a>)",
         "jnp.trapezoid({0}, axis=<a>)",

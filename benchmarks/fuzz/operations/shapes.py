@@ -110,8 +110,6 @@ def joined(d: Draw) -> None:
         "jnp.concatenate([{0}, jnp.zeros_like({1})], axis=<a>)",
         "jnp.hstack([{0}, {1}])",
         "jnp.stack([{0}, {1}]).sum(0)",
-    ]
-    texts += [
         "jnp.concatenate([-{0}, {1}[..., :1]], axis=-1)",
         "jnp.append({0}, {1})",
         "jnp.meshgrid({0}.ravel()[:4], {1}.ravel()[:3])",
@@ -129,8 +127,6 @@ def created(d: Draw) -> None:
         "jnp.where(jnp.arange(<n>) < <k>, {0}, 0)",
         "{0} + jnp.linspace(0, 1, <n>, dtype={0}.dtype)",
         "{0} @ jnp.eye(<n>, dtype={0}.dtype)",
-    ]
-    texts += [
         "{0} + lax.broadcasted_iota({0}.dtype, {0}.shape, 0)",
         "jnp.where(jnp.tril(jnp.ones({0}.shape[-2:], bool)), {0}, -1e9)",
         "{0} + jnp.zeros_like({0})",
