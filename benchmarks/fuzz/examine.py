@@ -18,14 +18,15 @@ import unity
 from benchmarks.fuzz.data import drawn
 from benchmarks.fuzz.lives import lives
 from benchmarks.fuzz.minimize import minimized
-from benchmarks.fuzz.plans import OTHERS, Trial, captured_of, machine_of, random_trials, source_of, sources
+from benchmarks.fuzz.plans import Trial, captured_of, machine_of, random_trials
 from benchmarks.fuzz.programs import Program, draw_program
+from benchmarks.fuzz.sources import TRANSFORMED, source_of, sources
 from benchmarks.fuzz.verdict import QUICK, Reference
 from unity.base.errors import UnityError
 
 TOGETHER = 24  # plans in one compiled program
 AGAIN = 6  # random transformations that a minimized program must have a wrong plan of one of
-SAMPLE, TRANSFORMED = 0.06, 0.2  # of lists of plans, one of which is saved, exported and so on; of transformed programs
+SAMPLE, OF_TRANSFORMED = 0.06, 0.2  # of lists of plans, one of which is saved, exported and so on; of transformed programs
 # XLA's message about some products of bfloat16, such as attention's, which only the kernels compute that `run.FLAGS` leaves out.
 NO_KERNEL = "Dot with multiple contracting dimensions is not implemented"
 
@@ -116,7 +117,7 @@ def _examine(drawing: Program, outcome: Outcome, say: Callable[[str], None], kin
     for trials in batches(drawing, reference, outcome, rng, say, kinds):
         for start in range(0, len(trials), TOGETHER):
             judge(trials[start : start + TOGETHER], start, reference, outcome, say)
-        if trials and rng.random() < (SAMPLE if trials[0].kind in ("random", "rewritten") else TRANSFORMED):
+        if trials and rng.random() < (OF_TRANSFORMED if trials[0].kind in TRANSFORMED else SAMPLE):
             live(rng.choice(trials), reference, outcome, say)
 
 
@@ -267,7 +268,9 @@ def smallest(drawing: Program, finding: Finding) -> tuple[Program, unity.Machine
             with guarded(outcome, kind, machine.name):
                 reference = reference_of(program)
                 captured = captured_of(program.function, reference.args, program.differentiated)
-                for again in range(AGAIN if kind in OTHERS else 1):
+                for again in range(AGAIN if kind in TRANSFORMED else 1):
+                    if outcome.findings:
+                        break
                     rng = random.Random(program.seed + again)
                     trials = list(source_of(kind, rng, program, reference.args, captured)(machine))
                     for start in range(0, len(trials), TOGETHER):

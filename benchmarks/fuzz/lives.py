@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 import unity
-from benchmarks.fuzz.plans import Trial, argnums_of
+from benchmarks.fuzz.plans import Trial
 from benchmarks.fuzz.verdict import QUICK, Reference, plain
 from unity.base.errors import DerivationError
 from unity.exec.compiled.check import predicted_elements
@@ -57,8 +57,7 @@ def loaded(one: Trial, reference: Reference) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
         one.plan.files.save(path)
-        argnums = tuple(reference.weights) or argnums_of(reference.args) or 0
-        again = unity.load(path, reference.fn, *reference.args, argnums=argnums)
+        again = unity.load(path, reference.fn, *reference.args, argnums=tuple(reference.floating) or 0)
     return "" if again.program.pcg.key == one.plan.program.pcg.key else "another parallel graph is loaded than was saved"
 
 

@@ -159,8 +159,7 @@ class Program:
     @property
     def differentiated(self) -> tuple[int, ...]:
         """The numbers of the arguments that have a gradient."""
-        types = [jnp.dtype(a.dtype) if not a.dtype.startswith("key:") else jnp.dtype(bool) for a in self.arguments]
-        floating = [k for k, dtype in enumerate(types) if jnp.issubdtype(dtype, jnp.inexact)]
+        floating = [k for k, a in enumerate(self.arguments) if kind_of(struct(a.dtype, a.shape).dtype) in "fc"]
         return tuple(k for k in floating if not self.weights or self.arguments[k].name in self.weights)
 
     def to_json(self) -> dict[str, Any]:

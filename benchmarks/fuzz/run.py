@@ -2,7 +2,7 @@
 
     python -m benchmarks.fuzz --workers 2 --minutes 30 --seed 0       # programs 0, 1, 2, …
     python -m benchmarks.fuzz --resume FILE --plans 100000             # go on from the results in a file
-    python -m benchmarks.fuzz --kinds loops,padding                    # programs and plans of some kinds (`plans.OTHERS`) alone
+    python -m benchmarks.fuzz --kinds loops,padding                    # programs and plans of some kinds (`models.FOCUS`) alone
     python -m benchmarks.fuzz --program 1234                           # one program, its source and what is wrong, minimized
     python -m benchmarks.fuzz --rules 10000 --imported FILE            # the library, its mutants, and imported rules
 
@@ -341,6 +341,11 @@ def main() -> None:
     parser.add_argument("--imported", nargs="*", default=[], metavar="FILE", help="with --rules: rules in TASO's files")
     options = parser.parse_args()
     os.environ[ONLY], os.environ[KINDS] = options.only, options.kinds
+    if options.kinds:
+        from benchmarks.fuzz.operations.models import FOCUS
+
+        if unknown := set(named(KINDS)) - set(FOCUS):
+            parser.error(f"--kinds: expected some of {', '.join(FOCUS)}, got {', '.join(sorted(unknown))}")
     if options.rules is not None:
         from benchmarks.fuzz.rules import main as rules
 

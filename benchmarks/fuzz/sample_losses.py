@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import jax
 
-from benchmarks.fuzz.operations.elementwise import UNARY_OF_FLOATS
+from benchmarks.fuzz.operations.elementwise import COMMON
 from benchmarks.fuzz.operations.layers import LOSSES_OF
 from benchmarks.fuzz.programs import Draw, Function, Program, Rejected, dtype_name, kind_of, returning
 
@@ -125,7 +125,7 @@ def _next(d: SampleDraw, h: str) -> str:
     if way < 0.55:
         return d.row_wise(rng.choice(ROW_WISE_OF), h)
     if way < 0.65:
-        return d.row_wise(rng.choice(UNARY_OF_FLOATS[:24]), h)
+        return d.row_wise(rng.choice(COMMON), h)
     if way < 0.72:
         return d.row_wise("{0} + {1}[{2}]", h, d.argument((rng.choice((3, 5)), m), dtype), d.sample(shape[:-1], "int32", "index 3"))
     if way < 0.8:

@@ -138,12 +138,13 @@ def mesh_trials(rng: random.Random, program: Program, captured: Captured, machin
     """Random assignments over the axes of a mesh, on its devices; of plans without one, on meshes and devices of their own."""
     devices = np.array(jax.devices()[: machine.devices])
     if rng.random() < 0.5:
-        rng.shuffle(order := list(range(machine.devices)))
+        order = list(range(machine.devices))
+        rng.shuffle(order)
         devices = devices[order]
     if rng.random() < 0.7:
         shape = _mesh_shape(rng, machine)
-        kinds = tuple(AxisType.Explicit if rng.random() < 0.5 else AxisType.Auto for _ in range(1)) * len(shape)
-        mesh = Mesh(devices.reshape(tuple(shape.values())), tuple(shape), axis_types=kinds)
+        axis_type = AxisType.Explicit if rng.random() < 0.5 else AxisType.Auto
+        mesh = Mesh(devices.reshape(tuple(shape.values())), tuple(shape), axis_types=(axis_type,) * len(shape))
         family = random_family(program.function, captured, captured, machine.with_mesh(shape))
         for trial in assigned(rng, family, count_of(captured, FEW), "mesh", str(shape)):
             yield replace(trial, plan=trial.plan.on(mesh))

@@ -26,9 +26,10 @@ from benchmarks.fuzz.data import drawn
 from benchmarks.fuzz.examine import Outcome, judge, reference_of, wrong_plans
 from benchmarks.fuzz.lives import checked
 from benchmarks.fuzz.minimize import as_test, minimized, runs
-from benchmarks.fuzz.plans import Trial, captured_of, source_of
+from benchmarks.fuzz.plans import Trial, captured_of
 from benchmarks.fuzz.programs import draw_program
 from benchmarks.fuzz.run import Tally
+from benchmarks.fuzz.sources import source_of
 from benchmarks.fuzz.verdict import Reference
 from unity.base.errors import UnityError
 from unity.exec.compiled.check import Check
