@@ -59,7 +59,12 @@ def test_a_look_up_reads_rows_and_its_gradient_begins_as_zeros(pieces, share, re
 
 def test_a_table_is_read_at_most_once():
     few = body_of(look_up, f(2, WIDTH), f(IDS, dtype="int32"))
-    assert local_traffic(few, (2 * WIDTH * 4, NUMBERS, READ), 1, (True, False)) == (2 * WIDTH * 4 + NUMBERS + READ, 2 * WIDTH * 4)
+    table = 2 * WIDTH * 4
+    assert local_traffic(few, (table, NUMBERS, READ), 1, (True, False)) == (table + NUMBERS + READ, table)
+    by_indices = table, NUMBERS / 4, READ / 4  # a quarter of the indices selects both rows, too
+    assert local_traffic(few, by_indices, 1 / 4, (True, False)) == (sum(by_indices), table)
+    by_rows = table / 2, NUMBERS, READ
+    assert local_traffic(few, by_rows, 1 / 2, (True, False)) == (sum(by_rows), table / 2)
     whole = body_of(lambda t, i: (t * 2.0, look_up(t, i)), f(ROWS, WIDTH), f(IDS, dtype="int32"))
     assert local_traffic(whole, (TABLE, NUMBERS, TABLE, READ), 1, (False, False))[0] == TABLE + NUMBERS + TABLE + READ
 

@@ -117,7 +117,7 @@ class Spec:
         flops: floating-point operations of the whole application, forward.
         blocked: dimensions of the first operand along which windows move, but that cannot be divided, each with the reason.
         windows: the windows that move along its dimensions.
-        reads: the fraction of the first operand that it reads, and whose gradient it adds to.
+        reads: the fraction of the first operand that it reads, and whose gradient it adds to; above 1 where it reads rows again.
         selects: whether other operands tell which part it reads. Then its gradient begins as zeros of the first operand's size.
         view: whether each result is the first operand in another shape, or a block of it, so that nothing runs.
         matched: the cache of `matching`, which propagation calls for an equation from every side.

@@ -45,7 +45,8 @@ class Access:
 
     Args:
         traversed: The fraction that is read wherever the operator runs, at most 1.
-        selected: The fraction that indices select (`Spec.selects`). Devices that share the work share it, even of a whole table.
+        selected: The fraction that indices select (`Spec.selects`). Devices that share the work share it, even of a whole table. It
+            exceeds 1 where rows are read several times; a device reads its piece once, and then from a cache.
     """
 
     traversed: float = 1.0

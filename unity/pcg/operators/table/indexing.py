@@ -152,7 +152,7 @@ def gather(params: Any, operands: Any, results: Any) -> Spec:
     # a gather with a fill value is not linear in the table: every device would add the value
     fills = params["mode"] == lax.GatherScatterMode.FILL_OR_DROP and params["fill_value"] not in (None, 0)
     linear = () if fills or not table.floating else (frozenset({0}),)
-    reads = min(1.0, part_of(results[0].shape, table.shape))  # rows of a small table are read again from a cache
+    reads = part_of(results[0].shape, table.shape)
     return Spec(tuple(f for f in factors if f.size > 1), linear, prod(results[0].shape), reads=reads, selects=True)
 
 
