@@ -16,7 +16,7 @@ from unity.search.cost.least_time import least_time
 from unity.search.cost.refinement import Measure, around, refined
 from unity.search.memory.backend import backend_of
 from unity.search.memory.lower_bound import LeastMemory, least_memory
-from unity.search.memory.memory import predict_memory
+from unity.search.memory.memory import predict_memory, undivided_state
 from unity.search.memory.working_sets import working_set_bytes, working_set_limits
 from unity.search.solver.frontier import corners, fastest_fitting, frontier, relaxed_time
 from unity.search.solver.minimizer import Minimizer, minimize
@@ -278,7 +278,8 @@ class Search:
             The bound; None on machines with too many axes to consider every value.
         """
         self.say("bounding every strategy")
-        return least_time(self.assembled, known, memory - self.training.state.whole)
+        undivided = undivided_state(self.graph, self.counted, self.training)
+        return least_time(self.assembled, known, memory - sum(h.nbytes for h in undivided))
 
     @cached_property
     def frontier(self) -> tuple[tuple[Candidate, ...], bool]:

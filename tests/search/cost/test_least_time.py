@@ -24,6 +24,7 @@ from unity.plan.plan_family import PlanFamily
 from unity.search.cost.assembly import Assembled, assemble
 from unity.search.cost.cost import Training, site_cost
 from unity.search.cost.least_time import least_time
+from unity.search.cost.state_sizes import NO_STATE, StateSizes
 from unity.search.memory.memory import predict_memory
 from unity.search.session import Search
 from unity.search.solver.minimizer import Minimizer
@@ -131,6 +132,21 @@ def test_a_limit_on_the_arguments_raises_the_bound() -> None:
     assert free is not None
     assert tight is not None
     assert free * 1.01 < tight <= lean.time
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_state_that_every_device_stores_leaves_less_room_in_training_alone(backward: bool) -> None:
+    captured, _ = made(perceptron(2, 64, 64), EIGHT)
+    state = StateSizes(0, (), 10**6)  # many times what the arguments take
+    with_state, without = (
+        Search(captured.graph, captured.differentiated, EIGHT, Training(backward, s)) for s in (state, NO_STATE)
+    )
+    lean = without.leanest
+    assert with_state.leanest.memory == lean.memory + backward * state.whole
+    bound = without.least_time(2 * lean.time, lean.memory)
+    assert bound is not None
+    assert bound <= lean.time
+    assert with_state.least_time(2 * lean.time, lean.memory + backward * state.whole) == bound
 
 
 def test_the_only_strategy_of_one_device_is_the_bound() -> None:
