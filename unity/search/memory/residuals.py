@@ -35,9 +35,10 @@ class Setting:
     @cached_property
     def recomputed(self) -> Recomputation:
         """The recomputation in remats, with the values that their policies save. Without a policy, only offloads in branches."""
-        policies = self.training and any(node.policy is not None for node, _ in self.program.walk())
-        if policies or not self.training:
-            return recomputation(self.program, self.flow) if policies else Recomputation()
+        if not self.training:
+            return Recomputation()
+        if any(node.policy is not None for node, _ in self.program.walk()):
+            return recomputation(self.program, self.flow)
         return Recomputation(in_branches=offloaded_in_branches(self.program, self.flow))
 
 
