@@ -35,7 +35,7 @@ from unity.transforms.transformation import TransformationCandidate, reserved_in
 T = TypeVar("T", bound=Pipelining)
 
 ROUNDS = (2, 4, 8, 16)  # numbers of micro-batches for each stage, in the order of trial
-CERTAIN = 1.01  # times the best time so far: a first search is at most 0.6 % above the optimum (`benchmarks.pruning`)
+CERTAIN = 1.01  # a fastest strategy, after refinement, is less above the optimum: at most 0.6 % in `benchmarks.pruning`
 NEAR = 1.2  # of the best time so far: beyond it more micro-batches are not tried
 
 
