@@ -142,12 +142,13 @@ def test_of_equal_weights_the_one_with_more_state_is_divided_under_a_limit() -> 
 
 
 def test_state_belongs_to_the_weights_that_gradients_are_taken_of() -> None:
-    captured = capture(lambda a, x, b: jnp.mean((x @ a + b) ** 2), f(8, 8), f(4, 8), f(8, dtype="float32"), argnums=(0, 2))
     args = f(8, 8), f(4, 8), f(8, dtype="float32")
-    sizes = state_sizes(optax.adam(1e-3), 2, captured, args, (0, 2))
-    assert sizes == StateSizes(2, (), 4)
-    masters = state_sizes(unity.OptimizerState(0, master="float32"), 2, captured, args, (0, 2))
-    assert masters == StateSizes(2, (("args[2]", 0),), 0)
+    for argnums in ((0, 2), (2, 0), (-1, 0)):
+        captured = capture(lambda a, x, b: jnp.mean((x @ a + b) ** 2), *args, argnums=argnums)
+        sizes = state_sizes(optax.adam(1e-3), 2, captured, args, argnums)
+        assert sizes == StateSizes(2, (), 4)
+        masters = state_sizes(unity.OptimizerState(0, master="float32"), 2, captured, args, argnums)
+        assert masters == StateSizes(2, (("args[2]", 0),), 0)
 
 
 def test_a_forward_plan_has_no_state() -> None:

@@ -138,9 +138,7 @@ def test_a_limit_on_the_arguments_raises_the_bound() -> None:
 def test_state_that_every_device_stores_leaves_less_room_in_training_alone(backward: bool) -> None:
     captured, _ = made(perceptron(2, 64, 64), EIGHT)
     state = StateSizes(0, (), 10**6)  # many times what the arguments take
-    with_state, without = (
-        Search(captured.graph, captured.differentiated, EIGHT, Training(backward, s)) for s in (state, NO_STATE)
-    )
+    with_state, without = (Search(captured.graph, captured.differentiated, EIGHT, Training(backward, s)) for s in (state, NO_STATE))
     lean = without.leanest
     assert with_state.leanest.memory == lean.memory + backward * state.whole
     bound = without.least_time(2 * lean.time, lean.memory)

@@ -92,7 +92,7 @@ def state_sizes(optimizer: Any, slots: float, captured: Captured, args: Sequence
         slots: the number of values for each weight, without `optimizer`.
         captured: the function as captured.
         args: its arguments.
-        argnums: the arguments that are weights.
+        argnums: the arguments that are weights. The optimizer gets several in the function's order, as `weights_of` numbers them.
 
     Raises:
         OptionError: the state of the weights cannot be computed.
@@ -104,7 +104,7 @@ def state_sizes(optimizer: Any, slots: float, captured: Captured, args: Sequence
     if isinstance(optimizer, SlotsByShape):
         ratios = {k: optimizer.by_shape.get(structs[k].shape, optimizer.otherwise) for k in nbytes}
         return _sizes({names[k]: (nbytes[k], ratio) for k, ratio in ratios.items()}, 0)
-    weights = args[argnums] if isinstance(argnums, int) else tuple(args[k] for k in argnums)
+    weights = args[argnums] if isinstance(argnums, int) else tuple(args[k] for k in sorted(k % len(args) for k in argnums))
     state = _structure(optimizer, weights)
     shapes = [struct.shape for struct in structs]
     numbers = weights_of(jax.tree.unflatten(captured.in_tree, range(len(names))), shapes, captured.differentiated)
