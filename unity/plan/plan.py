@@ -105,9 +105,9 @@ class Plan:
         """The shardings of the arguments: a tuple of pytrees of `NamedSharding`, one for each argument.
 
         Their mesh is `inspect.mesh`, in which a level of the machine is several axes of prime size, unlike in `mesh_shape`, so that
-        all plans for a machine share it (docs: plan#placement). Where `plan.on(mesh)` made a mesh of the axes of `mesh_shape` the
-        plan's, they are `in_specs` on that mesh.
-        While a mesh with explicit axes is set, they are of that mesh (docs: moving#under-a-mesh-of-your-own).
+        all plans for a machine share it (docs: plan#placement). After `plan.on(mesh)` with a mesh of the axes of `mesh_shape`, they
+        are `in_specs` on that mesh, unless collectives need finer axes. While a mesh with explicit axes is set, they are of that
+        mesh (docs: moving#under-a-mesh-of-your-own).
         """
         return self.shard.placement.arguments
 
