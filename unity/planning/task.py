@@ -143,7 +143,13 @@ class Task(Request):
 
         Raises InfeasibleError after the last if nothing fits, or if the plan must have a transformation that is infeasible.
         """
-        pack = self.transforms.pack and not self.bound.every and not self.training.state.others
+        pack = self.transforms.pack and not self.bound.every
+        if pack and self.training.state.others:
+            pack = False
+            warn_user(
+                "pack=True: no weights are joined or stored padded, since the optimizer's state of some is larger than of others"
+                " (docs: memory#optimizer-state)"
+            )
         prices = Prices(machine, self.training, bodies=self.captured.bodies, restrict=self.bound, pack=pack)
         captured = PlanFamily(self.fn, self.captured, self.search(self.captured, prices), 0.0, bound=self.bound)
         keeping, best = yield from self.rewritten(captured, prices)
