@@ -32,7 +32,7 @@ def joined(machine: Machine, count: int) -> Machine | None:
 
 
 def joined_axes(axes: Sequence[Axis], machine: Machine, bound: Machine) -> tuple[Axis, ...]:
-    """Return axes of a machine with joined levels, `bound`, for as many devices of each level as some axes of `machine` have."""
+    """Return axes of `bound`, a machine with joined levels, that have the sizes on its levels that some axes of `machine` have."""
     left, chosen = [1] * len(bound.levels), list[Axis]()
     for level, units in (part for axis in axes for part in axis.extent):
         left[max(0, level - len(machine.levels) + len(bound.levels))] *= units

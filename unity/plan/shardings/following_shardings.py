@@ -14,7 +14,7 @@ Weights: TypeAlias = Mapping[KeyNames, tuple[tuple[int, ...], T]]  # the shape o
 
 
 def following(tree: Any, weights: Weights[T], rest: T) -> Any:
-    """Return the shardings, or the numbers, of the weights that a tree's leaves follow: arrays or `jax.ShapeDtypeStruct`s.
+    """Return a tree with the sharding, or the number, of the weight that each leaf follows. Leaves may be `jax.ShapeDtypeStruct`s.
 
     A leaf follows a weight if its path ends with the weight's path and their shapes are equal: `state[0].mu["w"]` follows
     `params["w"]`. This holds for optimizers of some of the weights, too. All other leaves (counts, factored moments) get `rest`.

@@ -5,10 +5,9 @@ recomputes whatever may be recomputed, bounds all strategies:
 
     (arguments + optimizer slots + max(gradients, most bytes at one turn of the backward pass)) / devices
 
-The part of the optimizer's state that every device stores is added to that.
-At an operator's turn, the residuals of the operators before it are live, and so are the cotangents of its operands and results; in
-a remat or in the step of a loop, also those of the graph inside. Other values may reuse the memory of later gradients, hence the
-maximum.
+The part of the optimizer's state that every device stores is added to that. At an operator's turn, the residuals of the operators
+before it are live, and so are the cotangents of its operands and results; in a remat or in the step of a loop, also those of the
+graph inside. Other values may reuse the memory of later gradients, hence the maximum.
 """
 
 from __future__ import annotations

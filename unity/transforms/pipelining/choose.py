@@ -123,7 +123,10 @@ class _Choosing:
 
     @cached_property
     def joined(self) -> list[tuple[Machine, Listed, bool]]:
-        """The machine with joined levels, fewest first, the shared costs on it, and whether to search whole programs there."""
+        """Machines with joined levels, fewest first, each with the costs of its searches and whether these consider whole programs.
+
+        Elsewhere operators alone bound a program.
+        """
         levels = self.machine.levels
         several = sum(level.size > 1 for level in levels)
         machines = [(joined(self.machine, n), n) for n in dict.fromkeys((1, len(levels) - 1)) if 0 < n < several]
