@@ -125,6 +125,7 @@ broadcast(G[G], 0) = mul(0, log(reduce(add, K, x[K, G])))
 x = mul(y, div(x, y))
 select(p, div(1, x), 0) = div(select(p, 1, 0), x)
 reduce(add, K, mul(x[K, G], div(y[K, G], like(y, c[G])))) = div(reduce(add, K, mul(x, y)), sub(c, 0))
+pow(reduce(add, K, mul(x[K], like(x, sqrt(div(1, mul(reduce(add, K, x), reduce(add, K, x))))))), 2) = 1
 """
 
 

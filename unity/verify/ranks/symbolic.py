@@ -23,7 +23,7 @@ from unity.verify.ranks.forms import GENERIC, INDEX, MONOIDS, TRUTH, Inexpressib
 from unity.verify.ranks.functions import LAWS, MEANINGS
 from unity.verify.ranks.operators import PARTIAL, Index, Tensor, Vector
 from unity.verify.ranks.rule import Signature
-from unity.verify.ranks.totals import NONNEGATIVE, POSITIVE, Totals
+from unity.verify.ranks.totals import NONNEGATIVE, POSITIVE, Totals, partial_function
 
 Box = tuple[str, Vector]
 
@@ -380,9 +380,9 @@ class Symbolic:
             conditions = [self.defined(a) for a in arguments]
             if value.decl().kind() == z3.Z3_OP_ITE:
                 conditions = [conditions[0], z3.If(arguments[0], *conditions[1:])]
-            name: Any = {"/": "div"}.get(value.decl().name(), value.decl().name())
+            name = partial_function(value)
             needed = {"div": POSITIVE, "log": POSITIVE, "sqrt": NONNEGATIVE}.get(name)
-            if name in PARTIAL and not (needed and self.totals.sign(arguments[-1]) >= needed):
+            if name and not (needed and self.totals.sign(arguments[-1]) >= needed):
                 conditions.append(self.truth(PARTIAL[name](self, *arguments)))
             self._defined[value.get_id()] = value, z3.simplify(z3.And([*conditions, self.truth(True)]))
         return self._defined[value.get_id()][1]

@@ -16,7 +16,7 @@ import z3
 
 from unity.verify.ranks.algebra import ONE, Algebra, AlgebraAtom, Monomial, Poly, plus, simplified
 from unity.verify.ranks.forms import MONOIDS, TRUTH
-from unity.verify.ranks.operators import Vector
+from unity.verify.ranks.operators import PARTIAL, Vector
 
 if TYPE_CHECKING:
     from unity.verify.ranks.symbolic import Sums, Symbolic
@@ -207,8 +207,9 @@ class Totals:
     def _sum_of(self, m: Monomial, c: Fraction, ranges: tuple[Range, ...]) -> Poly:
         """Return the sum of a monomial: a product of sums of the factors that depend on the same bounds.
 
-        A condition on a bound, as joined tensors have, is a smaller range; of an equation, only one term is left. A reciprocal
-        of a total stays inside unless it is evaluated for certain: over nothing, `sum(x / sum(x))` is 0, not `sum(x) / sum(x)`.
+        A condition on a bound, as joined tensors have, is a smaller range; of an equation, only one term is left. A reciprocal,
+        a root or a logarithm of a total stays inside unless it is evaluated for certain: over nothing, `sum(x / sum(x))` is 0,
+        not `sum(x) / sum(x)`.
         """
         for r in ranges:
             for name, _ in m.powers:
@@ -225,7 +226,7 @@ class Totals:
         parts: list[tuple[set[str], list[Monomial]]] = [({b.decl().name()}, []) for _, b, _ in ranges]
         for factor in factors:
             bounds = self._bounds_in(factor, ranges)
-            if not evaluated and any(k < 0 and self.within(self.algebra.atoms[n].term) for n, k in factor.powers):
+            if not evaluated and self._partial(factor):
                 bounds = _names(ranges)
             if not bounds:
                 result = self.algebra.times(result, {factor: Fraction(1)})
@@ -240,6 +241,10 @@ class Totals:
             box = tuple(r for r in ranges if r[1].decl().name() in bounds)
             result = self.algebra.times(result, self._canonical("add", box, body))
         return result
+
+    def _partial(self, factor: Monomial) -> bool:
+        """Return whether a factor may be undefined because of the value of a total."""
+        return any(partial_function(e) and self.within(e) for e in nodes(self.algebra.expression({factor: Fraction(1)})))
 
     def _follows(self, group: str, condition: Any) -> bool:
         """Return whether a condition holds at any dimension of a group, within the ranges of the totals around it."""
@@ -372,6 +377,13 @@ def solve(condition: Any, bound: Any) -> tuple[str, Any] | None:
 def substituted(e: Any, *pairs: tuple[Any, Any]) -> Any:
     """Return an expression with others in the place of symbols."""
     return z3.substitute(e, *pairs)
+
+
+def partial_function(e: Any) -> str:
+    """Return the name of the function that an expression applies, if it is not defined everywhere; otherwise an empty text."""
+    name = e.decl().name() if z3.is_app(e) else ""
+    name = "div" if name == "/" else name
+    return name if name in PARTIAL else ""
 
 
 def constants(e: Any) -> dict[str, Any]:
