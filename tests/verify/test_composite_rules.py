@@ -153,6 +153,11 @@ def test_functions_of_sums_are_compared(body):
     assert verdict(rule(body), execute=True).status == "proved"
 
 
+def test_terms_that_cancel_are_zero_under_a_root():
+    total = "abs(reduce(add, K, x[K]))"
+    assert prove(rule(f"sqrt(sub(sqrt({total}), div({total}, sqrt({total})))) = 0")).status == "proved"
+
+
 def test_a_sum_of_nothing_says_nothing_of_its_divisor():
     body = "reduce(add, K, div(x[K, G], like(x, c[G]))) = div(reduce(add, K, x), c)"
     assert prove(rule(body)).status == "open"

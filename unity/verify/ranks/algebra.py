@@ -273,6 +273,8 @@ class Algebra:
         common = {n: min(dict(m.exponent).get(n, Fraction(0)) for m in p) for n in exponents}
         monomial = Monomial(tuple(sorted((n, k) for n, k in powers.items() if k)), written({n: c for n, c in common.items() if c}))
         rest = plus(*(scaled(self._without(m, powers, common), c) for m, c in p.items()))
+        if not rest:  # the terms cancel once squares of roots are replaced
+            return ONE, Fraction(1), rest
         number = Fraction(gcd(*(c.numerator for c in rest.values())), lcm(*(c.denominator for c in rest.values())))
         if written(rest)[0][1] < 0:
             number = -number
@@ -292,9 +294,9 @@ class Algebra:
         return self._lifted([p], self._reciprocal)
 
     def _reciprocal(self, p: Poly) -> Poly:
-        if not p:
-            return self.atom("1/0", AlgebraAtom("element", z3.Real("1/0", self.context)))
         monomial, number, rest = self._split(p)
+        if not rest:
+            return self.atom("1/0", AlgebraAtom("element", z3.Real("1/0", self.context)))
         inverse = scaled(self._inverse(monomial), 1 / number)
         if rest == constant(1):
             return inverse
@@ -307,9 +309,9 @@ class Algebra:
         return self._lifted([p], self._logarithm)
 
     def _logarithm(self, p: Poly) -> Poly:
-        if not p:
-            return self._function(self._unary("log"), (p,))
         monomial, number, rest = self._split(p)
+        if not rest:
+            return self._function(self._unary("log"), (rest,))
         outside = dict(monomial.exponent)
         inner = scaled(self.times({Monomial(monomial.powers): Fraction(1)}, rest), number)
         if inner == constant(1):
@@ -327,9 +329,9 @@ class Algebra:
         return self._lifted([p], self._root)
 
     def _root(self, p: Poly) -> Poly:
-        if not p:
-            return {}
         monomial, number, rest = self._split(p)
+        if not rest:
+            return {}
         even = {n for n, k in monomial.powers if k % 2 == 0 and self.positive(self.atoms[n].term)}
         half = tuple((n, k // 2) for n, k in monomial.powers if n in even)
         outside = {Monomial(half, tuple((n, c / 2) for n, c in monomial.exponent)): Fraction(1)}
