@@ -157,6 +157,7 @@ ILL_TYPED = [
     ("sum(broadcast(G[n], c[()])) = broadcast(G[n], sum(c))", "sum is an unknown operator"),
     ("slise(G[0:1], x) = x", "slise is an unknown operator; near it are slice"),
     ("gh(x) = gh(x)", "gh is an unknown operator"),
+    ("concat() = x", r"concat\(\) is not of the form concat\(C, x, y\)"),
     ("slice(G, x) = x", r"of the form slice\(G\[start:end:stride\], x\): 1 bare groups, expected 0"),
     ("pad(G, x, c[()]) = x", "bare groups"),
     ("conv(F, S[1, 0, 0, 1, 1], x[F, S], w[F]) = x", "lacks the dimensions S"),

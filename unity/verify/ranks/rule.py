@@ -242,7 +242,7 @@ def signature(rule: RankRule) -> Signature:
                 raise Inexpressible(f"{name} belongs to the groups {numbers[name]} and {group}; name one of them differently")
     groups = list(dict.fromkeys([g for shape in tensors.values() for g, _ in shape] + [g for g, _ in attributes]))
     operators = list(calls(rule.left, rule.right))
-    single = {is_group(c.args[0]) for c in operators if _operator(c) in SINGLE}
+    single = {g for c in operators if _operator(c) in SINGLE for a in c.args[:1] if (g := is_group(a))}
     statements = {word: {n for c in rule.conditions for n in _about(c, word)} for word in ("one", "nonempty", "positive")}
     single |= statements["one"]
     integers = any(_operator(c) in INTEGER for c in operators)
