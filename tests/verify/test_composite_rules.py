@@ -5,14 +5,16 @@ import re
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unity.substitutions.language.axioms import folder
+from unity.verify.ranks.composite_execution import FUNCTIONS
 from unity.verify.ranks.composites import COMPOSITES, expanded
-from unity.verify.ranks.execution import Runner, denotation_by_jax
+from unity.verify.ranks.execution import Runner, denotation_by_jax, difference_by_jax
 from unity.verify.ranks.instances import Instance, instances, refute
 from unity.verify.ranks.prover import prove
 from unity.verify.ranks.rule import parse_rank_rules
@@ -70,6 +72,20 @@ def test_programs_mean_what_jax_computes(term, seed):
     same = rule(f"{term} = {term}{where}{condition}")
     for instance in instances(same, seed, 1):
         assert denotation_by_jax(same, instance) == ""
+
+
+def test_a_definition_that_is_finite_where_jax_is_not_is_told(monkeypatch):
+    same = rule("mean(K, x[K]) = mean(K, x)")
+    instance = Instance({"K": 1}, {"K": (2,)}, {"x": np.asarray([1.0, 2.0])})
+    assert denotation_by_jax(same, instance) == ""
+    monkeypatch.setitem(FUNCTIONS, "mean", lambda axes, x: jnp.sum(x, axes) / 0)
+    assert "is not inf" in denotation_by_jax(same, instance)
+
+
+def test_only_an_exponential_overflows_in_one_side_of_a_rule():
+    large = Instance({"G": 0}, {"G": ()}, {"x": np.asarray(101.0)})
+    assert difference_by_jax(rule("x = log(exp(x))"), large) == ""
+    assert "is not inf" in difference_by_jax(rule("x = div(x, 0)"), large)
 
 
 def test_grouped_queries_are_those_of_jax():

@@ -358,7 +358,7 @@ def compare(a: np.ndarray, b: np.ndarray, where: Any = True, tolerance: float = 
         b: another.
         where: the places that count.
         tolerance: relative and absolute.
-        infinite: whether infinity is a number; else it is an overflow of either.
+        infinite: whether infinity is a number; else it is an overflow of the first.
     """
     with np.errstate(all="ignore"):
         return a.shape == b.shape and bool(
@@ -366,7 +366,7 @@ def compare(a: np.ndarray, b: np.ndarray, where: Any = True, tolerance: float = 
                 (a == b)
                 | ~np.asarray(where)
                 | np.isnan(a)
-                | ((np.isinf(a) | np.isinf(b)) & (not infinite))
+                | (np.isinf(a) & (not infinite))
                 | np.isclose(a, b, rtol=tolerance, atol=tolerance)
             )
         )
