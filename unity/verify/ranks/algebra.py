@@ -21,12 +21,10 @@ from typing import Any, NamedTuple
 
 import z3
 
+from unity.verify.ranks.forms import OutOfReach
+
 LARGEST = 400  # terms of a polynomial
 CASES = 6  # indicators of an equation
-
-
-class TooLong(Exception):
-    """A normal form with too many terms."""
 
 
 class Monomial(NamedTuple):
@@ -187,7 +185,7 @@ class Algebra:
     def times(self, a: Poly, b: Poly) -> Poly:
         """Return a product."""
         if len(a) * len(b) > LARGEST:
-            raise TooLong
+            raise OutOfReach("normal forms are too long")
         return plus(*(scaled(self._product(m, n), c * d) for m, c in a.items() for n, d in b.items()))
 
     def _product(self, m: Monomial, n: Monomial) -> Poly:
@@ -238,7 +236,7 @@ class Algebra:
     def _merged(self, p: Poly) -> Poly:
         """Join terms that differ only in an indicator and its opposite."""
         if len(p) > LARGEST:
-            raise TooLong
+            raise OutOfReach("normal forms are too long")
         for m, c in p.items():
             for name, _ in m.powers:
                 opposite = self.atoms[name].opposite

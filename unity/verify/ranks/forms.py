@@ -26,6 +26,10 @@ class Inexpressible(RuleError):
     docs = "rules#rules-for-every-rank"
 
 
+class OutOfReach(Exception):
+    """The reason why a rule that has a meaning is neither proved nor disproved."""
+
+
 @dataclass(frozen=True)
 class Form:
     """The form of an application: a word, bare groups, groups with fields in brackets, and operands, in this order.

@@ -19,17 +19,13 @@ from typing import Any
 
 import z3
 
-from unity.verify.ranks.forms import GENERIC, INDEX, MONOIDS, TRUTH, Inexpressible, kind_of
+from unity.verify.ranks.forms import GENERIC, INDEX, MONOIDS, TRUTH, Inexpressible, OutOfReach, kind_of
 from unity.verify.ranks.functions import LAWS, MEANINGS
 from unity.verify.ranks.operators import PARTIAL, Index, Tensor, Vector
 from unity.verify.ranks.rule import Signature
 from unity.verify.ranks.totals import NONNEGATIVE, POSITIVE, Totals, partial_function
 
 Box = tuple[str, Vector]
-
-
-class OutOfReach(Exception):
-    """The reason why a rule that has a meaning is neither proved nor disproved."""
 
 
 @dataclass(frozen=True)

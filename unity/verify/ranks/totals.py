@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import z3
 
 from unity.verify.ranks.algebra import ONE, Algebra, AlgebraAtom, Monomial, Poly, plus, simplified
-from unity.verify.ranks.forms import MONOIDS, TRUTH
+from unity.verify.ranks.forms import MONOIDS, TRUTH, OutOfReach
 from unity.verify.ranks.operators import PARTIAL, Vector
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Totals:
                 own = _names(total.ranges)
                 inner = {n: v for n, v in values.items() if n not in own}
                 if any(self.leaves(v) & own for v in inner.values()):
-                    raise Captured
+                    raise OutOfReach("an index would mean another one inside of a reduction")
                 parts = self.instance(total.body, inner), self.instance(total.defined, inner)
                 moved.append((symbol, self.define(total.monoid, total.ranges, *parts)))
             elif definition is not None:
@@ -338,10 +338,6 @@ class Totals:
         if total.monoid == "max" or least == POSITIVE:
             return least if self.nonempty(total.ranges) else NONNEGATIVE if total.monoid == "add" else UNKNOWN
         return least
-
-
-class Captured(Exception):
-    """An index that would mean something else inside of a total."""
 
 
 def _text(ranges: Sequence[Range]) -> str:
