@@ -354,13 +354,13 @@ class Algebra:
         parts = [value] if c != 1 or not (m.powers or m.exponent) else []
         for name, k in m.powers:
             atom = self.atoms[name]
-            term = self._either(atom.term) if atom.kind == "indicator" else atom.term
+            term = self._one_where(atom.term) if atom.kind == "indicator" else atom.term
             parts += [term if k > 0 else 1 / term] * abs(k)
         if m.exponent:
             parts.append(self._unary("exp")(self.expression(dict(m.exponent))))
         return parts[0] if len(parts) == 1 else z3.Product(parts)
 
-    def _either(self, condition: Any) -> Any:
+    def _one_where(self, condition: Any) -> Any:
         """Return 1 where a condition holds, and 0 elsewhere."""
         return z3.If(condition, z3.RealVal(1, self.context), z3.RealVal(0, self.context))
 

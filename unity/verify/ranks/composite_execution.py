@@ -16,16 +16,16 @@ Dimension = tuple[str, int]
 Ran = tuple[Any, tuple[Dimension, ...]]
 
 
-def _standardized(x: Any, axes: Axes, e: Any) -> Any:
+def _standardized(axes: Axes, x: Any, e: Any) -> Any:
     return jax.nn.standardize(x, axes, jnp.mean(x, axes, keepdims=True), jnp.var(x, axes, keepdims=True), e)
 
 
-def _rms_norm(x: Any, axes: Axes, w: Any, e: Any) -> Any:
+def _rms_norm(axes: Axes, x: Any, w: Any, e: Any) -> Any:
     """Normalize by the root mean square; JAX has no function of its own."""
     return x / jnp.sqrt(jnp.mean(x**2, axes, keepdims=True) + e) * w
 
 
-def _cross_entropy(x: Any, axes: Axes, i: Any) -> Any:
+def _cross_entropy(axes: Axes, x: Any, i: Any) -> Any:
     (axis,) = axes
     places = jnp.broadcast_to(i, [1 if k == axis else n for k, n in enumerate(x.shape)])
     return -jnp.squeeze(jnp.take_along_axis(jax.nn.log_softmax(x, axis), places, axis, mode="clip"), axis)
@@ -40,10 +40,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "log_softmax": lambda axes, x: jax.nn.log_softmax(x, axes),
     "masked_softmax": lambda axes, p, x: jax.nn.softmax(x, axes, where=p),
     "masked_logsumexp": lambda axes, p, x: jax.nn.logsumexp(x, axes, where=p),
-    "rms_norm": lambda axes, x, w, e: _rms_norm(x, axes, w, e),
-    "layer_norm": lambda axes, x, w, b, e: _standardized(x, axes, e) * w + b,
-    "batch_norm": lambda axes, x, w, b, e: _standardized(x, axes, e) * w + b,
-    "standardize": lambda axes, x, e: _standardized(x, axes, e),
+    "rms_norm": _rms_norm,
+    "layer_norm": lambda axes, x, w, b, e: _standardized(axes, x, e) * w + b,
+    "batch_norm": lambda axes, x, w, b, e: _standardized(axes, x, e) * w + b,
+    "standardize": _standardized,
     "trained_batch_norm": lambda axes, x, m, v, w, b, e: jax.nn.standardize(x, (), m, v, e) * w + b,
     "over_sum": lambda axes, x: x / jnp.sum(x, axes, keepdims=True),
     "less_logarithm": lambda axes, x: x - jnp.log(jnp.sum(jnp.exp(x), axes, keepdims=True)),
@@ -53,10 +53,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "gelu": lambda axes, x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda axes, x: jax.nn.gelu(x, approximate=True),
     "softplus": lambda axes, x: jax.nn.softplus(x),
-    "cross_entropy": lambda axes, x, i: _cross_entropy(x, axes, i),
+    "cross_entropy": _cross_entropy,
     "soft_cross_entropy": lambda axes, x, y: -jnp.sum(y * jax.nn.log_softmax(x, axes), axes),
 }
-REDUCING = {"mean", "variance", "logsumexp", "masked_logsumexp", "cross_entropy", "soft_cross_entropy"}
 
 
 def attention(a: Any, k: Any, v: Any, mask: Any) -> Any:
@@ -93,7 +92,7 @@ def run_composite(name: str, groups: Sequence[str], operands: Sequence[tuple[Any
         return None
     axes = tuple(k for k, (g, _) in enumerate(dims) if g in groups)
     value = FUNCTIONS[name](axes, *(_aligned(x, own, dims) for x, own in operands))
-    return value, tuple(d for k, d in enumerate(dims) if not (name in REDUCING and k in axes))
+    return value, dims if value.ndim == len(dims) else tuple(d for k, d in enumerate(dims) if k not in axes)
 
 
 def _aligned(x: Any, own: Sequence[Dimension], dims: Sequence[Dimension]) -> Any:

@@ -7,6 +7,8 @@ further dimensions; an operand whose name begins with `p` is of truth values, on
 from __future__ import annotations
 
 import ast
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 DEFINITIONS = """
@@ -59,19 +61,23 @@ class Definition:
         return f"{self.name}({', '.join((*self.groups, *self.operands))})"
 
 
-class _Renamed(ast.NodeTransformer):
-    def __init__(self, names: dict[str, str]) -> None:
-        self.names = names
+class _Replaced(ast.NodeTransformer):
+    """Puts terms in the place of names, but for those of operators."""
+
+    def __init__(self, terms: Mapping[str, ast.expr]) -> None:
+        self.terms = terms
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Name(self.names.get(node.id, node.id))
+        return self.terms.get(node.id, node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        return ast.Call(node.func, [self.visit(a) for a in node.args], [])
 
 
 def with_groups(definition: Definition, groups: list[str]) -> ast.expr:
     """Return the program of a composite about other groups of dimensions."""
-    return _Renamed(dict(zip(definition.groups, groups, strict=True))).visit(
-        ast.parse(ast.unparse(definition.body), mode="eval").body
-    )
+    names = {old: ast.Name(new) for old, new in zip(definition.groups, groups, strict=True)}
+    return _Replaced(names).visit(copy.deepcopy(definition.body))
 
 
 def _definition(text: str) -> Definition:
@@ -96,17 +102,6 @@ class _Expanded(ast.NodeTransformer):
         operands = dict(zip(definition.operands, node.args[count:], strict=True))
         body = with_groups(definition, [ast.unparse(g) for g in node.args[:count]])
         return self.visit(_Replaced(operands).visit(body))
-
-
-class _Replaced(ast.NodeTransformer):
-    def __init__(self, terms: dict[str, ast.expr]) -> None:
-        self.terms = terms
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return self.terms.get(node.id, node)
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        return ast.Call(node.func, [self.visit(a) for a in node.args], [])
 
 
 def expanded(term: ast.expr) -> ast.expr:

@@ -108,7 +108,7 @@ class Concrete:
         return Elements(np.asarray(number))
 
     def shared(self, tensor: Tensor) -> Tensor:
-        """Return a tensor whose elements are wanted several times."""
+        """Return the tensor: its elements are evaluated for each reader."""
         return tensor
 
     def place(self, element: Any) -> Any:

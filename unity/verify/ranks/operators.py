@@ -61,7 +61,7 @@ class Domain(Protocol):
         ...
 
     def shared(self, tensor: Tensor) -> Tensor:
-        """Return a tensor whose elements are wanted several times."""
+        """Return a tensor whose elements are read several times, so that a domain may evaluate each once."""
         ...
 
     def place(self, element: Any) -> Any:

@@ -403,7 +403,7 @@ def _equal_totals(
 ) -> bool:
     """Prove that two totals are equal, one of each side, and note it; return whether there are such."""
     totals = obligations.domain.totals
-    left, right = (totals.within(e) for e in (a, b))
+    left, right = (totals.totals_in(e) for e in (a, b))
     hints = [Pairing(), *(h for p in rule.pairings for h in (p, Pairing(p.backward, p.forward)))]
     for x, y in sorted(product(left - right, right - left), key=lambda pair: totals.named[pair[0]].height):
         first, second = totals.named[x], totals.named[y]

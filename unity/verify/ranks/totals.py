@@ -98,7 +98,7 @@ class Totals:
 
     def ranges(self, boxes: Sequence[tuple[str, Any]], height: int) -> tuple[Range, ...]:
         """Return bounds for boxes, by names that only depend on their place and the height."""
-        (sizes,) = (self.domain.lifted(tuple(n for _, n in boxes)),)
+        sizes = self.domain.lifted(tuple(n for _, n in boxes))
         names = [f"each {g} {height}.{k}" for k, (g, _) in enumerate(boxes)]
         return tuple(
             (g, z3.Int(name, self.domain.context), simplified(n)) for (g, _), name, n in zip(boxes, names, sizes, strict=True)
@@ -177,7 +177,7 @@ class Totals:
         symbol = self.named[name].symbol
         return self.algebra.atom(symbol.sexpr(), AlgebraAtom("element", symbol))
 
-    def _within(self, ranges: tuple[Range, ...], e: Any) -> Poly:
+    def _normal_within(self, ranges: tuple[Range, ...], e: Any) -> Poly:
         """Return the normal form of a body within its ranges."""
         outer, scope = self._ranges, self.algebra.scope
         self._ranges = (*outer, *ranges)
@@ -191,7 +191,7 @@ class Totals:
         """Return the normal form of a total."""
         if not total.ranges:
             return self.algebra.normal(total.body)
-        body = self._within(total.ranges, total.body)
+        body = self._normal_within(total.ranges, total.body)
         if total.monoid == "add":
             return plus(*(self._sum_of(m, c, total.ranges) for m, c in body.items()))
         if total.monoid == "max" and self.nonempty(total.ranges):
@@ -244,7 +244,7 @@ class Totals:
 
     def _partial(self, factor: Monomial) -> bool:
         """Return whether a factor may be undefined because of the value of a total."""
-        return any(partial_function(e) and self.within(e) for e in nodes(self.algebra.expression({factor: Fraction(1)})))
+        return any(partial_function(e) and self.totals_in(e) for e in nodes(self.algebra.expression({factor: Fraction(1)})))
 
     def _follows(self, group: str, condition: Any) -> bool:
         """Return whether a condition holds at any dimension of a group, within the ranges of the totals around it."""
@@ -280,7 +280,7 @@ class Totals:
             part = ((group, bound, simplified(limit)),)
         k = ranges.index(r)
         remaining = (*ranges[:k], *part, *ranges[k + 1 :])
-        terms = self._within(remaining, body) if remaining else self.algebra.normal(body)
+        terms = self._normal_within(remaining, body) if remaining else self.algebra.normal(body)
         if remaining:
             terms = plus(*(self._sum_of(n, d, remaining) for n, d in terms.items()))
         return self.algebra.times(factor, terms)
@@ -294,15 +294,15 @@ class Totals:
             moved = {old.decl().name(): new for (_, old, _), (_, new, _) in zip(order, renamed, strict=True)}
             with self.domain.forgetting():
                 e = self.instance(e, moved)
-            e = self.algebra.expression(self._within(renamed, e))
+            e = self.algebra.expression(self._normal_within(renamed, e))
         name = self.define(monoid, renamed, e, self.domain.truth(True)).decl().name()
         self.reduced.add(name)
         return self.symbol(name)
 
-    def within(self, e: Any) -> set[str]:
-        """Return the names of the totals in an expression, and in those."""
+    def totals_in(self, e: Any) -> set[str]:
+        """Return the names of the totals in an expression, and in their bodies."""
         own = {n for n in constants(e) if n in self.named}
-        return own.union(*(self.within(self.named[n].body) for n in own))
+        return own.union(*(self.totals_in(self.named[n].body) for n in own))
 
     def at(self, total: Total, index: Sequence[Any]) -> Any:
         """Return the body of a total at an index."""
