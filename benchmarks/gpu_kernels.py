@@ -4,7 +4,7 @@
 arithmetic at the preset's peak, or of reading its operands and writing its results once. *backward* is the two products, or the
 gradient, that belong to it. Runs follow each other without waiting, so launching them is hidden. Then follow whole steps, of a
 function and of its plan with a padded vocabulary, run in turns; and copies to pinned memory of the host and back. With names of
-parts, such as `copies`, these are measured alone, and rows of others stay recorded.
+parts, such as `copies`, these are measured alone, and rows of others on the same kind of device stay recorded.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from benchmarks.alternate import alternate, ratio
 from benchmarks.gpu import CASES
 from benchmarks.models import concrete
 from benchmarks.record import BESIDE, asked, in_order, record, results, show
-from unity.machine.hardware import ALIGNMENT
 from unity.machine.machine import Machine
+from unity.search.cost.alignment import aligned_elements
 
 RUNS, ROUNDS = 10, 5
 SMALL = 2**25  # bytes
@@ -130,7 +130,7 @@ def misaligned(rows: list[dict[str, Any]]) -> dict[str, float]:
     for group, ways in ((VOCABULARY, ("forward", "backward")), (WORDS, ("forward", "backward")), (CONTRACTED, ("forward",))):
         aligned, *others = (by_shape.get((f"{m} {k} {n}", dtype)) for m, k, n, dtype in group)
         for (_, k, n, dtype), row in zip(group[1:], others, strict=True):
-            if row and aligned and any(size * jnp.dtype(dtype).itemsize % ALIGNMENT for size in (k, n)):
+            if row and aligned and any(size % aligned_elements(dtype) for size in (k, n)):
                 times += [row[way] / aligned[way] for way in ways]
     return {"least": min(times), "median": median(times), "most": max(times)} if times else {}
 
@@ -200,14 +200,16 @@ PARTS: dict[str, tuple[Callable[[], Iterator[dict[str, Any]]], str]] = {
 
 def main() -> None:
     parts, _ = asked(__doc__, PARTS, BESIDE)
-    rows = {name: [row for row in results("gpu_kernels")["rows"] if column in row] for name, (_, column) in PARTS.items()}
+    recorded, device = results("gpu_kernels"), jax.devices()[0].device_kind
+    here = recorded["rows"] if recorded.get("device") == device else []  # those of another device are not beside these
+    rows = {name: [row for row in here if column in row] for name, (_, column) in PARTS.items()}
     for name in parts:
         rows[name] = []
         for row in PARTS[name][0]():
             rows[name].append(row)
             print(row, flush=True)
             measured = in_order(rows, PARTS)
-            record("gpu_kernels", measured, device=jax.devices()[0].device_kind, misaligned=misaligned(measured))
+            record("gpu_kernels", measured, device=device, misaligned=misaligned(measured))
     show("kernels over the roofline, padded steps, and copies", in_order(rows, PARTS))
 
 
