@@ -139,6 +139,8 @@ variance(K, x[K, G]) = mean(K, mul(x, x))
 silu(concat(C, x[C:n, G], y[C:m, G])) = concat(C, silu(y), silu(x))
 dot(V, select(is_at(V[n], i[B]), 1, 0), x[V:n, D]) = lookup(V, broadcast(B[B], x), i)
 lookup(V, concat(V, x[V:n, D], y[V:m, D]), i[B]) = lookup(V, x, i)
+lookup(V, p[V:n], i[B]) = lookup(V, logical_not(p), i)
+lookup(W, x[W:m], ii[()]) = lookup(W, x, lookup(V, i[V:n], ii))
 mul(reduce(add, K, x[K, G]), reduce(add, K, x)) = reduce(add, K, mul(x, x))
 largest(K, mul(x[K, G], like(x, c[G]))) = mul(largest(K, x), c)
 reduce(max, K, like(x[K, G], c[G])) = c
@@ -175,6 +177,8 @@ def test_a_false_rule_is_refuted(body):
         "reduce(add, K, div(x[K, G], like(x, c[G]))) = div(reduce(add, K, x), c)   where K >= 1",
         "largest(K, add(x[K, G], like(x, c[G]))) = add(largest(K, x), c)",
         "exp(log(mul(x, x))) = mul(x, x)",
+        "lookup(W, x[W:m], lookup(V, i[V:n], ii[()])) = lookup(V, lookup(W, x, i), ii)",
+        "logical_not(lookup(V, p[V:n], i[B])) = lookup(V, logical_not(p), i)",
     ],
 )
 def test_functions_of_sums_are_compared(body):
@@ -217,7 +221,7 @@ def test_composites_are_written_as_programs():
         ("softmax(K, x[K], y[K]) = x", "2 operands, expected 1"),
         ("masked_softmax(K, x[K], x) = x", "an operand is a number; expected a truth value"),
         ("lookup(V, x[V], y[B]) = y", "an operand is a number; expected an index"),
-        ("add(i, 1) = i", "add of a index; expected a number"),
+        ("add(i, 1) = i", "add of an index; expected a number"),
         ("slice(G[i[()]:e], x) = x", "no expression of sizes"),
         ("softmax(K, x[G]) = x", "lacks the dimensions K"),
         ("like(x[G], y[H]) = x", "like.x, y. repeats y"),

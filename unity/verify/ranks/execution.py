@@ -222,7 +222,7 @@ class Runner:
         places = lax.transpose(i.array, [i.dims.index(d) for d in (*common, *own)])
 
         def take(t: Any, k: Any) -> Any:
-            return jnp.take(t, k, axis=0, mode="fill") if t.shape[0] else jnp.full((*k.shape, *t.shape[1:]), jnp.nan)
+            return jnp.take(t, k, axis=0, mode="fill") if t.shape[0] else jnp.zeros((*k.shape, *t.shape[1:]), t.dtype)
 
         for _d in common:
             take = jax.vmap(take)

@@ -111,9 +111,10 @@ class Concrete:
         """Return the tensor: its elements are evaluated for each reader."""
         return tensor
 
-    def place(self, element: Any) -> Any:
-        """Return indices as integers."""
-        return element.value
+    def look_up(self, index: Any, size: Any, element: Callable[[Any], Any]) -> Any:
+        """Return elements at indices."""
+        value = element(index.value)
+        return Elements(value.value, self.both(index.defined, index.value >= 0, index.value < size, value.defined))
 
     def access(self, tensor: str, index: Index) -> Any:
         """Return elements of a variable; outside of it, anything."""
@@ -220,7 +221,6 @@ def elementwise(name: str, integers: bool) -> Callable[..., Any]:
         "rem": lambda x, y: np.where(np.equal(y, 0), np.nan, np.fmod(x, np.where(np.equal(y, 0), 1, y))),
         "rsqrt": lambda x: 1 / np.sqrt(x),
         "erf": np.vectorize(math.erf, [float]),
-        "outside": lambda: np.asarray(np.nan),
         **dict.fromkeys(GENERIC, _mixed),
     }
     return special[name] if name in special else getattr(np, NAMES.get(name, name))

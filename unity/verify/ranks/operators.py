@@ -64,8 +64,8 @@ class Domain(Protocol):
         """Return a tensor whose elements are read several times, so that a domain may evaluate each once."""
         ...
 
-    def place(self, element: Any) -> Any:
-        """Return an element that is an index as an integer."""
+    def look_up(self, index: Any, size: Any, element: Callable[[Any], Any]) -> Any:
+        """Return the element at an index, undefined where the index is undefined, negative or not below a size."""
         ...
 
     def access(self, tensor: str, index: Index) -> Any:
@@ -91,7 +91,6 @@ PARTIAL: dict[str, Callable[..., Any]] = {  # functions of elements that are not
     "sqrt": lambda d, a: a >= 0,
     "rsqrt": lambda d, a: a > 0,
     "log": lambda d, a: a > 0,
-    "outside": lambda d: False,
     "pow": lambda d, a, b: d.choose(a > 0, True, d.choose(a == 0, b >= 0, d.whole(b))),
 }
 
@@ -435,8 +434,7 @@ def lookup(r: Reader, a: Attributes, x: Tensor, i: Tensor) -> Tensor:
     sizes = _joined(r, x, i)
 
     def at(k: Index) -> Any:
-        place = r.domain.place(i.at({g: k[g] for g in i.sizes}))
-        inside = r.domain.both(place >= 0, place < x.sizes[v][0])
-        return r.domain.choose(inside, x.at({**{g: k[g] for g in x.sizes if g != v}, v: (place,)}), r.domain.apply("outside"))
+        index = i.at({g: k[g] for g in i.sizes})
+        return r.domain.look_up(index, x.sizes[v][0], lambda place: _moved(x, {g: k[g] for g in x.sizes if g != v}, {v: (place,)}))
 
     return Tensor({g: n for g, n in sizes.items() if g != v}, at)

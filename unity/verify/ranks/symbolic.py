@@ -238,9 +238,11 @@ class Symbolic:
                 laws.append(z3.Implies(z3.And(d > 0, m > 0, whole == d * outer + rest), equal))
         return laws
 
-    def place(self, element: Any) -> Any:
-        """Return an element that is an index as an integer."""
-        return element
+    def look_up(self, index: Any, size: Any, element: Callable[[Any], Any]) -> Any:
+        """Return the element at an index; outside of the size, an element that is never defined."""
+        value = element(index)
+        outside = z3.Const("outside", value.sort() if z3.is_expr(value) else self.element_sort)
+        return self.choose(z3.And(index >= 0, index < size), value, outside)
 
     def element(self, number: Any) -> Any:
         """Return an integer as an element."""
@@ -351,7 +353,7 @@ class Symbolic:
             if isinstance(value, bool):
                 return z3.BoolVal(value, self.context)
             return z3.IntVal(value, self.context) if self.signature.integers else z3.RealVal(Fraction(str(value)), self.context)
-        if name in ("least", "greatest", "outside"):
+        if name in ("least", "greatest"):
             return z3.Const(name, self.element_sort)
         if self.signature.integers and name in ("div", "exp", "log", "sqrt", "rsqrt", "pow"):
             raise Inexpressible(f"{name} of integers")
@@ -369,6 +371,8 @@ class Symbolic:
             return z3.simplify(value.defined)
         if not z3.is_expr(value) or not z3.is_app(value) or value.decl().name().startswith("tensor "):
             return self.truth(True)
+        if value.decl().name() == "outside":
+            return self.truth(False)
         if value.decl().name() in self.totals.named:
             return self.totals.named[value.decl().name()].defined
         if value.get_id() not in self._defined:
