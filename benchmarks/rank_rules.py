@@ -1,8 +1,9 @@
 """XLA's simplifications over tensors of any rank: which are proved, how long it takes, and whether a false one ever is.
 
-`python -m benchmarks.rank_rules` judges `rules/xla.ranks` and records the verdicts. `python -m benchmarks.rank_rules mutants [N]`
-proves N changed rules (10,000) and runs those that are proved at concrete ranks and sizes, by the denotation and by JAX.
-With `composites` behind, both are about `rules/composites.ranks`; half of the mutants change an operator's program at one place."""
+`python -m benchmarks.rank_rules` judges `rules/xla.ranks` and records the verdicts. `python -m benchmarks.rank_rules mutants
+[N [SEED]]` proves N changed rules (10,000) and runs those that are proved at concrete ranks and sizes, by the denotation and by
+JAX. With `composites` behind, both are about `rules/composites.ranks`; nearly half of the mutants are of rules with programs in the
+place of composites."""
 
 from __future__ import annotations
 
