@@ -93,7 +93,9 @@ def run_local(options: argparse.Namespace) -> int:
         devices = jax.devices()
     except RuntimeError as problem:
         raise CommandError(f"JAX finds no devices: {problem}") from None
-    with stage("measuring this machine's devices (once, for a minute or two)", is_unmeasured(devices)):
+    if not is_unmeasured(devices):
+        return _print_or_write(Machine.local(devices), options)
+    with stage("measuring this machine's devices (once, for a minute or two)", is_announced=True):
         machine = Machine.local(devices)
     return _print_or_write(machine, options)
 
