@@ -20,7 +20,7 @@ from unity.substitutions.language.rule import Rule
 from unity.substitutions.language.term import Term, Variable
 from unity.substitutions.language.typecheck import TensorType, concrete, typecheck
 from unity.substitutions.language.vocabulary import VOCABULARY
-from unity.verify.proofs.small_instances import Instance, small_instances
+from unity.verify.proofs.small_instances import SmallInstance, small_instances
 
 SIZES, INSTANCES = (2, 4), 6  # dimensions of a rule's operands, and how many of its small instances are drawn from
 EARLIER = 0.6  # how often an operand is an earlier value, where there is one of its shape
@@ -77,7 +77,7 @@ class Program:
 
 
 @cache
-def instances(rule: Rule) -> list[Instance]:
+def instances(rule: Rule) -> list[SmallInstance]:
     return small_instances(rule, (), SIZES, INSTANCES)
 
 

@@ -39,7 +39,7 @@ from unity.verify.proofs.bounded import executed_at
 from unity.verify.proofs.first_order import Prover
 from unity.verify.proofs.instances import at_attributes
 from unity.verify.proofs.intermediates import contained
-from unity.verify.proofs.small_instances import Instance, small_instances, small_sizes
+from unity.verify.proofs.small_instances import SmallInstance, small_instances, small_sizes
 
 TYPES = ("float64", "float32", "bfloat16", "float16", "float8_e5m2")
 FINITE = ("normal", "small integers", "duplicates", "cancelling", "large", "denormal")
@@ -159,12 +159,12 @@ def _rounded(x: Any) -> Any:
     return x * jnp.ones((), x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
-def in_type(instance: Instance, dtype: str) -> dict[str, TensorType]:
+def in_type(instance: SmallInstance, dtype: str) -> dict[str, TensorType]:
     return {n: TensorType(t.shape, t.states, dtype if t.dtype == "float32" else t.dtype) for n, t in instance.types.items()}
 
 
 def differences(
-    pattern: Pattern, instances: Iterable[Instance], types: Sequence[str], kinds: Sequence[str], counts: Counter[str]
+    pattern: Pattern, instances: Iterable[SmallInstance], types: Sequence[str], kinds: Sequence[str], counts: Counter[str]
 ) -> Iterator[dict[str, str]]:
     """Yield the cases in which a replacement breaks the promise, in the types for which it may be applied.
 
@@ -192,7 +192,7 @@ def differences(
                     yield row | {"text": print_body(instance.rule)}
 
 
-def large(rule: Rule) -> list[Instance]:
+def large(rule: Rule) -> list[SmallInstance]:
     """A few instances of a rule, the largest of the small ones: these are the most telling."""
     return small_instances(rule, (), SIZES, 12)[-INSTANCES:]
 
@@ -223,7 +223,7 @@ class Mutant:
     """A rule of the library with something changed, and instances of the rule at which the mutant is well-typed, too."""
 
     rule: Rule
-    instances: tuple[Instance, ...]
+    instances: tuple[SmallInstance, ...]
 
 
 def mutants(count: int, seed: int) -> Iterator[Mutant]:
@@ -243,11 +243,11 @@ def mutants(count: int, seed: int) -> Iterator[Mutant]:
 
 
 @cache
-def small(rule: Rule) -> list[Instance]:
+def small(rule: Rule) -> list[SmallInstance]:
     return small_instances(rule, (), small_sizes(rule, 2), FEW)
 
 
-def typed(rule: Rule, instance: Instance) -> Instance | None:
+def typed(rule: Rule, instance: SmallInstance) -> SmallInstance | None:
     """A mutant at an instance of the rule that it was; None if its sides have no equal types there."""
     at = at_attributes(rule, {name: value for name, value in instance.attributes.items() if name in rule.attributes})
     if at is None:
@@ -257,7 +257,7 @@ def typed(rule: Rule, instance: Instance) -> Instance | None:
     except (KeyError, UnityError):  # KeyError: the rule has fewer variables
         return None
     alike = all(types[x] == types[y] for x, y in zip(at.left, at.right, strict=True))
-    return Instance(at, instance.attributes, instance.types) if alike else None
+    return SmallInstance(at, instance.attributes, instance.types) if alike else None
 
 
 def judged(mutant: Mutant, status: str, counts: Counter[str]) -> Iterator[dict[str, str]]:
@@ -276,7 +276,7 @@ def judged(mutant: Mutant, status: str, counts: Counter[str]) -> Iterator[dict[s
         yield row | {"data": "normal", "words": "equal on data, but refuted"}
 
 
-def differs(instance: Instance) -> bool:
+def differs(instance: SmallInstance) -> bool:
     """Whether the sides of a rule have different values on some data."""
     types = in_type(instance, "float64")
     sides = [computed(terms, types) for terms in (instance.rule.left, instance.rule.right)]

@@ -28,7 +28,7 @@ from unity.substitutions.language.text import parse_rule, print_body
 from unity.substitutions.language.typecheck import TensorType, typecheck
 from unity.substitutions.rewriting.occurrences import Pattern, patterns
 from unity.verify.proofs.first_order import Prover
-from unity.verify.proofs.small_instances import Instance, small_instances
+from unity.verify.proofs.small_instances import SmallInstance, small_instances
 
 USABLE = {str(p): p for p in patterns(library())}
 
@@ -102,7 +102,7 @@ def test_a_side_that_rounds_less_or_reads_more_is_no_difference(text: str) -> No
     """In float8, 1 + 0.1 - 1 is 0, and 0.1 is nearer to the exact result. No rewriting chooses a further variable, such as inf."""
     proved = rule(text)
     types = dict.fromkeys("xyz", TensorType((2, 1, 2)))
-    mutant = Mutant(proved, (Instance(proved, {}, types),))
+    mutant = Mutant(proved, (SmallInstance(proved, {}, types),))
     counts = Counter[str]()
     with jax.enable_x64(True):
         assert list(judged(mutant, "proved", counts)) == []
@@ -112,11 +112,11 @@ def test_a_side_that_rounds_less_or_reads_more_is_no_difference(text: str) -> No
 def test_what_a_nan_result_passes_back_is_promised_to_no_element() -> None:
     text = "map(relu, maxpool(2, 2, valid, x)) = maxpool(2, 2, valid, map(relu, x))"
     proved = rule(text)
-    mutant = Mutant(proved, (Instance(proved, {}, {"x": TensorType((1, 2, 4, 5))}),))
+    mutant = Mutant(proved, (SmallInstance(proved, {}, {"x": TensorType((1, 2, 4, 5))}),))
     with jax.enable_x64(True):
         assert list(judged(mutant, "proved", Counter())) == []
         halved = rule("map(relu, maxpool(2, 2, valid, x)) = maxpool(2, 2, valid, map(relu, add(x, x)))")
-        assert list(judged(Mutant(halved, (Instance(halved, {}, mutant.instances[0].types),)), "proved", Counter()))
+        assert list(judged(Mutant(halved, (SmallInstance(halved, {}, mutant.instances[0].types),)), "proved", Counter()))
 
 
 def test_mutants_are_distinct_and_well_typed() -> None:

@@ -30,7 +30,7 @@ from unity.substitutions.rewriting.occurrences import occurrences, patterns
 from unity.substitutions.rewriting.reading import Reading
 from unity.substitutions.rewriting.rewriting import rewritten
 from unity.verify.proofs.instances import Types
-from unity.verify.proofs.small_instances import Instance, small_instances
+from unity.verify.proofs.small_instances import SmallInstance, small_instances
 
 TIED = (-1.0, -0.0, 0.0, 0.0, 1.0, 3.0)  # zeros of both signs, and the place where the vocabulary's `clip` bends
 DRAWS = 3
@@ -88,12 +88,12 @@ def differing(left: Callable[..., list[Any]], right: Callable[..., list[Any]], t
     return found
 
 
-def instances(rule: Rule) -> Iterator[Instance]:
+def instances(rule: Rule) -> Iterator[SmallInstance]:
     """The largest of a few instances of a rule, with every function of the vocabulary for a variable one."""
     for instance in small_instances(rule, (), (2, 3), 6)[-1:]:
         free = any(t.operator == "map" and t.attributes[0] not in FUNCTIONS for t in applications(instance.rule.sides))
         for name in FUNCTIONS if free else ("",):
-            yield Instance(_with(instance.rule, name) if name else instance.rule, instance.attributes, instance.types)
+            yield SmallInstance(_with(instance.rule, name) if name else instance.rule, instance.attributes, instance.types)
 
 
 def _with(rule: Rule, function: str) -> Rule:

@@ -21,7 +21,7 @@ from unity.exec.compiled.hlo import collectives
 from unity.pcg.ir.program import Body, close
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.parallel.resharding import steps
-from unity.pcg.propagation.choices import AGREED, Choice, Run, choices
+from unity.pcg.propagation.choices import AGREED, Choice, RulePass, choices
 from unity.pcg.propagation.halos import exchanges
 from unity.pcg.propagation.placement import placing
 from unity.pcg.types.accumulation import storage_dtype
@@ -74,7 +74,7 @@ class Combination:
                 users = over.setdefault((r.variable, r.kind if r.kind == AGREED else ""), {})
                 for user in r.users or (0,):  # those in programs inside are not named
                     users.setdefault(user, []).append(k)
-        in_rules = {x.key for c in self.choices for x in c.arrays if x.agreement.kind and x.run is Run.BACKWARD}
+        in_rules = {x.key for c in self.choices for x in c.arrays if x.agreement.kind and x.run is RulePass.BACKWARD}
         return len(in_rules) + sum(len(set(map(tuple, users.values()))) for users in over.values())
 
     def messages(self, body: Body, axes: Sequence[Axis]) -> int:

@@ -35,7 +35,7 @@ from unity.exec.context import own
 from unity.exec.lowering import pair_of, run_graph, spec_of
 from unity.exec.pipelines.gpipe import Arrays
 from unity.exec.pipelines.guarded import Pullback, Zeros, zeros_of
-from unity.exec.pipelines.half_ticks import Batch, HalfTickLoop, LoopState, Sums, batch_of
+from unity.exec.pipelines.half_ticks import Batch, BatchSums, HalfTickLoop, LoopState, batch_of
 from unity.exec.pipelines.one_forward_one_backward import scaled
 from unity.pcg.ir.gradient_flow import gradients
 from unity.pcg.ir.graph import PCG, Value
@@ -72,7 +72,7 @@ class _CoolDown(HalfTickLoop):
     def after(self, state: LoopState, ticks: int) -> LoopState:
         """Run the rest of a step's ticks, of which the first `ticks` are over."""
         new, old = state.sums
-        left = Sums((), (), old.parts, (), (), old.read)
+        left = BatchSums((), (), old.parts, (), (), old.read)
         state = self.run_ticks(state._replace(sums=(new, left)), range(ticks, self.schedule.loop_ticks))
         new, left = state.sums
         return state._replace(sums=(new, old._replace(parts=left.parts, read=left.read)))

@@ -146,7 +146,7 @@ def _while(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
 
 
 def _cond(e: Equation, operands: list[Meaning], depth: int, constant: bool) -> list[Meaning]:
-    """Return the meanings of a conditional's results. An operand that all branches return is no result of JAX's `lax.cond`."""
+    """Return the meanings of a conditional's results. JAX's `lax.cond` has no result for an operand that all branches return."""
     index, *rest = operands
     ends = [meanings(branch, rest, depth) for branch in branches(e)]
     forwarded = {k: x for k, (x, *others) in enumerate(zip(*ends, strict=True)) if x in rest and all(y == x for y in others)}

@@ -113,7 +113,7 @@ def _index_before_wrapping(start: Atom, n: int, producers: dict[int, Equation]) 
 
 
 def _is_same(a: Atom, b: Atom) -> bool:
-    """Return whether two atoms are one value. Each place of a number is a literal of its own."""
+    """Return whether two atoms are one value. Equal numbers at different places are different literals."""
     return a.key == b.key if isinstance(a, Literal) and isinstance(b, Literal) else a == b
 
 

@@ -58,7 +58,7 @@ class FurtherOptions(TypedDict, total=False):
         rules: the rules that may be used: the path of a library, a loaded one, or () for none. The default is unity's own library.
         seconds: a time limit for the search in the place of `budget`. The plan may then differ from run to run.
         overlap: whether to prefer plans that hide communication behind computing, on machines whose devices do both at once (GPUs):
-            the plan then has the shortest simulated step of the strategies that are looked at, in the searches "unity" and
+            the plan then has the shortest simulated step among the candidates, in the searches "unity" and
             "captured", unless `objective="memory"`. Otherwise, it has the least sum of operators and collectives. False by default.
         measure: whether to simulate plans that are predicted to be nearly as fast as the fastest, to run the best of them on the
             devices of this process, and to choose the fastest of those. Needs `objective="time"` and no `machine`.

@@ -65,7 +65,7 @@ def simulated(search: Search, candidate: Candidate) -> SimulatedCandidate:
 def overlapping(search: Search, best: Candidate, limit: float) -> tuple[SimulatedCandidate, ...]:
     """Return the strategy with the least sum, and others within a memory limit that may hide more communication.
 
-    If the devices hardly wait for communication, there are no others.
+    Only the first is returned if the devices hardly wait for communication.
 
     Args:
         search: the search of the program.
@@ -177,7 +177,7 @@ class _Solution:
 def _fastest(
     search: Search, assembled: Assembled, limit: float, minimizer: Minimizer | None = None, roughly: bool = True
 ) -> _Solution | None:
-    """Return the fastest solution within a memory limit, or one nearly as fast; None if none that is looked at fits."""
+    """Return the fastest solution within a memory limit, or one nearly as fast; None if no candidate fits."""
     minimizer, candidates = minimizer or Minimizer(assembled.problem), dict[Point, Candidate]()
 
     def fits(point: Point) -> bool:

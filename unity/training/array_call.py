@@ -132,7 +132,7 @@ class Structured:
 
 
 @dataclass(frozen=True)
-class Form:
+class ResultStructure:
     """The structure of the arrays that a call returns: those of the function's results, then next values of arguments.
 
     Attributes:
@@ -175,7 +175,7 @@ class ArrayCall:
         self.arguments = (args, kwargs) if kwargs else args
         self.inputs = Structured.of(self.arguments, numbers)
         self._donated = donated
-        self.form = Form(Structured.of(()), ())
+        self.form = ResultStructure(Structured.of(()), ())
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
         """Call the function with these arrays in its arguments.
@@ -186,7 +186,7 @@ class ArrayCall:
         args, kwargs = tree if self._named else (tree, {})
         results = Structured.of(self.fn(*args, **kwargs), numbers=True)
         if self.inputs.graph is None:
-            self.form = Form(results.static, ())
+            self.form = ResultStructure(results.static, ())
             return results.arrays
         modules = Structured.of(tree)
         if modules.key != self.inputs.key:
@@ -197,10 +197,10 @@ class ArrayCall:
         after = modules.arrays
         pairs = enumerate(zip(self.inputs.tops, arrays, after, strict=True))
         changed = tuple(k for k, (top, x, y) in pairs if x is not y or top in self._donated)
-        self.form = Form(results.static, changed)
+        self.form = ResultStructure(results.static, changed)
         return (*results.arrays, *(after[k] for k in changed))
 
-    def finish(self, arrays: Sequence[Any], form: Form) -> Any:
+    def finish(self, arrays: Sequence[Any], form: ResultStructure) -> Any:
         """Return the function's result from the arrays that a call returned, and change the modules among the arguments.
 
         Args:
@@ -224,7 +224,7 @@ class ArrayCall:
         return [*tree[0], tree[1]] if self._named else list(tree)
 
 
-def next_values(inputs: Structured, form: Form, structs: Sequence[Any], results: Sequence[Any]) -> dict[int, int]:
+def next_values(inputs: Structured, form: ResultStructure, structs: Sequence[Any], results: Sequence[Any]) -> dict[int, int]:
     """Pair the arrays among a step's results with the arrays among its arguments that they are sharded like, by number.
 
     These are the arrays of modules, and every part of the result that has the structure and the types of an argument, such as its

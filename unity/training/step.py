@@ -30,7 +30,7 @@ from unity.plan.options import refuse_uncallable
 from unity.plan.plan import Plan
 from unity.plan.shardings.optimizer_state import SlotsByShape
 from unity.plan.shardings.placement import Placement
-from unity.training.array_call import ArrayCall, Form, Structured, next_values
+from unity.training.array_call import ArrayCall, ResultStructure, Structured, next_values
 from unity.training.marked_loss import MarkedCall, PlannedTrace, Survey, traced_with
 from unity.training.scalar_sums import with_single_reductions
 from unity.training.sharding_propagation import propagated_specs
@@ -108,7 +108,7 @@ class CompiledStep:
     """
 
     run: Any
-    form: Form
+    form: ResultStructure
     placement: Placement
 
 

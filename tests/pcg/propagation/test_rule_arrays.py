@@ -16,7 +16,7 @@ import unity
 from unity.base.errors import PlanError
 from unity.pcg.ir.program import close
 from unity.pcg.parallel.traffic import traffic
-from unity.pcg.propagation.choices import Run, choices
+from unity.pcg.propagation.choices import RulePass, choices
 from unity.pcg.propagation.solver import replicable
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, partitioned
 from unity.search.cost.prediction import predict
@@ -66,7 +66,7 @@ def test_a_rule_that_quantizes_is_divided_along_each_factor() -> None:
     assert rows.results == (partitioned(0),)
     assert columns.results == (partitioned(1),)
     reduced = [(x.run, x.agreement.kind, x.agreement.elements) for x in rows.arrays if x.agreement.kind]
-    assert sorted(reduced, key=str) == [(Run.BACKWARD, "max", 16), (Run.BACKWARD, "max", 64)]  # scales of x.T and of g
+    assert sorted(reduced, key=str) == [(RulePass.BACKWARD, "max", 16), (RulePass.BACKWARD, "max", 64)]  # scales of x.T and of g
     assert (REPLICATED, REPLICATED) not in found
     assert not any(PARTIAL in c.operands for c in found.values())
 

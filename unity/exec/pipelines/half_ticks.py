@@ -108,7 +108,7 @@ class Batch(NamedTuple):
     read: Arrays  # rows of samples that the tail alone reads
 
 
-class Sums(NamedTuple):
+class BatchSums(NamedTuple):
     """The sums over one batch: the tail's results, and the gradients of the active fields of its `Batch`.
 
     Sums over micro-batches are in their accumulation types, as partial sums are; rows of samples are in their own types.
@@ -122,7 +122,7 @@ class Sums(NamedTuple):
     read: Arrays
 
 
-Totals = tuple[tuple[Arrays, ...], ...]  # for each batch, some fields of its `Sums`
+Totals = tuple[tuple[Arrays, ...], ...]  # for each batch, some fields of its `BatchSums`
 
 
 class LoopState(NamedTuple):
@@ -136,7 +136,7 @@ class LoopState(NamedTuple):
     passing: Arrays  # another device's sample on its way to stage 0, or its gradient on the way home
     item: Arrays  # what the tail reads of the sample in `working`
     ring: Arrays
-    sums: tuple[Sums, ...]  # for each batch
+    sums: tuple[BatchSums, ...]  # for each batch
 
 
 class _Moment(NamedTuple):
@@ -219,12 +219,12 @@ class HalfTickLoop:
         places = (first.constants, first.sampled, first.stepped, [n + p for p in tail.constants], [n + p for p in tail.read])
         return _ActiveFields(*(_Selection(tuple(p in self.differentiated for p in some)) for some in places))
 
-    def gradients(self, sums: Sums) -> dict[int, Any]:
+    def gradients(self, sums: BatchSums) -> dict[int, Any]:
         """Return the gradients of one batch, by the number of the pair's operand, in the accumulation type where they are sums."""
         gradients = (g for field in (sums.constants, sums.parts, sums.weights, sums.fixed, sums.read) for g in field)
         return dict(zip(sorted(self.differentiated), gradients, strict=True))
 
-    def sums_of_results(self, sums: Sums) -> Arrays:
+    def sums_of_results(self, sums: BatchSums) -> Arrays:
         """Return the tail's results of one batch, each sum rounded to its own type."""
         return tuple(x.astype(zeros.dtype) for x, zeros in zip(sums.results, self.results, strict=True))
 
@@ -258,10 +258,10 @@ class HalfTickLoop:
         working = _where(me == 0, taken(new.parts, jnp.asarray(0)), before.working)
         return before._replace(working=working, ring=ring, sums=(self.zero_sums(new), *before.sums))
 
-    def zero_sums(self, batch: Batch) -> Sums:
+    def zero_sums(self, batch: Batch) -> BatchSums:
         """Return the sums of a batch before its first pass."""
         constants, parts, weights, fixed, read = (chosen.of(xs) for chosen, xs in zip(self.active_fields, batch, strict=True))
-        return Sums(
+        return BatchSums(
             _zero_sums(self.results),
             constants=_zero_sums(map(zeros_of, constants)),
             parts=_zeros(parts),
@@ -292,7 +292,7 @@ class HalfTickLoop:
 
     def load_samples(self, s: LoopState, at: _Moment) -> LoopState:
         """Load the device's own samples when it is their turn, and store the gradient of a sample that the tail has read."""
-        item, passing, sums = s.item, s.passing, list[Sums]()
+        item, passing, sums = s.item, s.passing, list[BatchSums]()
         for (age, batch), own in zip(self.batches, s.sums, strict=True):
             mine, row = self.stored_here(forward_micro_batch(at.tick, at.me), age, at)
             item = _where(mine & at.onward, taken(batch.read, row), item)

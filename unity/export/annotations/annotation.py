@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Annotation:
-    """A file with sharding constraints written in. It prints as a diff, which `git apply` takes, or says that there is none.
+    """A file with sharding constraints written in. It prints as a diff, which `git apply` takes, or says that nothing changes.
 
     Attributes:
         path: the file.
@@ -55,7 +55,7 @@ class Annotation:
 
     @property
     def diff(self) -> str:
-        """The unified diff, empty if there are no constraints to write."""
+        """The unified diff; empty without constraints to write."""
         path = Path(os.path.relpath(self.path))
         name = path.name if ".." in path.parts else path.as_posix()  # no diff may lead out of its folder
         before, after = (list(StringIO(text, newline="\n")) for text in (self.before, self.source))  # lines as git counts them
@@ -154,7 +154,7 @@ class _ConstraintPlaces:
         return chosen, problems
 
     def expression(self, computed: ComputationSignature) -> CodeSpan | Unannotated:
-        """Return the only expression that computes a value, or the reason why there is none."""
+        """Return the only expression that computes a value, or the reason why a constraint cannot be written."""
         alike = [x for x in self.traced if _computed_by(x, computed)]
         spans = {x.span for x in alike}
         name = next((x.function for x in alike if x.function), computed.name)

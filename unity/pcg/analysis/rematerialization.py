@@ -99,7 +99,7 @@ class Recomputation:
         return len(self.variables.get((id(node), variable), ()))
 
     def is_unread(self, remat: Node, operand: int) -> bool:
-        """Return whether the backward pass of a remat does not read an operand, which then is no residual."""
+        """Return whether the backward pass of a remat ignores an operand, so that it need not be kept."""
         return (id(remat), operand) in self.unread
 
     def saves(self, node: Node) -> bool:

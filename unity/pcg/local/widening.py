@@ -29,7 +29,7 @@ Arrays = Sequence[Any]
 UNDIFFERENTIABLE = (NotImplementedError, TypeError, ValueError)  # JAX raises one if an operand has no derivative
 
 
-class Summand(IntEnum):
+class SummandRole(IntEnum):
     """The role of a value in the partial sums that are computed from it."""
 
     NONE = 0  # no summand depends on it
@@ -37,7 +37,7 @@ class Summand(IntEnum):
     PARTIAL = 2  # a partial sum, which must not be rounded
 
 
-Marked = tuple[Any, Summand]
+Marked = tuple[Any, SummandRole]
 
 
 def widens(layout: Layout) -> bool:
@@ -86,10 +86,12 @@ def applied(
             run = _function_of(local, plain, active)
             return jax.vjp(run, *(plain[k] for k in active))[1](narrow_cotangents)
 
-        marked = [(x, Summand.PARTIAL if _is_wide(p, "S") else Summand.NONE) for x, p in zip(values, layout.operands, strict=True)]
+        marked = [
+            (x, SummandRole.PARTIAL if _is_wide(p, "S") else SummandRole.NONE) for x, p in zip(values, layout.operands, strict=True)
+        ]
         rounded = [g.astype(p.dtype) for g, p in real]
         for (g, p), own in zip(real, rounded, strict=True):
-            marked.append((g, Summand.PARTIAL) if _is_wide(p, "R") else (own, Summand.FACTOR))
+            marked.append((g, SummandRole.PARTIAL) if _is_wide(p, "R") else (own, SummandRole.FACTOR))
         results = iter(evaluated(jax.make_jaxpr(pulled)(plain, rounded), marked))
         return tuple(next(results)[0].astype(p.storage_dtype) if k in active else None for k, p in enumerate(layout.operands))
 
@@ -111,7 +113,7 @@ def _wide_results(local: Local, values: Arrays, layout: Layout, exact: bool) -> 
     """Return the results of `applied`, with partial sums in their accumulator type."""
     plain = _plain(values, layout)
     if any(_is_wide(p, "S") for p in layout.operands) or (not exact and any(_is_wide(p, "S") for p in layout.results)):
-        marks = [Summand.PARTIAL if _is_wide(p, "S") else Summand.FACTOR for p in layout.operands]
+        marks = [SummandRole.PARTIAL if _is_wide(p, "S") else SummandRole.FACTOR for p in layout.operands]
         out = [x for x, _ in evaluated(jax.make_jaxpr(local)(plain), list(zip(values, marks, strict=True)))]
     else:
         out = local(plain)
@@ -175,15 +177,15 @@ def _is_wide(placed: PlacedTensor, kinds: str) -> bool:
 
 def evaluated(closed: core.ClosedJaxpr, values: Sequence[Marked]) -> list[Marked]:
     """Return the results of a narrow program, evaluated with wide partial sums."""
-    env: dict[Any, Marked] = {v: (c, Summand.NONE) for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True)}
+    env: dict[Any, Marked] = {v: (c, SummandRole.NONE) for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True)}
     env.update(zip(closed.jaxpr.invars, values, strict=True))
 
     def read(atom: Any) -> Marked:
-        return (atom.val, Summand.NONE) if isinstance(atom, core.Literal) else env[atom]
+        return (atom.val, SummandRole.NONE) if isinstance(atom, core.Literal) else env[atom]
 
     for eqn in _without_transposed_products(closed.jaxpr):
         operands = [read(a) for a in eqn.invars]
-        mark = max((m for a, (_, m) in zip(eqn.invars, operands, strict=True) if floating(_type(a))), default=Summand.NONE)
+        mark = max((m for a, (_, m) in zip(eqn.invars, operands, strict=True) if floating(_type(a))), default=SummandRole.NONE)
         env.update(zip(eqn.outvars, _results(eqn, operands, mark), strict=True))
     return [read(a) for a in closed.jaxpr.outvars]
 
@@ -228,22 +230,22 @@ def _of_swapped_operands(precision: Any) -> Any:
     return precision[::-1] if isinstance(precision, tuple) else precision
 
 
-def _results(eqn: core.JaxprEqn, operands: Sequence[Marked], mark: Summand) -> list[Marked]:
+def _results(eqn: core.JaxprEqn, operands: Sequence[Marked], mark: SummandRole) -> list[Marked]:
     """Return the results of an equation; `mark` is the greatest role of its floating-point operands."""
     if eqn.primitive.name in INLINED:
         program = called(eqn.params)
         return evaluated(program if isinstance(program, core.ClosedJaxpr) else core.ClosedJaxpr(program, ()), operands)
     values = [x for x, _ in operands]
-    if mark == Summand.NONE:
-        return [(x, Summand.NONE) for x in _bound(eqn, values)]
-    solved = eqn.primitive.name == LINEAR_SOLVE and mark == Summand.PARTIAL  # it and its programs are linear in the summands
+    if mark == SummandRole.NONE:
+        return [(x, SummandRole.NONE) for x in _bound(eqn, values)]
+    solved = eqn.primitive.name == LINEAR_SOLVE and mark == SummandRole.PARTIAL  # it and its programs are linear in the summands
     if not solved and (eqn.primitive.name in NESTING or called(eqn.params) is not None):
         results = _bound(eqn, [_rounded(x, a) for x, a in zip(values, eqn.invars, strict=True)])
-    elif "mantissa_bits" in eqn.params and mark == Summand.PARTIAL:
+    elif "mantissa_bits" in eqn.params and mark == SummandRole.PARTIAL:
         results = values  # a rounding, which has to come after the sum
     elif "new_dtype" in eqn.params:
         results = [values[0].astype(accumulator(eqn.params["new_dtype"]))]
-    elif "preferred_element_type" in eqn.params and mark == Summand.FACTOR:
+    elif "preferred_element_type" in eqn.params and mark == SummandRole.FACTOR:
         own = [_rounded(x, a) for x, a in zip(values, eqn.invars, strict=True)]
         results = eqn.primitive.bind(*own, **eqn.params | _wide_result(eqn))
     else:
@@ -252,7 +254,7 @@ def _results(eqn: core.JaxprEqn, operands: Sequence[Marked], mark: Summand) -> l
         results = eqn.primitive.bind(*wide, **params)
     results = results if isinstance(results, list | tuple) else [results]
     return [
-        (x.astype(accumulator(_type(v).dtype)), Summand.PARTIAL) if floating(_type(v)) else (x, Summand.NONE)
+        (x.astype(accumulator(_type(v).dtype)), SummandRole.PARTIAL) if floating(_type(v)) else (x, SummandRole.NONE)
         for x, v in zip(results, eqn.outvars, strict=True)
     ]
 
@@ -291,7 +293,7 @@ def _widened(program: Any) -> Any:
         return program
     closed = program if isinstance(program, core.ClosedJaxpr) else core.ClosedJaxpr(program, ())
     elements = [_type(v).update(dtype=accumulator(_type(v).dtype)) for v in closed.jaxpr.invars]
-    wide = jax.make_jaxpr(lambda *xs: [y for y, _ in evaluated(closed, [(x, Summand.PARTIAL) for x in xs])])(*elements)
+    wide = jax.make_jaxpr(lambda *xs: [y for y, _ in evaluated(closed, [(x, SummandRole.PARTIAL) for x in xs])])(*elements)
     return wide if isinstance(program, core.ClosedJaxpr) else wide.jaxpr
 
 

@@ -39,7 +39,7 @@ CLOSE = 1e-3  # relative to the largest value, though each element is computed a
 
 
 @dataclass(frozen=True)
-class Walk:
+class GridWalk:
     """A grid dimension along which devices may divide a kernel.
 
     Attributes:
@@ -67,7 +67,7 @@ class PallasKernel:
     params: Mapping[str, Any] = field(repr=False)
     operands: tuple[Shape, ...]
     results: tuple[Shape, ...]
-    walks: tuple[Walk, ...] = ()
+    walks: tuple[GridWalk, ...] = ()
     whole: tuple[str, ...] = ()
 
     @property
@@ -101,7 +101,7 @@ class PallasKernel:
             names += [f"x{position}d{dim}"] if walk is None else [f"g{walk.grid}", f"b{position}d{dim}"]
         return tuple(names)
 
-    def _walk(self, position: int, dim: int) -> Walk | None:
+    def _walk(self, position: int, dim: int) -> GridWalk | None:
         return next((w for w in self.walks if (p := w.places[position]) is not None and p[0] == dim), None)
 
     def blocked(self, position: int, x: Any) -> Any:
@@ -127,7 +127,7 @@ class PallasKernel:
         results = self.primitive.bind(*arrays, **{**self._params(sizes), **changes})
         return [self.blocked(len(self.operands) + k, y) for k, y in enumerate(results)]
 
-    def _blocks(self, walk: Walk, shapes: Sequence[Shape]) -> int | None:
+    def _blocks(self, walk: GridWalk, shapes: Sequence[Shape]) -> int | None:
         """Return the number of blocks along a walk in operands of these shapes."""
         walked = ((s, p) for s, p in zip(shapes, walk.places, strict=False) if p is not None)
         return next((shape[dim] // block for shape, (dim, block) in walked), None)
@@ -252,9 +252,9 @@ def _divided(eqn: core.JaxprEqn) -> PallasKernel:
     """Return a kernel with those of its grid dimensions along which devices may divide it, after a trial."""
     kernel = PallasKernel(eqn.primitive, eqn.params, _shapes(eqn.invars), _shapes(eqn.outvars))
     read = list(_walks(kernel))
-    walks, whole = tuple(w for w in read if isinstance(w, Walk)), [w for w in read if isinstance(w, str)]
+    walks, whole = tuple(w for w in read if isinstance(w, GridWalk)), [w for w in read if isinstance(w, str)]
     if walks and _trial(dataclasses.replace(kernel, walks=walks), eqn):
-        together = list[Walk]()
+        together = list[GridWalk]()
         for walk in walks:
             reason = _trial(dataclasses.replace(kernel, walks=(*together, walk)), eqn)
             whole.append(reason) if reason else together.append(walk)
@@ -266,7 +266,7 @@ def _shapes(atoms: Sequence[Any]) -> tuple[Shape, ...]:
     return tuple(tuple(map(int, v.aval.shape)) for v in atoms)
 
 
-def _walks(kernel: PallasKernel) -> Iterator[Walk | str]:
+def _walks(kernel: PallasKernel) -> Iterator[GridWalk | str]:
     """Iterate over the grid dimensions of more than one step: a walk, or the reason why devices may not divide the dimension."""
     mapping = kernel.params["grid_mapping"]
     if kernel.params.get("mesh") is not None or not all(isinstance(n, int) for n in mapping.grid):
@@ -275,7 +275,7 @@ def _walks(kernel: PallasKernel) -> Iterator[Walk | str]:
     yield from (_walk(kernel, d) for d, steps in enumerate(mapping.grid) if steps > 1)
 
 
-def _walk(kernel: PallasKernel, d: int) -> Walk | str:
+def _walk(kernel: PallasKernel, d: int) -> GridWalk | str:
     """Return the walk of a grid dimension, or the reason why devices may not divide it."""
     mapping, count = kernel.params["grid_mapping"], len(kernel.operands)
     places: list[tuple[int, int] | None] = [None] * _leading(kernel.params, count)
@@ -294,7 +294,7 @@ def _walk(kernel: PallasKernel, d: int) -> Walk | str:
     if not any(places[:count]):
         return f"grid dimension {d}: it walks no operand"
     totals = [k for k, place in enumerate(places[count:]) if place is None]
-    return _obstacle(kernel, d, totals) or Walk(d, tuple(places))
+    return _obstacle(kernel, d, totals) or GridWalk(d, tuple(places))
 
 
 def _obstacle(kernel: PallasKernel, d: int, totals: Sequence[int]) -> str:

@@ -111,8 +111,8 @@ class AxisNames:
     def run_type(self, type_: Type) -> Type:
         """Return a type over the axes that users see, with the slices of `type_` at digits that operators follow.
 
-        `type` joins digits that nest, for texts. An operator follows each digit by itself, as that of a dimension which it merges
-        with another one.
+        `type` joins digits that nest, for texts. An operator follows each digit separately, for instance that of a dimension which
+        it merges with another one.
         """
         own, taken, states = digits(type_, self.axes), dict[State, int](), list[State]()
         for group in self.groups:

@@ -238,7 +238,7 @@ def sends(node: Node, position: int, flow: Callable[[Value], bool]) -> tuple[int
 
 
 def in_flight(node: Node, position: int, flow: Callable[[Value], bool]) -> float:
-    """Return the size of what is live of an operand for the batch before, in a 2BW pipeline or its tail, as a multiple of its own.
+    """Return the live size of an operand for the previous batch, in a 2BW pipeline or its tail, as a multiple of the operand's.
 
     One array is the operand's value for that batch, unless it has samples, whose forward pass has begun already. Another holds its
     gradients: those of samples in their own type, and the sum of all others in the accumulation type.

@@ -55,7 +55,7 @@ class Reduced:
     users: tuple[int, ...] = ()
 
 
-class Run(Enum):
+class RulePass(Enum):
     """The passes that run a program of a call with a derivative rule."""
 
     UNDIFFERENTIATED = "its own, where the call is not differentiated"
@@ -67,11 +67,11 @@ class Run(Enum):
 class CallArray:
     """An array inside of a call with a derivative rule, and the passes that compute it."""
 
-    run: Run
+    run: RulePass
     agreement: Agreement
 
     @property
-    def key(self) -> tuple[Run, tuple[int, ...]]:
+    def key(self) -> tuple[RulePass, tuple[int, ...]]:
         """The identity of the array in all choices of one body."""
         return self.run, self.agreement.where
 
@@ -431,9 +431,13 @@ def _call_arrays(solution: Solution) -> Iterator[CallArray]:
     """
     for k, match in enumerate(solution.matches):
         if match.ruled is not None:
-            parts = (Run.UNDIFFERENTIATED, match.agreed), (Run.FORWARD, match.ruled.forward), (Run.BACKWARD, match.ruled.backward)
+            parts = (
+                (RulePass.UNDIFFERENTIATED, match.agreed),
+                (RulePass.FORWARD, match.ruled.forward),
+                (RulePass.BACKWARD, match.ruled.backward),
+            )
             inside = ((run, a) for run, part in parts for a in located_in(k, part))
-            yield from (CallArray(run, a) for run, a in inside if a.elements > 1 or run is Run.BACKWARD)
+            yield from (CallArray(run, a) for run, a in inside if a.elements > 1 or run is RulePass.BACKWARD)
 
 
 def divided_by(body: Body, matched: Iterable[tuple[Equation, Match]]) -> float:

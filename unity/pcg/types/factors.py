@@ -339,7 +339,7 @@ class Cached(Protocol):
 C = TypeVar("C", bound=Cached)
 
 
-class Table(dict[str, Entry]):
+class OperatorTable(dict[str, Entry]):
     """The operator table. `version` counts its changes, for the keys of caches whose values depend on the table."""
 
     def __init__(self) -> None:
@@ -370,7 +370,7 @@ class Table(dict[str, Entry]):
             cache.cache_clear()
 
 
-TABLE = Table()
+TABLE = OperatorTable()
 
 
 def facts_of(name: str) -> Facts:

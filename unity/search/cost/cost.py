@@ -16,7 +16,7 @@ from unity.machine.resharding_tables import distinct_changes
 from unity.pcg.analysis.views import costs_nothing
 from unity.pcg.ir.gradient_flow import carrying
 from unity.pcg.ir.program import Body, Tensor
-from unity.pcg.propagation.choices import Run
+from unity.pcg.propagation.choices import RulePass
 from unity.pcg.propagation.halos import HaloEdge, sent
 from unity.pcg.types.accumulation import accumulator, growth
 from unity.search.cost.alignment import depends_on_alignment, slowdown
@@ -258,7 +258,7 @@ def _call_arrays(site: Site, domain: Domain, machine: Machine, training: Trainin
         equation, a = body.equations[x.agreement.equation], x.agreement
         differentiated = not carried.isdisjoint(equation.results)
         wanted = [p for p, v in enumerate(equation.operands) if isinstance(v, int) and v in carried]
-        if differentiated == (x.run is Run.UNDIFFERENTIATED) or not a.needed(wanted):
+        if differentiated == (x.run is RulePass.UNDIFFERENTIATED) or not a.needed(wanted):
             continue
         of_choice = [xs.get(key) for xs in every]
         split = np.array([o is not None and not o.agreement.kind for o in of_choice])[domain.picks]
@@ -267,7 +267,7 @@ def _call_arrays(site: Site, domain: Domain, machine: Machine, training: Trainin
         nbytes = a.elements * a.dtype.itemsize * wide * np.prod(np.where(split, 1 / sizes, 1.0), axis=1)
         mask = (over * bits).sum(axis=1)
         again = max((n for v, n in site.computed if v in equation.results), default=0)
-        runs = a.times * (1 if x.run is Run.BACKWARD else 1 / site.hoisted + again)
+        runs = a.times * (1 if x.run is RulePass.BACKWARD else 1 / site.hoisted + again)
         total += runs * (alpha[mask] + beta[mask] * nbytes)
     return total
 

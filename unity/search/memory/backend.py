@@ -19,7 +19,7 @@ XLA's CPU backend, according to its buffer assignments (`benchmarks/memory.py` c
 On every backend a product in groups of rows reads the rows, and their cotangents in two orders of dimensions, once for each group,
 with zeros in the rows of others.
 
-Where the host has memory of its own (*offloads*), values that a checkpoint policy offloads take no memory of the device until the
+Where the host's memory is separate (*offloads*), values that a checkpoint policy offloads take no memory of the device until the
 checkpoint's backward pass. The CPU backend keeps them where they are.
 
 GPU compilers schedule operators where their results are used, and fuse them; nothing else is added for them. They start

@@ -30,7 +30,7 @@ class DiscoveredRule:
 
 
 @dataclass
-class Counts:
+class PairCounts:
     """Counts of the pairs of a family, by their fate."""
 
     graphs: int = 0
@@ -44,14 +44,14 @@ class Counts:
 
 def discover(
     family: Family, axioms: Sequence[Rule], known: Sequence[Rule] = (), report: Report = lambda text: None
-) -> tuple[list[DiscoveredRule], Counts, list[Rule]]:
+) -> tuple[list[DiscoveredRule], PairCounts, list[Rule]]:
     """Return the new rules of a family, counts of its pairs, and the pairs that are equal but not proved."""
     start = time.perf_counter()
     prover, rng = Prover(axioms), np.random.default_rng(0)
     premises = Prover((r for r in known if _is_premise(r)), values=False)
     rules: list[DiscoveredRule] = []
     unproved: list[Rule] = []
-    counts = Counts()
+    counts = PairCounts()
     enumeration = Enumeration(family)
     enumerated = ([c for pair in pairs if (c := candidate(pair, family))] for pairs in enumeration.levels())
     for size, candidates in enumerate(itertools.chain(enumerated, [[written_candidate(pair) for pair in family.written]]), 1):
@@ -75,7 +75,9 @@ def discover(
     return rules, counts, unproved
 
 
-def _accepted(pair: CandidateRule, prover: Prover, rng: np.random.Generator, counts: Counts, unproved: list[Rule]) -> Rule | None:
+def _accepted(
+    pair: CandidateRule, prover: Prover, rng: np.random.Generator, counts: PairCounts, unproved: list[Rule]
+) -> Rule | None:
     """Return a candidate's most general proved form. If it has no such form, count why, and return None."""
     rule = confirmed(pair, rng)
     if rule is None:

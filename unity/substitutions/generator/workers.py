@@ -19,7 +19,7 @@ from unity.base.atomic_files import write
 from unity.base.documents import encoded, parsed, typed
 from unity.base.errors import PlanFileError
 from unity.base.installation import PACKAGE
-from unity.substitutions.generator.discover import Counts, discover
+from unity.substitutions.generator.discover import PairCounts, discover
 from unity.substitutions.generator.family import Family
 from unity.substitutions.language.text import parse_rule, print_body
 from unity.verify.proofs.first_order import Prover
@@ -58,7 +58,7 @@ class Outcome:
 
     family: str
     rules: tuple[tuple[str, int], ...] = ()
-    counts: Counts = field(default_factory=Counts)
+    counts: PairCounts = field(default_factory=PairCounts)
     opened: tuple[str, ...] = ()
     failed: str = ""
 

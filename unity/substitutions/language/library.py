@@ -117,7 +117,7 @@ class Library:
         return entry
 
     def find(self, name: str) -> LibraryEntry | None:
-        """Return the rule of this name or, if there is none, of this former name; None if the library has neither."""
+        """Return the rule with a name, or else the rule that had it formerly; None if the library has neither."""
         return self._by_name.get(name)
 
     def matching(self, pattern: str) -> list[LibraryEntry]:

@@ -49,7 +49,7 @@ def best(
 
 
 def attempts(body: Body, rules: Sequence[LoopRule]) -> Iterator[tuple[Path, Body]]:
-    """Yield applications of rules to a program, with the program after them: all until none applies, and each by itself."""
+    """Yield applications of rules to a program, with the program after them: all until none applies, and each one alone."""
     every, together = everywhere(body, rules)
     if every:
         yield every, together

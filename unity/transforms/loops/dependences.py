@@ -20,7 +20,7 @@ from unity.substitutions.language.loop_rules import STEPPED
 
 
 class Dependence(IntEnum):
-    """What a value in a scan's step depends on, and so where it can be computed."""
+    """The dependence of a value in a scan's step on the carry and the step, which decides where it can be computed."""
 
     CONSTANTS = 0  # constants of the loop: once, before it
     SLICES = 1  # slices of the stacked operands, too: for all steps at once, before the loop

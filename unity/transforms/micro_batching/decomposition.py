@@ -82,7 +82,7 @@ def decomposed(captured: Captured, count: int) -> Decomposition:
 
 
 class Uneven(Mixed):
-    """Raised for an operator that cannot work on each micro-batch by itself, but perhaps could if there were fewer."""
+    """Raised for an operator that cannot work on micro-batches separately, but may be able to if there are fewer of them."""
 
 
 def counts(captured: Captured) -> list[int]:

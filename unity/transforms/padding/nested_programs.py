@@ -20,7 +20,7 @@ CARRIES = 4  # passes over a scan's step, after which padding has reached all th
 Argument = tuple[Sizes, Fill] | None  # the padded sizes and the fill of an operand; None: it is not padded
 
 
-class Walk(Protocol):
+class NestedPadding(Protocol):
     """A function that returns a nested program on padded operands, and its padded results; None for those that are not padded."""
 
     def __call__(
@@ -37,7 +37,7 @@ class Walk(Protocol):
         ...
 
 
-def rematerialized(values: PaddedValues, e: Equation, walk: Walk) -> None:
+def rematerialized(values: PaddedValues, e: Equation, walk: NestedPadding) -> None:
     """Add a checkpoint whose program runs on padded operands."""
     operands = [values.of(a) for a in e.operands]
     program, results = walk(nested_body(e), [_argument(v) for v in operands], e)
@@ -45,7 +45,7 @@ def rematerialized(values: PaddedValues, e: Equation, walk: Walk) -> None:
     _add(values, e, program, atoms, [_argument(r) for r in results])
 
 
-def scanned(values: PaddedValues, e: Equation, walk: Walk) -> None:
+def scanned(values: PaddedValues, e: Equation, walk: NestedPadding) -> None:
     """Add a scan whose steps run on padded slices. It carries values padded as at first or as a step returns."""
     body, (consts, carry) = nested_body(e), constants_and_carry(e.params)
     operands = [values.of(a) for a in e.operands]
@@ -64,7 +64,7 @@ def scanned(values: PaddedValues, e: Equation, walk: Walk) -> None:
 
 
 def _carried_sizes(
-    body: Body, fixed: Sequence[Argument], first: Sequence[Sizes], slices: Sequence[Argument], e: Equation, walk: Walk
+    body: Body, fixed: Sequence[Argument], first: Sequence[Sizes], slices: Sequence[Argument], e: Equation, walk: NestedPadding
 ) -> Sequence[Sizes]:
     """Return the padded sizes of what a scan carries: those at first, or else those that a step returns."""
     carried = list(first)
@@ -93,7 +93,7 @@ def _add(values: PaddedValues, e: Equation, program: Body, operands: Sequence[At
     values.writer.equations.append(new)
 
 
-def with_rule(values: PaddedValues, e: Equation, walk: Walk) -> bool:
+def with_rule(values: PaddedValues, e: Equation, walk: NestedPadding) -> bool:
     """Add a call with a derivative rule, such as relu, on padded operands.
 
     Returns False, and adds nothing, if its results differ in padding, from each other or from those of the rule.

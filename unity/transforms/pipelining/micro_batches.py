@@ -43,7 +43,7 @@ WALK = "unity:micro-batches"  # scope of the loop over micro-batches; no model h
 WAYS = 64  # combinations of the carries' dimensions that are tried for each size
 
 
-class Positioned(Mixed):
+class PositionDependent(Mixed):
     """Raised for a step that depends on the positions of its samples."""
 
 
@@ -175,7 +175,7 @@ def _traced(what: str, run: Callable[..., Sequence[Any]], operands: Sequence[Ten
         return close(jax.make_jaxpr(run)(*(t.struct for t in operands)))
     except NoPosition:
         why = "positions, or random numbers that are not drawn for each sample"
-        raise Positioned(f"{what} on where a sample stands in the batch ({why})") from None
+        raise PositionDependent(f"{what} on where a sample stands in the batch ({why})") from None
 
 
 def sums(

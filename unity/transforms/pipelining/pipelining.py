@@ -17,7 +17,7 @@ from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.parallel.stages import FOLLOWED, GPIPE, TWO_BW, Mixed, Schedule
 from unity.pcg.propagation.solver import nested_body
 from unity.pcg.types.axis import Axis
-from unity.transforms.pipelining.micro_batches import LayerScan, Positioned, scans, walked
+from unity.transforms.pipelining.micro_batches import LayerScan, PositionDependent, scans, walked
 from unity.transforms.pipelining.pipeline_operator import with_stages
 from unity.transforms.pipelining.rolling import ROLLED, EqualLayers, layers, rolled
 from unity.transforms.pipelining.sample_bits import NUMBERED, draws, numbered
@@ -257,7 +257,7 @@ def pipelined(
         raise Mixed(f"{stages * rounds} micro-batches cannot share {scan.size} samples evenly")
     try:
         walk = _walk(source, at, along, rounds, kind)
-    except Positioned:
+    except PositionDependent:
         walk = _walk(*source.numbered(at), along, rounds, kind)
     after = replace(walk.captured, graph=walk.staged(walk.captured.graph))
     schedule = Schedule(stages, stages * rounds, steps, kind)

@@ -103,7 +103,7 @@ class _Evaluation:
         return _literal(self.store, a) if isinstance(a, Literal) else self.values[a]
 
     def opaque(self, e: Equation, k: int, name: tuple[Any, ...] = (), body: Body | None = None) -> CanonicalValue:
-        """Return a value that stands for a result of a scan or checkpoint, of which nothing else is known.
+        """Return an uninterpreted value for a result of a scan or checkpoint.
 
         Args:
             e: the equation.
@@ -292,7 +292,7 @@ class _Steps:
         return results[e.results.index(a)]
 
     def _producer(self, a: int) -> Equation:
-        """Return the equation that computes a variable. Raises DerivationError if it is no operator."""
+        """Return the equation that computes a variable. Raises DerivationError if the variable is an input or a literal."""
         e = self.around.producers.get(a)
         if e is None or inside(e) is not None:
             raise DerivationError("a scan after rules of loops reads a value that its steps did not read before")

@@ -16,7 +16,7 @@ from unity.substitutions.language.rule import Rule
 from unity.substitutions.language.term import Attribute
 from unity.substitutions.language.text import print_term
 from unity.substitutions.language.typecheck import shown, typecheck
-from unity.verify.proofs.small_instances import Instance, small_instances, small_sizes
+from unity.verify.proofs.small_instances import SmallInstance, small_instances, small_sizes
 from unity.verify.semantics.interpret import NotInterpreted
 from unity.verify.semantics.meaning import evaluate, symbolic_tensor
 from unity.verify.semantics.pieces import join, symbolic_pieces
@@ -65,7 +65,7 @@ def executed(rule: Rule, sizes: Sequence[int] | None = None, limit: int = 24, de
     return executed_at(small_instances(rule, axes, sizes or small_sizes(rule, degree), limit), axes)
 
 
-def executed_at(instances: Iterable[Instance], axes: tuple[Axis, ...]) -> BoundedCheck:
+def executed_at(instances: Iterable[SmallInstance], axes: tuple[Axis, ...]) -> BoundedCheck:
     """Execute a rule at some of its instances."""
     domain, count, undecided = Symbolic(), 0, None
     for number, instance in enumerate(instances):
@@ -83,7 +83,7 @@ def executed_at(instances: Iterable[Instance], axes: tuple[Axis, ...]) -> Bounde
     return BoundedCheck("proved", count) if count else BoundedCheck("ill-typed", why="no small instance has both sides well-typed")
 
 
-def _counterexample(instance: Instance, axes: tuple[Axis, ...], domain: Symbolic, number: int) -> RuleCounterexample | None:
+def _counterexample(instance: SmallInstance, axes: tuple[Axis, ...], domain: Symbolic, number: int) -> RuleCounterexample | None:
     """Return values for which the sides of an instance differ, or None. Floats are symbols; indices are drawn a few times."""
     concrete = any(not t.dtype.startswith("float") for t in instance.types.values())
     draws = (_compare_sides(instance, axes, domain, below, number) for below in (DRAWS if concrete else DRAWS[:1]))
@@ -92,7 +92,7 @@ def _counterexample(instance: Instance, axes: tuple[Axis, ...], domain: Symbolic
 
 
 def _compare_sides(
-    instance: Instance, axes: tuple[Axis, ...], domain: Symbolic, below: int, number: int
+    instance: SmallInstance, axes: tuple[Axis, ...], domain: Symbolic, below: int, number: int
 ) -> RuleCounterexample | None:  # fmt: skip
     rule = instance.rule
     types = typecheck(rule.sides, instance.types, axes)

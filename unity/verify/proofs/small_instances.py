@@ -31,7 +31,7 @@ IMAGES = {"conv2d", "enlarge", "maxpool", "avgpool", "identity_kernel", "mean_ke
 
 
 @dataclass(frozen=True)
-class Instance:
+class SmallInstance:
     """A rule with values for its attribute variables, and types for its tensor variables."""
 
     rule: Rule
@@ -52,7 +52,7 @@ def small_sizes(rule: Rule, degree: int) -> tuple[int, ...]:
     return (1, 2, 3) if "split" in operators else (1, 2)
 
 
-def small_instances(rule: Rule, axes: tuple[Axis, ...], sizes: Sequence[int], limit: int) -> list[Instance]:
+def small_instances(rule: Rule, axes: tuple[Axis, ...], sizes: Sequence[int], limit: int) -> list[SmallInstance]:
     """Return at most `limit` instances of a rule, the smallest first.
 
     Choices of attributes take turns. A third of the instances have images with room for the rule's windows, if it has any
@@ -74,7 +74,7 @@ def small_instances(rule: Rule, axes: tuple[Axis, ...], sizes: Sequence[int], li
     return []
 
 
-def _round_robin(iterators: Iterable[Iterator[Instance]]) -> Iterator[Instance]:
+def _round_robin(iterators: Iterable[Iterator[SmallInstance]]) -> Iterator[SmallInstance]:
     """Yield one instance of each iterator in turn, until all are exhausted."""
     active = list(iterators)
     while active:
@@ -88,7 +88,7 @@ def _round_robin(iterators: Iterable[Iterator[Instance]]) -> Iterator[Instance]:
 
 def _of_attributes(
     rule: Rule, chosen: Mapping[str, Attribute], axes: tuple[Axis, ...], shapes: Shapes, rng: random.Random
-) -> Iterator[Instance]:
+) -> Iterator[SmallInstance]:
     """Yield every instance with these attributes and well-typed sides; the types of the first variable take turns."""
     possible = _possible(rule, axes, shapes.every)
     for types in possible.values():
@@ -100,7 +100,7 @@ def _of_attributes(
 
 def _instances(
     rule: Rule, chosen: Mapping[str, Attribute], axes: tuple[Axis, ...], possible: Mapping[str, Sequence[TensorType]], room: bool
-) -> Iterator[Instance]:
+) -> Iterator[SmallInstance]:
     """Yield instances in order, typing each operator as soon as its operands have types.
 
     With `room`, only those in which every window has room.
@@ -118,11 +118,11 @@ def _instances(
             return ()
         return () if room and not has_room(term.operator, term.attributes, operands) else (types[term.result],)
 
-    def extend(k: int) -> Iterator[Instance]:
+    def extend(k: int) -> Iterator[SmallInstance]:
         if k == len(order):
             types = {t.name: assigned[t] for t in order if isinstance(t, Variable)}
             if all(assigned[a] == assigned[b] for a, b in zip(rule.left, rule.right, strict=True)) and satisfies(rule, types):
-                yield Instance(rule, chosen, types)
+                yield SmallInstance(rule, chosen, types)
             return
         for type_ in types_of(order[k]):
             assigned[order[k]] = type_

@@ -107,7 +107,7 @@ class Algebra:
         self._normal: dict[tuple[str, int], tuple[Any, Poly]] = {}
 
     def forget(self) -> None:
-        """Forget normal forms, because what is known of elements or conditions has changed."""
+        """Discard cached normal forms, after facts about elements or conditions have changed."""
         self._normal.clear()
 
     def atom(self, name: str, atom: AlgebraAtom) -> Poly:
@@ -303,7 +303,7 @@ class Algebra:
         return self.times(inverse, {Monomial(((name, -1),)): Fraction(1)})
 
     def logarithm(self, p: Poly) -> Poly:
-        """Return the logarithm of a polynomial: exponentials and odd powers of one atom come out of it."""
+        """Return the logarithm of a polynomial, with exponentials and odd powers of one atom taken out of it."""
         return self._lifted([p], self._logarithm)
 
     def _logarithm(self, p: Poly) -> Poly:
@@ -323,7 +323,7 @@ class Algebra:
         return plus(outside, scaled(value, power))
 
     def root(self, p: Poly) -> Poly:
-        """Return the square root of a polynomial: exponentials, and even powers of what is positive, come out of it."""
+        """Return the square root of a polynomial, with exponentials and even powers of positive atoms taken out of it."""
         return self._lifted([p], self._root)
 
     def _root(self, p: Poly) -> Poly:
@@ -375,7 +375,7 @@ class Algebra:
 
         Args:
             p: the polynomial.
-            impossible: whether conditions contradict what is known.
+            impossible: whether conditions contradict the known facts.
         """
         names: list[str] = []
         for name in sorted(self._indicators(p)):

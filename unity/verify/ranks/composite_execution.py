@@ -21,7 +21,7 @@ def _standardized(axes: Axes, x: Any, e: Any) -> Any:
 
 
 def _rms_norm(axes: Axes, x: Any, w: Any, e: Any) -> Any:
-    """Normalize by the root mean square; JAX has no function of its own."""
+    """Normalize by the root mean square, for which JAX has no function."""
     return x / jnp.sqrt(jnp.mean(x**2, axes, keepdims=True) + e) * w
 
 

@@ -105,5 +105,5 @@ class _Expanded(ast.NodeTransformer):
 
 
 def expanded(term: ast.expr) -> ast.expr:
-    """Return a term with programs in the place of composite operators; operands are written as often as they are read."""
+    """Return a term with each composite operator replaced by its program, into which its operands are substituted."""
     return ast.parse(ast.unparse(_Expanded().visit(ast.parse(ast.unparse(term), mode="eval").body)), mode="eval").body

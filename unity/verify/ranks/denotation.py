@@ -10,14 +10,14 @@ from typing import Any
 
 from unity.verify.ranks.composites import COMPOSITES, with_groups
 from unity.verify.ranks.forms import FORMS, WORDED, Inexpressible, group_of, is_extremum, is_group, parts_of
-from unity.verify.ranks.operators import OPERATORS, Attributes, Domain, Tensor, Vector
+from unity.verify.ranks.operators import OPERATORS, Attributes, EvaluationDomain, RankTensor, Vector
 from unity.verify.ranks.rule import Signature
 
 
 class Reader:
     """Evaluates terms over a domain."""
 
-    def __init__(self, domain: Domain, signature: Signature, operands: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(self, domain: EvaluationDomain, signature: Signature, operands: Mapping[str, RankTensor] | None = None) -> None:
         self.domain, self.signature, self.operands = domain, signature, operands or {}
 
     def integers(self, node: ast.expr, group: str, names: Mapping[str, Vector] | None = None) -> Vector:
@@ -82,19 +82,19 @@ class Reader:
         """Return the group of a condition; an empty text if it is about scalars."""
         return group_of(node, self.signature.numbers)
 
-    def tensor(self, node: ast.expr) -> Tensor:
+    def tensor(self, node: ast.expr) -> RankTensor:
         """Evaluate a term."""
         if isinstance(node, ast.Constant | ast.UnaryOp):
             value = ast.literal_eval(node)
-            return Tensor({}, lambda index: self.domain.apply("constant", value))
+            return RankTensor({}, lambda index: self.domain.apply("constant", value))
         if isinstance(node, ast.Name) and node.id in ("least", "greatest"):
-            return Tensor({}, lambda index: self.domain.apply(node.id))
+            return RankTensor({}, lambda index: self.domain.apply(node.id))
         if isinstance(node, ast.Name) and node.id in self.operands:
             return self.operands[node.id]
         if isinstance(node, ast.Name | ast.Subscript):
             name = node.id if isinstance(node, ast.Name) else node.value.id  # type: ignore[attr-defined]
             shape = {g: self.integers(size, g) for g, size in self.signature.tensors[name]}
-            return Tensor(shape, lambda index: self.domain.access(name, {g: index[g] for g in shape}))
+            return RankTensor(shape, lambda index: self.domain.access(name, {g: index[g] for g in shape}))
         assert isinstance(node, ast.Call)
         assert isinstance(node.func, ast.Name)
         name = node.func.id
@@ -119,7 +119,7 @@ class Reader:
         """Require two groups of sizes to be equal."""
         self.domain.require(group, tuple(a == b for a, b in zip(left, right, strict=True)))
 
-    def _elementwise(self, name: str, operands: list[Tensor]) -> Tensor:
+    def _elementwise(self, name: str, operands: list[RankTensor]) -> RankTensor:
         """Apply a function to elements of operands of one shape; scalars are as large as needed."""
         large = [x for x in operands if x.sizes] or operands[:1]
         for other in large[1:]:
@@ -127,4 +127,4 @@ class Reader:
                 raise Inexpressible(f"the operands of {name} have different dimensions")
             for group in large[0].sizes:
                 self.same(group, large[0].sizes[group], other.sizes[group])
-        return Tensor(large[0].sizes, lambda i: self.domain.apply(name, *(x.at(i) for x in operands)), large[0].order)
+        return RankTensor(large[0].sizes, lambda i: self.domain.apply(name, *(x.at(i) for x in operands)), large[0].order)

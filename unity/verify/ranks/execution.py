@@ -214,7 +214,7 @@ class Runner:
         return self.ordered(i.array[..., None] == jnp.arange(int(size[0])), (*i.dims, (v, 0)), "")
 
     def run_lookup(self, x: Positioned, i: Positioned, bare: list[str], **_: Any) -> Positioned:
-        """Run a look-up: of each common dimension by itself."""
+        """Run a look-up, separately at each index of the common dimensions."""
         common = tuple(d for d in x.dims if d in i.dims)
         rest = tuple(d for d in x.dims if d not in common and d[0] not in bare)
         own = tuple(d for d in i.dims if d not in common)

@@ -31,7 +31,7 @@ class OutOfReach(Exception):
 
 
 @dataclass(frozen=True)
-class Form:
+class OperatorForm:
     """The form of an application: a word, bare groups, groups with fields in brackets, and operands, in this order.
 
     Attributes:
@@ -52,31 +52,34 @@ class Form:
 
 
 FORMS = {
-    "slice": Form("slice(G[start:end:stride], x)", bracketed=(1, MANY), fields=(2, 3)),
-    "pad": Form("pad(G[low:high:interior], x, value)", bracketed=(1, MANY), fields=(2, 3), operands=(2, 2)),
-    "dynamic_slice": Form("dynamic_slice(G[start:size], x)", bracketed=(1, MANY), fields=(2, 2)),
-    "dynamic_update_slice": Form("dynamic_update_slice(G[start], x, update)", bracketed=(1, MANY), fields=(1, 1), operands=(2, 2)),
-    "reverse": Form("reverse(G, x)", bare=(1, MANY)),
-    "transpose": Form("transpose(order, x)", word=True),
-    "broadcast": Form("broadcast(G[size], x)", bracketed=(1, MANY), fields=(1, 1)),
-    "squeeze": Form("squeeze(G, x)", bare=(1, MANY)),
-    "concat": Form("concat(C, x, y)", bare=(1, 1), operands=(1, MANY)),
-    "iota": Form("iota(C, C[size], G[size])", bare=(1, 1), bracketed=(1, MANY), fields=(1, 1), operands=(0, 0)),
-    "reduce": Form("reduce(add, G, x)", bare=(1, MANY), word=True),
-    "dot": Form("dot(K, x, y)", bare=(0, MANY), operands=(2, 2)),
-    "conv": Form(
+    "slice": OperatorForm("slice(G[start:end:stride], x)", bracketed=(1, MANY), fields=(2, 3)),
+    "pad": OperatorForm("pad(G[low:high:interior], x, value)", bracketed=(1, MANY), fields=(2, 3), operands=(2, 2)),
+    "dynamic_slice": OperatorForm("dynamic_slice(G[start:size], x)", bracketed=(1, MANY), fields=(2, 2)),
+    "dynamic_update_slice": OperatorForm(
+        "dynamic_update_slice(G[start], x, update)", bracketed=(1, MANY), fields=(1, 1), operands=(2, 2)
+    ),
+    "reverse": OperatorForm("reverse(G, x)", bare=(1, MANY)),
+    "transpose": OperatorForm("transpose(order, x)", word=True),
+    "broadcast": OperatorForm("broadcast(G[size], x)", bracketed=(1, MANY), fields=(1, 1)),
+    "squeeze": OperatorForm("squeeze(G, x)", bare=(1, MANY)),
+    "concat": OperatorForm("concat(C, x, y)", bare=(1, 1), operands=(1, MANY)),
+    "iota": OperatorForm("iota(C, C[size], G[size])", bare=(1, 1), bracketed=(1, MANY), fields=(1, 1), operands=(0, 0)),
+    "reduce": OperatorForm("reduce(add, G, x)", bare=(1, MANY), word=True),
+    "dot": OperatorForm("dot(K, x, y)", bare=(0, MANY), operands=(2, 2)),
+    "conv": OperatorForm(
         "conv(F, S[stride, low, high, dilation, window_dilation], x, w)",
         bare=(0, MANY),
         bracketed=(1, 1),
         fields=(5, 5),
         operands=(2, 2),
     ),
-    "largest": Form("largest(K, x)", bare=(1, MANY)),
-    "like": Form("like(x, y)", operands=(2, 2)),
-    "is_at": Form("is_at(V[size], i)", bracketed=(1, 1), fields=(1, 1)),
-    "lookup": Form("lookup(V, x, i)", bare=(1, 1), operands=(2, 2)),
+    "largest": OperatorForm("largest(K, x)", bare=(1, MANY)),
+    "like": OperatorForm("like(x, y)", operands=(2, 2)),
+    "is_at": OperatorForm("is_at(V[size], i)", bracketed=(1, 1), fields=(1, 1)),
+    "lookup": OperatorForm("lookup(V, x, i)", bare=(1, 1), operands=(2, 2)),
     **{
-        n: Form(d.usage, (len(d.groups), len(d.groups)), operands=(len(d.operands), len(d.operands))) for n, d in COMPOSITES.items()
+        n: OperatorForm(d.usage, (len(d.groups), len(d.groups)), operands=(len(d.operands), len(d.operands)))
+        for n, d in COMPOSITES.items()
     },
 }
 WORDED = {name for name, form in FORMS.items() if form.word}
@@ -272,7 +275,7 @@ class Checker:
         return self._joined(node, kinds)
 
     def number(self, node: ast.expr, group: str, condition: bool = False) -> None:
-        """Check an expression of sizes, attributes and scalars; only a condition compares scalars that are no integers."""
+        """Check an expression of sizes, attributes and scalars; only a condition may compare scalars other than integers."""
         if isinstance(node, ast.Constant) and type(node.value) is int and _is_number(node.value):
             return
         if isinstance(node, ast.Name):

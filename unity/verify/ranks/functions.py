@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import z3
 
 if TYPE_CHECKING:
-    from unity.verify.ranks.symbolic import Symbolic
+    from unity.verify.ranks.symbolic import SymbolicDomain
 
 
-def _remainder(d: Symbolic, a: Any, b: Any) -> Any:
+def _remainder(d: SymbolicDomain, a: Any, b: Any) -> Any:
     """The remainder with the sign of the dividend."""
     rest = d.quotient(z3.If(a >= 0, a, -a), z3.If(b >= 0, b, -b))[1]
     value = d.applied("rem", d.element_sort, a, b)
@@ -19,29 +19,29 @@ def _remainder(d: Symbolic, a: Any, b: Any) -> Any:
     return value
 
 
-def _square_root(d: Symbolic, a: Any) -> Any:
+def _square_root(d: SymbolicDomain, a: Any) -> Any:
     value = d.applied("sqrt", d.element_sort, a)
     d.facts.append(z3.Implies(a >= 0, z3.And(value >= 0, value * value == a)))
     return value
 
 
-def _reciprocal_root(d: Symbolic, a: Any) -> Any:
+def _reciprocal_root(d: SymbolicDomain, a: Any) -> Any:
     return d.apply("constant", 1) / _square_root(d, a)
 
 
-def _exponential(d: Symbolic, a: Any) -> Any:
+def _exponential(d: SymbolicDomain, a: Any) -> Any:
     value = d.applied("exp", d.element_sort, a)
     d.note("exp", value)
     return value
 
 
-def _logarithm(d: Symbolic, a: Any) -> Any:
+def _logarithm(d: SymbolicDomain, a: Any) -> Any:
     value = d.applied("log", d.element_sort, a)
     d.note("log", value)
     return value
 
 
-def _power(d: Symbolic, a: Any, b: Any) -> Any:
+def _power(d: SymbolicDomain, a: Any, b: Any) -> Any:
     """A power: a product for a small whole exponent, else by its size, and of a positive base by its sign."""
     if z3.is_rational_value(b) and b.denominator_as_long() == 1 and abs(b.numerator_as_long()) <= 4:
         value, number = 1 + 0 * a, b.numerator_as_long()  # defined where the base is
@@ -93,11 +93,11 @@ MEANINGS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _zero_exponent(d: Symbolic, value: Any, a: Any) -> list[Any]:
+def _zero_exponent(d: SymbolicDomain, value: Any, a: Any) -> list[Any]:
     return [value > 0, z3.Implies(a == 0, value == 1), d.applied("log", d.element_sort, value) == a]
 
 
-def _inverse(d: Symbolic, value: Any, a: Any) -> list[Any]:
+def _inverse(d: SymbolicDomain, value: Any, a: Any) -> list[Any]:
     return [z3.Implies(a > 0, d.applied("exp", d.element_sort, value) == a), z3.Implies(a == 1, value == 0)]
 
 

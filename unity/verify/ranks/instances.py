@@ -16,7 +16,7 @@ import numpy as np
 
 from unity.verify.ranks.denotation import Reader
 from unity.verify.ranks.forms import GENERIC, INDEX, MONOIDS, TRUTH, kind_of
-from unity.verify.ranks.operators import PARTIAL, Index, Tensor, Vector
+from unity.verify.ranks.operators import PARTIAL, Index, RankTensor, Vector
 from unity.verify.ranks.rule import RankRule, Signature, names_in, names_of, signature
 
 CANDIDATES = 6_000  # combinations of sizes and attributes of a dimension, before those that are not legal are left out
@@ -107,7 +107,7 @@ class Concrete:
         """Return an integer as an element."""
         return Elements(np.asarray(number))
 
-    def shared(self, tensor: Tensor) -> Tensor:
+    def shared(self, tensor: RankTensor) -> RankTensor:
         """Return the tensor: its elements are evaluated for each reader."""
         return tensor
 
@@ -176,7 +176,7 @@ class Concrete:
         """Note where an operator is defined."""
         self.legal[group] = self.both(self.legal.get(group, True), *conditions)
 
-    def array(self, tensor: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    def array(self, tensor: RankTensor) -> tuple[np.ndarray, np.ndarray]:
         """Return all elements of a tensor, and where they are defined."""
         sizes = [int(n) for g in tensor.sizes for n in tensor.sizes[g]]
         self.axes, self.volume, index, axis = len(sizes), 1, {}, 0
@@ -314,7 +314,7 @@ def _holds(node: Any, reader: Reader) -> bool:
 
 
 @dataclass(frozen=True)
-class Run:
+class RuleRun:
     """The run of a rule at an instance.
 
     Attributes:
@@ -326,7 +326,7 @@ class Run:
     substantial: bool = False
 
 
-def run(rule: RankRule, shape: Signature, instance: Instance) -> Run:
+def run(rule: RankRule, shape: Signature, instance: Instance) -> RuleRun:
     """Run a rule at a legal instance.
 
     Raises:
@@ -338,16 +338,16 @@ def run(rule: RankRule, shape: Signature, instance: Instance) -> Run:
     domain.legal.clear()
     right = reader.tensor(rule.right)
     if not all(np.all(x) for x in domain.legal.values()):
-        return Run("the right side is not defined")
+        return RuleRun("the right side is not defined")
     if {g: list(map(int, n)) for g, n in left.sizes.items()} != {g: list(map(int, n)) for g, n in right.sizes.items()}:
-        return Run("the sides have different shapes")
-    right = Tensor({g: right.sizes[g] for g in left.sizes}, right.at, right.order)
+        return RuleRun("the sides have different shapes")
+    right = RankTensor({g: right.sizes[g] for g in left.sizes}, right.at, right.order)
     (a, where), (b, defined) = domain.array(left), domain.array(right)
     if not np.all(defined | ~where):
-        return Run("an element of the right side is not defined")
+        return RuleRun("an element of the right side is not defined")
     if compare(a, b, where):
-        return Run("", all(instance.ranks.values()) and bool(np.any(where)))
-    return Run(f"{a.tolist()} is not {b.tolist()}")
+        return RuleRun("", all(instance.ranks.values()) and bool(np.any(where)))
+    return RuleRun(f"{a.tolist()} is not {b.tolist()}")
 
 
 def compare(a: np.ndarray, b: np.ndarray, where: Any = True, tolerance: float = 1e-7, infinite: bool = True) -> bool:
@@ -377,9 +377,9 @@ class Runs:
     """The runs of a rule at instances.
 
     Attributes:
-        counterexample: an instance at which the sides differ, and how; empty if there is none.
+        counterexample: an instance at which the sides differ, and how; empty if the sides agree.
         number: of instances.
-        substantial: of substantial ones (`Run`).
+        substantial: of substantial ones (`RuleRun`).
     """
 
     counterexample: str

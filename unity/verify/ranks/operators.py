@@ -1,8 +1,8 @@
 """The meaning of operators: a tensor is a function from indices to elements, its sizes are functions of its operands' sizes.
 
 An index gives each group of dimensions a vector with one integer for each of its dimensions. An operator is written once, by
-arithmetic on the integers of one dimension, and evaluated by a `Domain`: on symbols by the prover (`symbolic.py`), where a vector
-is its generic dimension, and on arrays at a concrete rank (`instances.py`), where tests compare it with `jax.lax`
+arithmetic on the integers of one dimension, and evaluated by an `EvaluationDomain`: on symbols by the prover (`symbolic.py`), where
+a vector is its generic dimension, and on arrays at a concrete rank (`instances.py`), where tests compare it with `jax.lax`
 (`execution.py`)."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Vector = tuple[Any, ...]  # an integer, or a truth value, for each dimension of 
 Index = Mapping[str, Vector]
 
 
-class Domain(Protocol):
+class EvaluationDomain(Protocol):
     """The integers and elements over which terms are evaluated."""
 
     def rank(self, group: str) -> int:
@@ -60,7 +60,7 @@ class Domain(Protocol):
         """Return an integer as an element."""
         ...
 
-    def shared(self, tensor: Tensor) -> Tensor:
+    def shared(self, tensor: RankTensor) -> RankTensor:
         """Return a tensor whose elements are read several times, so that a domain may evaluate each once."""
         ...
 
@@ -96,7 +96,7 @@ PARTIAL: dict[str, Callable[..., Any]] = {  # functions of elements that are not
 
 
 @dataclass(frozen=True)
-class Tensor:
+class RankTensor:
     """A tensor: the sizes of its groups, its elements, and the order of its dimensions.
 
     Dimensions have names, so an operator's meaning does not depend on their order. They lie in the order of their names unless a
@@ -130,17 +130,17 @@ def _default(vector: Vector | None, like: Vector, value: Any) -> Vector:
     return (value,) * len(like) if vector is None else vector
 
 
-def _moved(x: Tensor, index: Index, moves: dict[str, Vector]) -> Any:
+def _moved(x: RankTensor, index: Index, moves: dict[str, Vector]) -> Any:
     return x.at({**index, **moves})
 
 
-def _check_groups(attributes: Attributes, x: Tensor) -> None:
+def _check_groups(attributes: Attributes, x: RankTensor) -> None:
     if missing := {*attributes.groups, *attributes.fields} - set(x.sizes):
         raise Inexpressible(f"an operand lacks the dimensions {', '.join(sorted(missing))}")
 
 
 @define
-def slice_(r: Reader, a: Attributes, x: Tensor) -> Tensor:
+def slice_(r: Reader, a: Attributes, x: RankTensor) -> RankTensor:
     """`slice(G[start:end:stride], x)`."""
     _check_groups(a, x)
     sizes, steps = dict(x.sizes), {}
@@ -160,7 +160,7 @@ def slice_(r: Reader, a: Attributes, x: Tensor) -> Tensor:
             x, i, {g: tuple(s + k * p for k, s, p in zip(i[g], start, stride, strict=True)) for g, (start, stride) in steps.items()}
         )
 
-    return Tensor(sizes, at, x.order)
+    return RankTensor(sizes, at, x.order)
 
 
 def _is_one(number: Any) -> bool:
@@ -168,7 +168,7 @@ def _is_one(number: Any) -> bool:
 
 
 @define
-def pad(r: Reader, a: Attributes, x: Tensor, value: Tensor) -> Tensor:
+def pad(r: Reader, a: Attributes, x: RankTensor, value: RankTensor) -> RankTensor:
     """`pad(G[low:high:interior], x, value)`; negative padding removes elements."""
     _check_groups(a, x)
     if value.sizes:
@@ -192,7 +192,7 @@ def pad(r: Reader, a: Attributes, x: Tensor, value: Tensor) -> Tensor:
             inside, index[g] = r.domain.both(inside, r.domain.every(g, within)), tuple(q for q, _ in places)
         return r.domain.choose(inside, _moved(x, i, index), value.at({}))
 
-    return Tensor(sizes, at, x.order)
+    return RankTensor(sizes, at, x.order)
 
 
 def _clamped(r: Reader, start: Vector, part: Vector, whole: Vector) -> Vector:
@@ -203,7 +203,7 @@ def _clamped(r: Reader, start: Vector, part: Vector, whole: Vector) -> Vector:
 
 
 @define
-def dynamic_slice(r: Reader, a: Attributes, x: Tensor) -> Tensor:
+def dynamic_slice(r: Reader, a: Attributes, x: RankTensor) -> RankTensor:
     """`dynamic_slice(G[start:size], x)`; starts are moved so that the slice lies within the operand."""
     _check_groups(a, x)
     starts = {g: _clamped(r, f[0], f[1], x.sizes[g]) for g, f in a.fields.items()}  # type: ignore[arg-type]
@@ -214,11 +214,11 @@ def dynamic_slice(r: Reader, a: Attributes, x: Tensor) -> Tensor:
     def at(i: Index) -> Any:
         return _moved(x, i, {g: tuple(k + s for k, s in zip(i[g], start, strict=True)) for g, start in starts.items()})
 
-    return Tensor(sizes, at, x.order)  # type: ignore[arg-type]
+    return RankTensor(sizes, at, x.order)  # type: ignore[arg-type]
 
 
 @define
-def dynamic_update_slice(r: Reader, a: Attributes, x: Tensor, update: Tensor) -> Tensor:
+def dynamic_update_slice(r: Reader, a: Attributes, x: RankTensor, update: RankTensor) -> RankTensor:
     """`dynamic_update_slice(G[start], x, update)`; dimensions without a start have start 0."""
     _check_groups(a, x)
     if set(update.sizes) != set(x.sizes) or update.order != x.order:
@@ -235,14 +235,14 @@ def dynamic_update_slice(r: Reader, a: Attributes, x: Tensor, update: Tensor) ->
             inside = r.domain.both(inside, r.domain.every(g, within))
         return r.domain.choose(inside, _moved(update, i, moved), x.at(i))
 
-    return Tensor(x.sizes, at, x.order)
+    return RankTensor(x.sizes, at, x.order)
 
 
 @define
-def reverse(r: Reader, a: Attributes, x: Tensor) -> Tensor:
+def reverse(r: Reader, a: Attributes, x: RankTensor) -> RankTensor:
     """`reverse(G, x)`."""
     _check_groups(a, x)
-    return Tensor(
+    return RankTensor(
         x.sizes,
         lambda i: _moved(x, i, {g: tuple(n - 1 - k for k, n in zip(i[g], x.sizes[g], strict=True)) for g in a.groups}),
         x.order,
@@ -250,34 +250,34 @@ def reverse(r: Reader, a: Attributes, x: Tensor) -> Tensor:
 
 
 @define
-def transpose(r: Reader, a: Attributes, x: Tensor) -> Tensor:
+def transpose(r: Reader, a: Attributes, x: RankTensor) -> RankTensor:
     """`transpose(o, x)`: the dimensions in the order `o`; `transpose(names, x)` puts them back into the order of their names."""
-    return Tensor(x.sizes, x.at, "" if a.words[0] == "names" else a.words[0])
+    return RankTensor(x.sizes, x.at, "" if a.words[0] == "names" else a.words[0])
 
 
 @define
-def broadcast(r: Reader, a: Attributes, x: Tensor) -> Tensor:
+def broadcast(r: Reader, a: Attributes, x: RankTensor) -> RankTensor:
     """`broadcast(G[n], x)`: further groups of dimensions."""
     if both := set(a.fields) & set(x.sizes):
         raise Inexpressible(f"a broadcast's operand has the dimensions {', '.join(sorted(both))} already")
     added = {g: f[0] for g, f in a.fields.items()}
     for g, sizes in added.items():
         r.domain.require(g, tuple(n >= 0 for n in sizes))  # type: ignore[union-attr]
-    return Tensor({**x.sizes, **added}, lambda i: x.at({g: v for g, v in i.items() if g not in added}), x.order)  # type: ignore[arg-type]
+    return RankTensor({**x.sizes, **added}, lambda i: x.at({g: v for g, v in i.items() if g not in added}), x.order)  # type: ignore[arg-type]
 
 
 @define
-def squeeze(r: Reader, a: Attributes, x: Tensor) -> Tensor:
+def squeeze(r: Reader, a: Attributes, x: RankTensor) -> RankTensor:
     """`squeeze(G, x)`: without a group of dimensions of size 1."""
     _check_groups(a, x)
     for g in a.groups:
         r.domain.require(g, tuple(n == 1 for n in x.sizes[g]))
     zeros = {g: (0,) * len(x.sizes[g]) for g in a.groups}
-    return Tensor({g: n for g, n in x.sizes.items() if g not in zeros}, lambda i: _moved(x, i, zeros), x.order)
+    return RankTensor({g: n for g, n in x.sizes.items() if g not in zeros}, lambda i: _moved(x, i, zeros), x.order)
 
 
 @define
-def concat(r: Reader, a: Attributes, *operands: Tensor) -> Tensor:
+def concat(r: Reader, a: Attributes, *operands: RankTensor) -> RankTensor:
     """`concat(C, x, y, ...)` along one dimension."""
     (c,) = a.groups
     first, total = operands[0], (0,)
@@ -298,20 +298,20 @@ def concat(r: Reader, a: Attributes, *operands: Tensor) -> Tensor:
             value = r.domain.choose(i[c][0] < end, _moved(x, i, {c: (i[c][0] - start,)}), value)
         return value
 
-    return Tensor({**first.sizes, c: total}, at, first.order)
+    return RankTensor({**first.sizes, c: total}, at, first.order)
 
 
 @define
-def iota(r: Reader, a: Attributes) -> Tensor:
+def iota(r: Reader, a: Attributes) -> RankTensor:
     """`iota(C, C[n], G[m])`: the index along one dimension."""
     (c,) = a.groups
     for g, fields in a.fields.items():
         r.domain.require(g, tuple(n >= 0 for n in fields[0]))  # type: ignore[union-attr]
-    return Tensor({g: f[0] for g, f in a.fields.items()}, lambda i: r.domain.element(i[c][0]))  # type: ignore[misc]
+    return RankTensor({g: f[0] for g, f in a.fields.items()}, lambda i: r.domain.element(i[c][0]))  # type: ignore[misc]
 
 
 @define
-def reduce(r: Reader, a: Attributes, x: Tensor) -> Tensor:
+def reduce(r: Reader, a: Attributes, x: RankTensor) -> RankTensor:
     """`reduce(add, G, x)`: with a commutative monoid, over groups of dimensions."""
     _check_groups(a, x)
     boxes = [(g, x.sizes[g]) for g in a.groups]
@@ -320,10 +320,10 @@ def reduce(r: Reader, a: Attributes, x: Tensor) -> Tensor:
     def at(i: Index) -> Any:
         return r.domain.reduce(a.words[0], boxes, lambda j: _moved(x, i, dict(zip(a.groups, j, strict=True))))
 
-    return Tensor(sizes, at, x.order)
+    return RankTensor(sizes, at, x.order)
 
 
-def _joined(r: Reader, x: Tensor, y: Tensor, apart: Sequence[str] = ()) -> dict[str, Vector]:
+def _joined(r: Reader, x: RankTensor, y: RankTensor, apart: Sequence[str] = ()) -> dict[str, Vector]:
     """Return the sizes of both operands of a product; those of shared groups must be equal."""
     if x.order or y.order:
         raise Inexpressible("a product of transposed operands; transpose its result")
@@ -334,7 +334,7 @@ def _joined(r: Reader, x: Tensor, y: Tensor, apart: Sequence[str] = ()) -> dict[
 
 
 @define
-def dot(r: Reader, a: Attributes, x: Tensor, y: Tensor) -> Tensor:
+def dot(r: Reader, a: Attributes, x: RankTensor, y: RankTensor) -> RankTensor:
     """`dot(K, x, y)`: the product summed over groups; other groups of both operands are batch dimensions."""
     sizes = _joined(r, x, y)
     for operand in (x, y):
@@ -348,11 +348,11 @@ def dot(r: Reader, a: Attributes, x: Tensor, y: Tensor) -> Tensor:
 
         return r.domain.reduce("add", boxes, body) if boxes else body(())
 
-    return Tensor({g: n for g, n in sizes.items() if g not in a.groups}, at)
+    return RankTensor({g: n for g, n in sizes.items() if g not in a.groups}, at)
 
 
 @define
-def conv(r: Reader, a: Attributes, x: Tensor, w: Tensor) -> Tensor:
+def conv(r: Reader, a: Attributes, x: RankTensor, w: RankTensor) -> RankTensor:
     """`conv(F, S[stride, low, high, dilation, window_dilation], x, w)`: `F` is summed, `S` is windowed."""
     ((s, fields),) = a.fields.items()
     for operand in (x, w):
@@ -392,11 +392,11 @@ def conv(r: Reader, a: Attributes, x: Tensor, w: Tensor) -> Tensor:
 
         return r.domain.reduce("add", [(g, {**sizes, s: m}[g]) for g in summed], body)
 
-    return Tensor({**{g: v for g, v in sizes.items() if g not in a.groups}, s: out}, at)
+    return RankTensor({**{g: v for g, v in sizes.items() if g not in a.groups}, s: out}, at)
 
 
 @define
-def largest(r: Reader, a: Attributes, x: Tensor) -> Tensor:
+def largest(r: Reader, a: Attributes, x: RankTensor) -> RankTensor:
     """`largest(K, x)`: the largest element over groups, in which there is one."""
     _check_groups(a, x)
     for g in a.groups:
@@ -405,27 +405,29 @@ def largest(r: Reader, a: Attributes, x: Tensor) -> Tensor:
 
 
 @define
-def like(r: Reader, a: Attributes, x: Tensor, y: Tensor) -> Tensor:
+def like(r: Reader, a: Attributes, x: RankTensor, y: RankTensor) -> RankTensor:
     """`like(x, y)`: `y`, repeated along the dimensions of `x` that it lacks."""
     if not set(y.sizes) <= set(x.sizes) or x.order or y.order:
         raise Inexpressible("like(x, y) repeats y, whose dimensions are some of those of x, in the order of their names")
     for g in y.sizes:
         r.same(g, x.sizes[g], y.sizes[g])
-    return Tensor(x.sizes, lambda i: y.at({g: i[g] for g in y.sizes}))
+    return RankTensor(x.sizes, lambda i: y.at({g: i[g] for g in y.sizes}))
 
 
 @define
-def is_at(r: Reader, a: Attributes, i: Tensor) -> Tensor:
+def is_at(r: Reader, a: Attributes, i: RankTensor) -> RankTensor:
     """`is_at(V[n], i)`: whether the place along the new dimension is the index."""
     ((v, (size,)),) = a.fields.items()
     if v in i.sizes or i.order or size is None:
         raise Inexpressible(f"indices have the dimension {v} already, or were transposed")
     r.domain.require(v, (size[0] >= 0,))
-    return Tensor({**i.sizes, v: size}, lambda k: r.domain.apply("eq", i.at({g: k[g] for g in i.sizes}), r.domain.element(k[v][0])))
+    return RankTensor(
+        {**i.sizes, v: size}, lambda k: r.domain.apply("eq", i.at({g: k[g] for g in i.sizes}), r.domain.element(k[v][0]))
+    )
 
 
 @define
-def lookup(r: Reader, a: Attributes, x: Tensor, i: Tensor) -> Tensor:
+def lookup(r: Reader, a: Attributes, x: RankTensor, i: RankTensor) -> RankTensor:
     """`lookup(V, x, i)`: the element of `x` at the index along one dimension, where the index is in range."""
     (v,) = a.groups
     _check_groups(a, x)
@@ -437,4 +439,4 @@ def lookup(r: Reader, a: Attributes, x: Tensor, i: Tensor) -> Tensor:
         index = i.at({g: k[g] for g in i.sizes})
         return r.domain.look_up(index, x.sizes[v][0], lambda place: _moved(x, {g: k[g] for g in x.sizes if g != v}, {v: (place,)}))
 
-    return Tensor({g: n for g, n in sizes.items() if g != v}, at)
+    return RankTensor({g: n for g, n in sizes.items() if g != v}, at)

@@ -31,9 +31,9 @@ from unity.base.errors import RuleError
 from unity.verify.ranks.algebra import plus, scaled
 from unity.verify.ranks.denotation import Reader
 from unity.verify.ranks.forms import OutOfReach
-from unity.verify.ranks.operators import Tensor, Vector
+from unity.verify.ranks.operators import RankTensor, Vector
 from unity.verify.ranks.rule import Pairing, RankRule, signature
-from unity.verify.ranks.symbolic import Summand, Sums, Symbolic
+from unity.verify.ranks.symbolic import Summand, Sums, SymbolicDomain
 from unity.verify.ranks.totals import constants, nodes
 
 ROUNDS = 25  # of proposals and lemmas, for one obligation
@@ -62,7 +62,7 @@ class RankProof:
 class Obligations:
     """Proves formulas over atoms, under hypotheses that hold of every dimension of a group."""
 
-    def __init__(self, domain: Symbolic) -> None:
+    def __init__(self, domain: SymbolicDomain) -> None:
         self.domain, self.lemmas, self.undecided = domain, 0, 0
         self.hypotheses: list[tuple[str, Any]] = []
         self._learned: list[Any] = []
@@ -142,7 +142,7 @@ def prove(rule: RankRule) -> RankProof:
     """Try to prove a rule for every rank and every size."""
     start = time.process_time()
     try:
-        domain = Symbolic(signature(rule))
+        domain = SymbolicDomain(signature(rule))
         obligations = Obligations(domain)
         status, why = _attempt(rule, domain, obligations)
     except RuleError as error:
@@ -154,7 +154,7 @@ def prove(rule: RankRule) -> RankProof:
     return RankProof(status, why, time.process_time() - start, obligations.lemmas)
 
 
-def _attempt(rule: RankRule, domain: Symbolic, obligations: Obligations) -> tuple[str, str]:
+def _attempt(rule: RankRule, domain: SymbolicDomain, obligations: Obligations) -> tuple[str, str]:
     reader = Reader(domain, domain.signature)
     left = reader.tensor(rule.left)
     for group, condition in domain.requirements:
@@ -192,7 +192,7 @@ def _condition(node: ast.expr, reader: Reader, obligations: Obligations) -> list
 
 
 def _equal_elements(
-    rule: RankRule, left: Tensor, right: Tensor, premises: list[Any], reader: Reader, obligations: Obligations
+    rule: RankRule, left: RankTensor, right: RankTensor, premises: list[Any], reader: Reader, obligations: Obligations
 ) -> tuple[str, str]:
     domain = obligations.domain
     index = {g: domain.integer_symbol(f"index {g}") for g in left.sizes}
@@ -262,11 +262,16 @@ def _named(summand: Summand) -> list[tuple[str, str]]:
 
 
 def _image(
-    target: Summand, source: Summand, index: tuple[Vector, ...], assignments: dict[str, ast.expr], reader: Reader, domain: Symbolic
+    target: Summand,
+    source: Summand,
+    index: tuple[Vector, ...],
+    assignments: dict[str, ast.expr],
+    reader: Reader,
+    domain: SymbolicDomain,
 ) -> tuple[Vector, ...]:
     """Return the index of a summand that corresponds to another's.
 
-    An index is given by indices and numbers of its own group: other groups may have other ranks.
+    An index depends only on indices and numbers of the same group, since other groups may have other ranks.
     """
     image = []
     known = dict(zip(_named(source), index, strict=True))
@@ -281,12 +286,12 @@ def _image(
     return tuple(image)
 
 
-def _inside(summand: Summand, index: tuple[Vector, ...], domain: Symbolic) -> Any:
+def _inside(summand: Summand, index: tuple[Vector, ...], domain: SymbolicDomain) -> Any:
     inside = [domain.every(g, (z3.And(k >= 0, k < n),)) for (g, (n,)), (k,) in zip(summand.boxes, index, strict=True)]
     return z3.And([domain.truth(c) for c in inside] + [domain.truth(True)])
 
 
-def _equal_indices(summand: Summand, left: tuple[Vector, ...], right: tuple[Vector, ...], domain: Symbolic) -> Any:
+def _equal_indices(summand: Summand, left: tuple[Vector, ...], right: tuple[Vector, ...], domain: SymbolicDomain) -> Any:
     equal = [domain.every(g, (domain.truth(a == b),)) for (g, _), (a,), (b,) in zip(summand.boxes, left, right, strict=True)]
     return z3.And([domain.truth(c) for c in equal] + [domain.truth(True)])
 
@@ -365,7 +370,7 @@ def learn_where_defined(condition: Any, premises: list[Any], obligations: Obliga
                 domain.facts.append(symbol)
 
 
-def learn_normal_forms(conditions: Sequence[Any], domain: Symbolic) -> None:
+def learn_normal_forms(conditions: Sequence[Any], domain: SymbolicDomain) -> None:
     """Note what totals in conditions are by their normal forms, where they are defined for certain."""
     totals = domain.totals
     for name in {n for c in conditions for n in constants(c)}:

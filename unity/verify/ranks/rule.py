@@ -58,7 +58,7 @@ class RankRule:
         obstacle: the reason why the rule has no terms; empty if it has.
         unproved: the reason why the rule is expected to be open; empty if it is expected to be proved.
         line: of the text.
-        fault: why the text is no well-formed rule; empty if it is.
+        fault: why the text is not a well-formed rule; empty if it is one.
         text: of a rule that has no sides.
     """
 

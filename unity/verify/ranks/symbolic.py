@@ -21,7 +21,7 @@ import z3
 
 from unity.verify.ranks.forms import GENERIC, INDEX, MONOIDS, TRUTH, Inexpressible, OutOfReach, kind_of
 from unity.verify.ranks.functions import LAWS, MEANINGS
-from unity.verify.ranks.operators import PARTIAL, Index, Tensor, Vector
+from unity.verify.ranks.operators import PARTIAL, Index, RankTensor, Vector
 from unity.verify.ranks.rule import Signature
 from unity.verify.ranks.totals import NONNEGATIVE, POSITIVE, Totals, partial_function
 
@@ -46,7 +46,7 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Atom:
+class OpaqueCondition:
     """An opaque condition on all dimensions of a group, and its formula at the generic dimension."""
 
     symbol: Any
@@ -60,7 +60,7 @@ class Atom:
 
 
 @dataclass(frozen=True)
-class Part:
+class OpaqueIndex:
     """The opaque part of an index in a group, and its integer at the generic dimension."""
 
     symbol: Any
@@ -73,7 +73,7 @@ class Part:
         return self.number
 
 
-class Symbolic:
+class SymbolicDomain:
     """The domain of symbols."""
 
     def __init__(self, signature: Signature) -> None:
@@ -81,9 +81,9 @@ class Symbolic:
         self.context = z3.Context()
         self.integer = z3.IntSort(self.context)
         self.element_sort = self.integer if signature.integers else z3.RealSort(self.context)
-        self.atoms: dict[tuple[str, str], Atom] = {}
-        self.parts: dict[tuple[str, str], Part] = {}
-        self.definitions: dict[str, Atom | Part] = {}  # of all atoms and parts so far, by name
+        self.atoms: dict[tuple[str, str], OpaqueCondition] = {}
+        self.parts: dict[tuple[str, str], OpaqueIndex] = {}
+        self.definitions: dict[str, OpaqueCondition | OpaqueIndex] = {}  # of all atoms and parts so far, by name
         self.follows: Callable[[str, Any], bool] = lambda group, condition: False  # at any dimension of a group
         self.facts: list[Any] = []  # of elements, by their definition
         self.divisions: list[Any] = []  # of quotients and remainders, by their definition
@@ -147,7 +147,7 @@ class Symbolic:
         key = group, formula.sexpr()
         if key not in self.atoms:
             symbol = self._symbol("all", key, z3.BoolSort(self.context))
-            self.atoms[key] = self.definitions[symbol.decl().name()] = Atom(symbol, group, formula)
+            self.atoms[key] = self.definitions[symbol.decl().name()] = OpaqueCondition(symbol, group, formula)
         return self.atoms[key].symbol
 
     def _symbol(self, kind: str, key: tuple[str, str], sort: Any) -> Any:
@@ -156,9 +156,9 @@ class Symbolic:
             self._symbols[kind, *key] = z3.Const(f"{kind} {key[0]} {next(self._numbers)}", sort)
         return self._symbols[kind, *key]
 
-    def again(self, definition: Atom | Part, meaning: Any) -> Any:
+    def again(self, definition: OpaqueCondition | OpaqueIndex, meaning: Any) -> Any:
         """Return the symbol of an atom or a part with another meaning."""
-        if isinstance(definition, Atom):
+        if isinstance(definition, OpaqueCondition):
             return self.every(definition.group, (meaning,))
         return self.part(definition.group, meaning)
 
@@ -168,7 +168,7 @@ class Symbolic:
         key = group, number.sexpr()
         if key not in self.parts:
             symbol = self._symbol("index part", key, self.integer)
-            self.parts[key] = self.definitions[symbol.decl().name()] = Part(symbol, group, number)
+            self.parts[key] = self.definitions[symbol.decl().name()] = OpaqueIndex(symbol, group, number)
         return self.parts[key].symbol
 
     def both(self, *conditions: Any) -> Any:
@@ -392,7 +392,7 @@ class Symbolic:
         if not any(value.eq(v) for v in self._applied.setdefault(name, [])):
             self._applied[name].append(value)
 
-    def shared(self, tensor: Tensor) -> Tensor:
+    def shared(self, tensor: RankTensor) -> RankTensor:
         """Return a tensor that evaluates an element once."""
         known: dict[tuple[tuple[str, str], ...], Any] = {}
 
@@ -402,7 +402,7 @@ class Symbolic:
                 known[key] = tensor.at(index)
             return known[key]
 
-        return Tensor(tensor.sizes, at, tensor.order)
+        return RankTensor(tensor.sizes, at, tensor.order)
 
     def laws(self) -> list[Any]:
         """Return instances of the laws of functions that are not polynomial, for all applications so far."""

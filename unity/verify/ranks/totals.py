@@ -19,7 +19,7 @@ from unity.verify.ranks.forms import MONOIDS, TRUTH, OutOfReach
 from unity.verify.ranks.operators import PARTIAL, Vector
 
 if TYPE_CHECKING:
-    from unity.verify.ranks.symbolic import Sums, Symbolic
+    from unity.verify.ranks.symbolic import Sums, SymbolicDomain
 
 UNKNOWN, NONNEGATIVE, POSITIVE = 0, 1, 2
 Range = tuple[str, Any, Any]  # a group, a bound, and the size that it is below
@@ -49,7 +49,7 @@ class Total:
 class Totals:
     """The totals of a rule, and the normal forms of elements."""
 
-    def __init__(self, domain: Symbolic) -> None:
+    def __init__(self, domain: SymbolicDomain) -> None:
         self.domain = domain
         self.algebra = Algebra(domain.context, self._normal, self._decided, lambda e: self.sign(e) == POSITIVE)
         self.named: dict[str, Total] = {}

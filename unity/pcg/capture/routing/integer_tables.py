@@ -34,7 +34,7 @@ FUNCTIONS: Mapping[str, Callable[..., np.ndarray]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class IntegerTable:
     """The values of a variable, of its number of dimensions; one of size one stands for any size.
 
     Attributes:
@@ -54,7 +54,7 @@ class Table:
 
 
 @dataclass(frozen=True, eq=False)
-class Counts:
+class RowCounts:
     """Numbers of rows: entry e counts each row with label v `weights[v, e]` times.
 
     Attributes:
@@ -75,11 +75,11 @@ class IntegerTables:
     """
 
     def __init__(self) -> None:
-        self.tables: dict[int, Table] = {}
-        self.counts: dict[int, Counts] = {}
-        self._constants: dict[tuple, Table | None] = {}  # equal layers share theirs
+        self.tables: dict[int, IntegerTable] = {}
+        self.counts: dict[int, RowCounts] = {}
+        self._constants: dict[tuple, IntegerTable | None] = {}  # equal layers share theirs
 
-    def of(self, atom: Atom) -> Table | None:
+    def of(self, atom: Atom) -> IntegerTable | None:
         """Return the table of an atom, if its values are known."""
         if isinstance(atom, int):
             return self.tables.get(atom)
@@ -88,7 +88,7 @@ class IntegerTables:
         key = "literal", atom.key  # not its id, which that of another may equal later
         if key not in self._constants:
             values = _exactly(np.asarray(atom.value), atom.tensor.dtype)
-            self._constants[key] = None if values is None else Table(values)
+            self._constants[key] = None if values is None else IntegerTable(values)
         return self._constants[key]
 
     def note(self, body: Body, e: Equation) -> None:
@@ -120,19 +120,19 @@ class IntegerTables:
         count = operand.shape[axis]
         if shape and count < 1 << 16 and _counts_exactly(body.tensors[v].dtype, count):
             labels = np.arange(count, dtype=body.tensors[v].dtype)
-            self.tables[v] = Table(labels.reshape(-1, *(1,) * (len(shape) - 1)), v, len(shape))
+            self.tables[v] = IntegerTable(labels.reshape(-1, *(1,) * (len(shape) - 1)), v, len(shape))
 
-    def _iota(self, body: Body, e: Equation) -> Table | None:
+    def _iota(self, body: Body, e: Equation) -> IntegerTable | None:
         shape, dim, dtype = body.tensors[e.results[0]].shape, e.params["dimension"], body.tensors[e.results[0]].dtype
         if not _is_number(dtype) or shape[dim] > LONGEST or not _counts_exactly(dtype, shape[dim]):
             return None
         key = "iota", shape[dim], dim, len(shape), str(dtype)
         if key not in self._constants:
             sizes = [shape[dim] if d == dim else 1 for d in range(len(shape))]
-            self._constants[key] = Table(np.arange(shape[dim], dtype=dtype).reshape(sizes))
+            self._constants[key] = IntegerTable(np.arange(shape[dim], dtype=dtype).reshape(sizes))
         return self._constants[key]
 
-    def _computed(self, body: Body, e: Equation) -> Table | None:
+    def _computed(self, body: Body, e: Equation) -> IntegerTable | None:
         """Return the table of the result of an elementwise equation, or of one that changes a shape, of known operands."""
         known = [self.of(a) for a in e.operands]
         operands = [t for t in known if t is not None]
@@ -142,7 +142,7 @@ class IntegerTables:
         if len(roots) > 1:
             return None
         root, rows = next(iter(roots), (None, 0))
-        result, tensor = Table(np.empty(0), root, rows), body.tensors[e.results[0]]
+        result, tensor = IntegerTable(np.empty(0), root, rows), body.tensors[e.results[0]]
         if not _is_number(tensor.dtype):
             return None
         if root is None:
@@ -152,7 +152,7 @@ class IntegerTables:
             return self._constants[key]
         return self._values(body, e, operands, result)
 
-    def _values(self, body: Body, e: Equation, operands: Sequence[Table], result: Table) -> Table | None:
+    def _values(self, body: Body, e: Equation, operands: Sequence[IntegerTable], result: IntegerTable) -> IntegerTable | None:
         first, rows, (shape, dtype) = operands[0], result.rows, _type(body.tensors[e.results[0]])
         if e.name == "broadcast_in_dim":
             dims = e.params["broadcast_dimensions"]
@@ -179,7 +179,7 @@ class IntegerTables:
                 out = _exactly(np.asarray(FUNCTIONS[e.name](*values)), dtype)
         return None if out is None else replace(result, values=out)
 
-    def _scattered(self, body: Body, e: Equation) -> Counts | None:
+    def _scattered(self, body: Body, e: Equation) -> RowCounts | None:
         """Return the counts that a scatter of ones, added to zeros at labels, is."""
         zeros, index, ones = map(self.of, e.operands)
         if zeros is None or index is None or ones is None or index.root is None or np.any(zeros.values) or np.any(ones.values != 1):
@@ -193,25 +193,25 @@ class IntegerTables:
             return None  # clamped indices count for the first or last entry
         if index.values.size * entries[0] > LARGEST:
             return None
-        return Counts(index.flat[:, None] == np.arange(entries[0]), index.root)
+        return RowCounts(index.flat[:, None] == np.arange(entries[0]), index.root)
 
-    def _summed(self, body: Body, e: Equation) -> Counts | None:
+    def _summed(self, body: Body, e: Equation) -> RowCounts | None:
         """Return the counts that a sum over all rows of a function of their labels is."""
         table = self.of(e.operands[0])
         if table is None or table.root is None or tuple(e.params["axes"]) != tuple(range(table.rows)):
             return None
         rest = table.values.reshape(table.values.shape[0], *table.values.shape[table.rows :])
-        return Counts(rest, table.root) if rest.shape[1:] == body.tensors[e.results[0]].shape and rest.ndim == 2 else None
+        return RowCounts(rest, table.root) if rest.shape[1:] == body.tensors[e.results[0]].shape and rest.ndim == 2 else None
 
 
 def _counts_exactly(dtype: Any, rows: int) -> bool:
-    """Return whether a type has all numbers of so many rows."""
+    """Return whether a type can count up to a number of rows without rounding or overflow."""
     if np.dtype(dtype).kind in "iu":
         return rows <= np.iinfo(dtype).max
     return np.dtype(dtype).kind == "f" and rows <= 1 << np.finfo(dtype).nmant
 
 
-def _reshaped(table: Table, before: Shape, after: Shape) -> Table | None:
+def _reshaped(table: IntegerTable, before: Shape, after: Shape) -> IntegerTable | None:
     """Return a table in another shape, if rows stay rows, and nothing else changes but dimensions of size one."""
     values = table.values
     if table.root is None:

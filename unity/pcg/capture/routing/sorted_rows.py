@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from unity.pcg.capture.routing.integer_tables import IntegerTables, Table
+from unity.pcg.capture.routing.integer_tables import IntegerTable, IntegerTables
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.equation_writer import EquationWriter
 from unity.pcg.ir.program import Atom, Body, Equation
@@ -155,7 +155,7 @@ class _Walk:
             self.note(e)
         return result
 
-    def table(self, atom: Atom) -> Table | None:
+    def table(self, atom: Atom) -> IntegerTable | None:
         return self.known.of(atom)
 
     def counts_from(self, atom: Atom, size: int, one_of: int = 1) -> bool:
@@ -195,7 +195,7 @@ class _Walk:
         shape = self.tensors[variable].shape
         self.places[variable] = labels
         values = np.arange(shape[0], dtype=self.tensors[variable].dtype)
-        self.known.tables[variable] = Table(values.reshape(-1, *(1,) * (len(shape) - 1)), variable, 1)
+        self.known.tables[variable] = IntegerTable(values.reshape(-1, *(1,) * (len(shape) - 1)), variable, 1)
 
     def places_in(self, index: Atom) -> int | None:
         """Return the labels by which rows are sorted whose places an index is; None for any other index."""
@@ -316,13 +316,13 @@ class _Walk:
         self.products[e.results[0]] = labels
 
 
-def _are_labels(table: Table) -> bool:
+def _are_labels(table: IntegerTable) -> bool:
     """Return whether the values are integers from 0, which sort as their groups do."""
     return table.values.dtype.kind in "iub" and not np.any(table.values < 0)
 
 
 def _sums(rows: Any, times: int) -> Any:
-    """Return the sums of so many consecutive rows each."""
+    """Return the sums of each `times` consecutive rows."""
     return rows if times == 1 else rows.reshape(-1, times, *rows.shape[1:]).sum(1, dtype=rows.dtype)
 
 
