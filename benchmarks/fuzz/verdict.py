@@ -15,6 +15,7 @@ from jax.extend import core
 
 from benchmarks.fuzz.noise import perturber
 
+CLASSES = " (finite or not)"
 NAN = " (NaN may be, for an infinity beside a partial sum)"  # docs/numerics.md, "What is promised?"
 QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 DRAWS, MORE = 6, 40  # perturbed evaluations, before anybody is accused and before it is certain
@@ -33,6 +34,11 @@ class Difference:
     def known(self) -> bool:
         """Whether docs/numerics.md excludes it from what is promised: NaN where the function is infinite."""
         return self.words.endswith(NAN)
+
+    @property
+    def is_of_classes(self) -> bool:
+        """Whether one is finite where the other is infinite or NaN."""
+        return self.words.endswith(CLASSES)
 
     def __str__(self) -> str:
         return f"{self.where}: {self.words}"
@@ -196,6 +202,13 @@ class Reference:
             return " and ".join(p for p in parts if p)
         return self._real(x, y, others, dtype)
 
+    def may_be_simplified(self, differences: Sequence[Difference]) -> bool:
+        """Whether differences may come of XLA's simplifications of a jitted program, such as a product with a mask as a choice.
+
+        Then the program has finite gradients where an infinite argument makes them NaN, which it does not without jit.
+        """
+        return all(d.is_of_classes for d in differences) and not self.overflows
+
     @cached_property
     def overflows(self) -> bool:
         """Whether NaN comes of numbers that overflow: all arguments are finite."""
@@ -209,7 +222,7 @@ class Reference:
             bad = (classified(x) != classes) & ~free
             lost = bad & np.isinf(y) & np.isnan(x)
             if (bad & ~lost).any():
-                return _shown(x, y, bad, " (finite or not)")
+                return _shown(x, y, bad, CLASSES)
             finite = np.isfinite(y) & np.isfinite(x) & ~free
             away = np.abs(np.where(finite, others - y, 0))
             fine, away = away[1::2].max(0) if self.coarse else away.max(0), away.max(0)
