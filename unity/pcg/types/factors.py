@@ -303,11 +303,17 @@ class Facts:
     invariant: bool = False  # JAX cannot run it on operands that differ between devices
     key: bool = False  # it computes keys of random numbers
     rounds: bool = False  # its derivative rounds cotangents
+    extends: bool = False  # it runs on longer dimensions of a factor, with what it computes of the former indices unchanged
 
     @property
     def recomputed(self) -> bool:
         """Return whether the backward pass recomputes the result from the operands, rather than keep it."""
         return self.cheap or self.moves or self.reads == NOTHING
+
+    @property
+    def rearranges(self) -> bool:
+        """Return whether each element of the results is one of an operand's, in the same type."""
+        return self.role in (Role.LAYOUT, Role.ARRANGEMENT)
 
     @property
     def replicable(self) -> bool:

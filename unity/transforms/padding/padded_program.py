@@ -15,24 +15,16 @@ from typing import Any
 from unity.pcg.ir.gradient_flow import carrying
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, tensor_type
 from unity.pcg.jaxprs.jaxprs import CUSTOM_JVP, REMATERIALIZED, SCANNED
+from unity.pcg.operators.promised_reads import PROMISED
 from unity.pcg.operators.table.elementwise import PLACED
 from unity.pcg.operators.table.reduction import REDUCTIONS
 from unity.pcg.propagation.specifications import spec_of
-from unity.pcg.types.factors import Factor, Slot, Spec
+from unity.pcg.types.factors import Factor, Slot, Spec, facts_of
 from unity.pcg.types.neutral_elements import neutral_element
 from unity.transforms.padding.fills import Fill, constant_of, enlarged, is_elementwise, result_fill
 from unity.transforms.padding.look_ups import can_look_up, looked_up
 from unity.transforms.padding.nested_programs import Argument, rematerialized, scanned, with_rule
 from unity.transforms.padding.padded_values import PaddedValue, PaddedValues, Sizes
-
-MOVES = frozenset({
-    "transpose", "reshape", "broadcast_in_dim", "squeeze", "slice", "concatenate", "rev", "split", "stack", "promised"
-})  # fmt: skip
-PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
-# They run on padding of other dimensions than those along which they work.
-OTHERS = frozenset({
-    "cumsum", "argmax", "argmin", "sort", "reduce_window_sum", "reduce_window_max", "reduce_window_min"
-})  # fmt: skip
 
 
 def padded_body(body: Body, inputs: Mapping[int, Sizes], stored: Collection[int], differentiated: Collection[int]) -> Body:
@@ -147,13 +139,14 @@ class PaddedProgram:
             return False
         if any(p is not None and not (isinstance(p, Slot) and p.outer == 1) for p in (*factor.operands, *factor.results)):
             return False
-        if e.name in PRODUCTS:
+        facts = facts_of(e.name)
+        if facts.product and facts.extends:
             groups = e.params.get("feature_group_count", 1), e.params.get("batch_group_count", 1)
             return groups == (1, 1) or (groups[1] == 1 and factor.operands[1] is None)
         if e.name in REDUCTIONS:  # padding may equal an infinite extremum, and share its cotangent
             through = isinstance(e.operands[0], int) and e.operands[0] in self.active and e.results[0] in self.active
             return not (factor.reduction in ("max", "min") and through)
-        if e.name == "gather" or e.name in MOVES or e.name in OTHERS:
+        if facts.extends or _rearranges(e):
             return True
         operands, results = [self.body.tensor(a) for a in e.operands], [self.body.tensors[v] for v in e.results]
         return e.name not in PLACED and is_elementwise(e, spec, operands, results)
@@ -194,7 +187,7 @@ class PaddedProgram:
             if not dims:
                 self.values.present.add(v)
                 continue
-            value = PaddedValue(variable, dims, fill if tensor.floating or e.name in MOVES else None)
+            value = PaddedValue(variable, dims, fill if tensor.floating or _rearranges(e) else None)
             self.values.padded[v] = value
             if tensor.floating and value.fill is None:
                 self.values.padded[v] = self.values.refilled(v, value, 0, e, always=True)
@@ -202,9 +195,9 @@ class PaddedProgram:
 
     def moved_fill(self, e: Equation, values: Sequence[PaddedValue | None], wanted: Sequence[Sizes]) -> Fill:
         """Return the fill of the results of an operator that only moves elements; None for others."""
-        if e.name not in MOVES:
+        if not _rearranges(e):
             return None
-        if e.name == "promised":
+        if e.name == PROMISED:
             return None if values[0] is None else values[0].fill
         fills = {None if v is None else v.fill for v in values}
         return fills.pop() if len(fills) == 1 else None
@@ -271,6 +264,10 @@ def _walk(
     inputs = tuple(body.tensors[v].floating for v in body.inputs)
     outputs = tuple(isinstance(a, int) and body.tensors[a].floating for a in body.outputs)
     return PaddedProgram(body, carrying(body, inputs, outputs)).with_padded_inputs(arguments, call, carried)
+
+
+def _rearranges(e: Equation) -> bool:
+    return facts_of(e.name).rearranges or e.name == PROMISED
 
 
 def _dimensions(tensor: Tensor, places: Sequence[Any], sizes: Mapping[Factor, int]) -> dict[int, int]:

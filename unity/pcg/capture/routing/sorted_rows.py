@@ -28,6 +28,7 @@ from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, SCANNED
 from unity.pcg.operators.kernel_primitive import KERNEL
 from unity.pcg.operators.routed_product import FREE, routed_dot
+from unity.pcg.operators.table.reduction import REDUCTIONS, WHOLE_REDUCTIONS
 from unity.pcg.propagation.derivative_rules import is_readable, jvp_body
 from unity.pcg.propagation.solver import nested_body
 from unity.pcg.propagation.specifications import spec_of
@@ -35,7 +36,6 @@ from unity.pcg.types.factors import Factor, Slot
 
 GROUPED = "ragged_dot_general"
 DERIVED = "custom_jvp_call"
-REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod"})
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class _Walk:
             self.scatter(e, which, operands, labels)
         elif e.name == GROUPED:
             self.product(e, which, operands, labels)
-        elif e.name in REDUCTIONS and 0 in e.params["axes"]:  # in any order
+        elif e.name in (*REDUCTIONS, *WHOLE_REDUCTIONS) and 0 in e.params["axes"]:  # in any order
             self.instead.update(zip(e.results, self.emit(e, operands), strict=True))
         elif _treats_rows_alike(self.types, e, self.rows, self.alike):
             results = self.emit(e, operands)

@@ -13,7 +13,7 @@ from unity.pcg.operators.table.sliding import sliding
 from unity.pcg.types.accumulation import bounded, narrow, wraps_earlier
 from unity.pcg.types.factors import Factor, Facts, Slot, Spec, Window, at, operator
 
-PRODUCT = Facts(linear_in=(at(0), at(1)), product=True, reads_buffers=True, alone=True)
+PRODUCT = Facts(linear_in=(at(0), at(1)), product=True, reads_buffers=True, alone=True, extends=True)
 
 
 def bilinear(operands: Any, result: Any) -> tuple[frozenset[int], ...]:

@@ -129,7 +129,7 @@ def fill_value(params: Any, dtype: Any) -> jax.Array:
     return jnp.asarray(value, dtype)
 
 
-@operator("gather", local=_gather_pieces, exact=True, facts=Facts(linear_in=(at(0),), looks_up=True))
+@operator("gather", local=_gather_pieces, exact=True, facts=Facts(linear_in=(at(0),), looks_up=True, extends=True))
 def gather(params: Any, operands: Any, results: Any) -> Spec:
     """Table and indices `[..., index]`. Columns, batching dimensions and indices are parallel, rows are a reduction."""
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]

@@ -5,6 +5,7 @@ Routed products are those of rows in any order, each with the matrix of its labe
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ from unity.pcg.operators.layout import Layout, PlacedTensor
 from unity.pcg.operators.routed_product import ROUTED, block_rows, multiplied_rows
 from unity.pcg.operators.table.contraction import PRODUCT, bilinear
 from unity.pcg.types.factors import Factor, Slot, Spec, operator
+
+GROUPED_PRODUCT = replace(PRODUCT, extends=False)
 
 
 class Ragged(NamedTuple):
@@ -89,7 +92,7 @@ def _moved(x: jax.Array, order: jax.Array, dim: int) -> jax.Array:
     return jnp.take(x, order, axis=dim, mode="clip", unique_indices=True)
 
 
-@operator("ragged_dot_general", local=ragged_pieces, facts=PRODUCT)
+@operator("ragged_dot_general", local=ragged_pieces, facts=GROUPED_PRODUCT)
 def ragged_dot(params: Any, operands: Any, results: Any) -> Spec:
     """x [batch, free, contracted], y, and the sizes [g] of consecutive groups along the ragged dimension of x.
 
@@ -136,7 +139,7 @@ def routed_pieces(operands: list[jax.Array], layout: Layout) -> list:
     return layout.bind(x, y, jnp.where(here, places, count), count=count)
 
 
-@operator(ROUTED, local=routed_pieces, facts=PRODUCT)
+@operator(ROUTED, local=routed_pieces, facts=GROUPED_PRODUCT)
 def routed_product(params: Any, operands: Any, results: Any) -> Spec:
     """Rows [r, k], a matrix for each label [g, k, n] and the labels [r] → rows [r, n], or rows twice and their labels → [g, k, n].
 

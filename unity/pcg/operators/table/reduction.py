@@ -26,6 +26,7 @@ from unity.pcg.types.varying_axes import aligned
 
 REDUCES, ALONE = Facts(reads_buffers=True), Facts(alone=True)
 REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_or": "or", "reduce_and": "and"}
+WHOLE_REDUCTIONS = ("reduce_prod", "reduce_xor")  # whose reduced dimensions are not divided
 
 
 def reduction(kind: str) -> Any:
@@ -48,8 +49,8 @@ def reduction(kind: str) -> Any:
 EXTREMUM = Facts(OPERANDS_AND_RESULT, reads_buffers=True)
 for _name, _kind in REDUCTIONS.items():
     operator(_name, facts=EXTREMUM if _kind in ("max", "min") else REDUCES)(reduction(_kind))
-operator("reduce_prod", "reduce_xor", facts=REDUCES)(reduction(""))
-operator("argmax", "argmin", facts=Facts(NOTHING, alone=True))(reduction(""))
+operator(*WHOLE_REDUCTIONS, facts=REDUCES)(reduction(""))
+operator("argmax", "argmin", facts=Facts(NOTHING, alone=True, extends=True))(reduction(""))
 
 
 def by_function(operands: Sequence[Any], layout: Any) -> list:
@@ -87,9 +88,9 @@ def along_one(parameter: str, linear: bool = False) -> Any:
     return spec
 
 
-operator("cumsum", facts=Facts(reads_buffers=True, alone=True))(along_one("axis", linear=True))
+operator("cumsum", facts=Facts(reads_buffers=True, alone=True, extends=True))(along_one("axis", linear=True))
 operator("cumprod", "cummax", "cummin", "cumlogsumexp", facts=ALONE)(along_one("axis"))
-operator("sort", facts=ALONE)(along_one("dimension"))
+operator("sort", facts=Facts(alone=True, extends=True))(along_one("dimension"))
 
 
 @operator("top_k", "approx_top_k", facts=Facts((Reads(NONE, at(1)),), alone=True))

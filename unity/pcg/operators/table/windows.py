@@ -14,7 +14,7 @@ from unity.pcg.types.factors import OPERANDS, Facts, Slot, Spec, Window, at, ope
 from unity.pcg.types.parallel_type import Shape
 
 REDUCES = Facts(reads_buffers=True, alone=True, slides=True)
-PICKS = replace(REDUCES, picks=True)
+PICKS = replace(REDUCES, picks=True, extends=True)
 # the first operand is a tangent, or a cotangent, of which the second selects elements
 SELECTS = Facts((*OPERANDS, None), linear_in=(at(0),), reads_buffers=True, alone=True, slides=True)
 
@@ -52,7 +52,7 @@ def window_pieces(operands: list[jax.Array], layout: Layout) -> list:
     return layout.bind(*operands, padding=tuple((0, 0) if i in split else p for i, p in enumerate(layout.params["padding"])))
 
 
-operator("reduce_window_sum", local=window_pieces, facts=REDUCES)(windowed("sum", linear=True))
+operator("reduce_window_sum", local=window_pieces, facts=replace(REDUCES, extends=True))(windowed("sum", linear=True))
 operator("reduce_window_max", local=window_pieces, facts=PICKS)(windowed("max"))
 operator("reduce_window_min", local=window_pieces, facts=PICKS)(windowed("min"))
 operator("reduce_window", local=window_pieces, facts=REDUCES)(windowed())
