@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jax.experimental.ode import odeint
 from small_models import arrays, f, i
 
@@ -186,3 +187,31 @@ def test_a_rule_that_asks_what_is_differentiated_runs_whole() -> None:
     wanted = jax.jit(jax.value_and_grad(loss))(w, batch)
     found = jax.jit(jax.value_and_grad(plan))(*plan.shard(w, batch))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, wanted)
+
+
+@pytest.mark.parametrize("in_a_scan", [False, True])
+def test_a_rule_may_ask_whether_an_operand_that_it_does_not_read_is_differentiated(in_a_scan: bool) -> None:
+    """As Equinox' loops stop the derivatives of what neither their start nor their weights differentiate."""
+
+    @jax.custom_jvp
+    def stopped(weight: Any, end: Any) -> Any:
+        return end
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        still = isinstance(tangents[0], SymbolicZero)
+        return primals[1], jnp.zeros_like(primals[1]) if still or isinstance(tangents[1], SymbolicZero) else tangents[1]
+
+    stopped.defjvp(rule, symbolic_zeros=True)
+
+    def layer(x: Any, w: Any) -> tuple[Any, None]:
+        return stopped(w, jnp.tanh(x @ w)) + stopped(jnp.ones(3), jnp.sin(x)), None
+
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean((jax.lax.scan(layer, x, w)[0] if in_a_scan else layer(x, w[0])[0]) ** 2)
+
+    shapes = f(2, 16, 16), f(8, 16)
+    plan, args = planned(loss, *shapes)[0], arrays(shapes)
+    wanted = jax.jit(jax.value_and_grad(loss))(*args)
+    found = jax.jit(jax.value_and_grad(plan))(*plan.shard(*args))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, wanted)
+    assert np.abs(np.asarray(found[1])).max() > 1e-3

@@ -8,7 +8,6 @@ Equinox's loops pass all weights to one, whose program and derivative read none.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +17,7 @@ from jax.extend.core import primitives
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.graph import CONSTRAIN
 from unity.pcg.ir.program import Body, Equation, Literal, Tensor, tensor_type
-from unity.pcg.propagation.derivative_rules import Unreadable, jvp_body
-from unity.pcg.propagation.solver import nested_body
+from unity.pcg.propagation.derivative_rules import unread_operands
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import facts_of
 
@@ -31,7 +29,7 @@ def without_unread(body: Body) -> Body:
         if _is_zero(body, e):
             equations += [_zeros(tensors[v], v, e) for v in e.results]
             continue
-        places = [p for p in _unread(e) if isinstance(e.operands[p], int)] if e.name == "custom_jvp_call" else []
+        places = [p for p in sorted(unread_operands(e)) if isinstance(e.operands[p], int)] if e.name == "custom_jvp_call" else []
         operands = list(e.operands)
         for p in places:
             v = max(tensors) + 1
@@ -69,27 +67,3 @@ def _zeros(tensor: Tensor, variable: int, equation: Equation) -> Equation:
         origin=None,
         still=(),
     )
-
-
-@lru_cache(maxsize=1024)
-def _unread(call: Equation) -> tuple[int, ...]:
-    """Return the operands of a `custom_jvp` that neither its program nor its derivative rule reads, by value or by tangent."""
-    program = nested_body(call)
-    read = _read_variables(program)
-    places = [p for p, v in enumerate(program.inputs) if v not in read]
-    if not places:  # nearly always; tracing a rule is slow
-        return ()
-    try:
-        rule = jvp_body(call)
-    except Unreadable:
-        return ()
-    read_by_rule = _read_variables(rule.body)
-    tangents = iter(rule.body.inputs[len(call.operands) :])
-    active = [floating and next(tangents) in read_by_rule for floating in rule.floating]
-    return tuple(p for p in places if rule.body.inputs[p] not in read_by_rule and not active[p])
-
-
-def _read_variables(body: Body) -> set[int]:
-    """Return the variables that a body's outputs depend on."""
-    equations = used(body).equations
-    return {a for e in equations for a in e.operands if isinstance(a, int)} | {a for a in body.outputs if isinstance(a, int)}

@@ -28,6 +28,7 @@ from unity.pcg.propagation.derivative_rules import (
     is_readable,
     jvp_body,
     pull,
+    unread_operands,
     value_body,
 )
 from unity.pcg.types.varying_axes import vary, varying
@@ -64,7 +65,11 @@ def call(equation: Equation, value: Body, operands: Sequence[Any], run: Run) -> 
 
 
 def _jvp(equation: Equation, value: Body, operands: Sequence[Any], run: Run) -> list:
-    """Run a call that is differentiated by its forward-mode rule."""
+    """Run a call that is differentiated by its forward-mode rule.
+
+    Capture puts zeros in the place of operands that nothing reads (`capture.unread_operands`). The rule is traced as if these had a
+    tangent, where the operands may have one: without it, the rule could stop the tangents of others.
+    """
 
     @jax.custom_jvp
     def replicated(*primals: Any) -> Any:
@@ -72,9 +77,14 @@ def _jvp(equation: Equation, value: Body, operands: Sequence[Any], run: Run) -> 
 
     def derivative(primals: Any, tangents: Any) -> Any:
         active = tuple(not isinstance(t, SymbolicZero) for t in tangents)
+        if not all(active):
+            unread = unread_operands(equation)
+            flags = zip(active, differentiable_operands(equation), strict=True)
+            active = tuple(flag or (p in unread and differentiable) for p, (flag, differentiable) in enumerate(flags))
         rule = jvp_body(equation, active)
         primals = with_checked_derivative(primals, rule.calls, equation.source)
-        out = run(rule.body, (*primals, *(t for t in tangents if not isinstance(t, SymbolicZero))))
+        chosen = [t for t, flag in zip(tangents, active, strict=True) if flag]
+        out = run(rule.body, (*primals, *(jnp.zeros(t.shape, t.dtype) if isinstance(t, SymbolicZero) else t for t in chosen)))
         return out[: len(out) // 2], out[len(out) // 2 :]
 
     replicated.defjvp(derivative, symbolic_zeros=True)

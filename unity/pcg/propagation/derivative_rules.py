@@ -94,15 +94,17 @@ def _result_types(equation: Equation) -> list[Any]:
 
 
 def differentiable_operands(equation: Equation) -> Flags:
-    """Return for each operand of a call whether its rule differentiates it: floating ones that no custom_vjp closes over.
+    """Return for each operand of a call whether its rule differentiates it: floating ones that gradients flow to.
 
-    JAX reports how many operands are closed over only until the call is traced again; after that they are constants.
+    A custom_vjp differentiates no operand that it closes over. JAX reports how many these are only until the call is traced again;
+    after that they are constants.
     """
     floats = tuple(map(floating, _abstract_operands(equation)))
-    if not equation.name.startswith("custom_vjp_call"):
-        return floats
-    closed_over = equation.params.get("num_consts", 0)
     inactive = equation.still or (False,) * len(floats)
+    if not equation.name.startswith("custom_vjp_call"):
+        moving = tuple(f and not still for f, still in zip(floats, inactive, strict=True))
+        return moving if any(moving) else floats
+    closed_over = equation.params.get("num_consts", 0)
     flagged = enumerate(zip(equation.operands, inactive, strict=True))
     constant = [k < closed_over or not isinstance(a, int) or still for k, (a, still) in flagged]
     return tuple(f and not c for f, c in zip(floats, constant, strict=True))
@@ -176,6 +178,35 @@ def jvp_body(equation: Equation, differentiated: Flags | None = None) -> JvpRule
     program = _traced(equation, rule, structs, chosen_of(floating, structs))
     foreign = with_foreign(program) or _differentiates_kernels(program.jaxpr, program.jaxpr.invars[len(structs) :])
     return JvpRule(used(close(first_order(program))), floating, foreign, ruled_calls(program))
+
+
+@lru_cache(maxsize=1024)
+def unread_operands(call: Equation) -> frozenset[int]:
+    """Return the operands of a `custom_jvp` that neither its program nor its derivative rule reads, by value or by tangent.
+
+    The rule may still ask whether they have a tangent (`symbolic_zeros`), and stop the tangents of other operands if not.
+    """
+    program = value_body(call)
+    if program is None:
+        return frozenset()
+    read = _read_variables(program)
+    places = [p for p, v in enumerate(program.inputs) if v not in read]
+    if not places:  # nearly always; tracing a rule is slow
+        return frozenset()
+    try:
+        rule = jvp_body(call)
+    except Unreadable:
+        return frozenset()
+    read_by_rule = _read_variables(rule.body)
+    tangents = iter(rule.body.inputs[len(call.operands) :])
+    active = [floating and next(tangents) in read_by_rule for floating in rule.floating]
+    return frozenset(p for p in places if rule.body.inputs[p] not in read_by_rule and not active[p])
+
+
+def _read_variables(body: Body) -> set[int]:
+    """Return the variables that a body's outputs depend on."""
+    equations = used(body).equations
+    return {a for e in equations for a in e.operands if isinstance(a, int)} | {a for a in body.outputs if isinstance(a, int)}
 
 
 def _differentiates_kernels(program: core.Jaxpr, tangents: Sequence[core.Var]) -> bool:
