@@ -31,6 +31,7 @@ from unity.plan.face.former_names import accepting_former_options
 from unity.plan.files import cache
 from unity.plan.further_options import FurtherOptions, Transforms, refuse_unknown
 from unity.plan.options import (
+    CONSTRAINED,
     obeyed,
     refuse,
     refuse_budget,
@@ -45,7 +46,7 @@ from unity.plan.options import (
     resembling_step,
 )
 from unity.plan.plan import Plan
-from unity.plan.shardings.optimizer_state import state_sizes
+from unity.plan.shardings.optimizer_state import placed_state, state_sizes
 from unity.planning.task import Task
 from unity.search.cost.cost import Training
 from unity.search.cost.state_sizes import NO_STATE
@@ -143,6 +144,7 @@ def optimize(
         if training and (warning := resembling_step(getattr(fn, "__name__", "fn"), captured)):
             warn_user(warning)
         state = state_sizes(optimizer, optimizer_slots, captured, args, argnums) if training else NO_STATE
+        state = placed_state(state, target, transforms.offload and search in CONSTRAINED)
         placed = pins(captured.paths, jax.tree.leaves(args), target) if marks else ()
         constrained = obeyed(bind((*constraints, *placed), captured, fn, argnums), search)
         task = Task(

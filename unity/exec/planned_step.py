@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ from unity.pcg.ir.graph import PCG
 from unity.pcg.jaxprs.trace_contexts import without_mesh
 from unity.pcg.parallel.pipeline_cut import undrained
 from unity.search.cost.cost import Training
+from unity.search.cost.state_sizes import StateMemory
 from unity.search.memory.backend import CPU, GPU, Backend
 
 # The first pass joins all-reduces, so that all gradients are live at once. The second drops the barriers of `jax.checkpoint`, so
@@ -49,6 +50,11 @@ class PlannedStep:
     def backend(self) -> Backend:
         """The properties of the compiler for the mesh's devices."""
         return CPU if platform_of(self.mesh) == CPU.name else GPU
+
+    @property
+    def without_update(self) -> Training:
+        """The training with all of the optimizer's state on the device, since a gradient step has no update that fetches any."""
+        return replace(self.training, state=replace(self.training.state, memory=StateMemory.DEVICE))
 
     @property
     def weights(self) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import ceil, isinf
 
 from unity.base.formatting import duration, pattern, size
-from unity.explain.offloading import offloading_in_words
+from unity.explain.offloading import offloading_in_words, state_in_words
 from unity.pcg.ir.graph import Node
 from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.types.parallel_type import Type
@@ -21,7 +21,8 @@ ROWS = 3  # rows of each subject that are shown; the others are counted
 
 def brief(plan: Plan) -> str:
     """Return a plan's decisions in about six lines."""
-    prediction = predict(plan.program.pcg, plan.inspect.machine, plan.program.family.differentiated)
+    family = plan.program.family
+    prediction = predict(plan.program.pcg, plan.inspect.machine, family.differentiated, family.search.training.state)
     devices = plan.inspect.machine.devices
     on = f"each of {devices} devices" if devices > 1 else "the device"
     lines = [
@@ -33,11 +34,11 @@ def brief(plan: Plan) -> str:
     if "bound" in vars(plan.inspect) and plan.inspect.bound is not None:
         lines += _rows("bound", [gap_in_words(plan)])
     inputs, names = plan.program.pcg.inputs, plan.program.axis_names
-    weights = plan.program.family.captured.differentiated
+    weights = family.captured.differentiated
     lines += _rows("weights", _arguments([n for k, n in enumerate(inputs) if k in weights], names))
     lines += _rows("inputs", _arguments([n for k, n in enumerate(inputs) if k not in weights], names))
     lines += _rows("sent", _sent(prediction, names))
-    lines += _rows("offload", offloading_in_words(plan, prediction))
+    lines += _rows("offload", [*state_in_words(plan, prediction), *offloading_in_words(plan, prediction)])
     lines += _rows("changed", [t.described(names) for t in plan.program.transformations])
     undivided_rows = undivided(plan.program, prediction)
     return "\n".join([*lines, *([headline(undivided_rows)] if undivided_rows else [])])

@@ -1,4 +1,7 @@
-"""The values that checkpoint policies offload to the host, with the transfers, and the reason if they stay on the device."""
+"""The values that checkpoint policies offload to the host, with the transfers, and the reason if they stay on the device.
+
+Likewise the optimizer's state, which the user or the search puts on the host.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,32 @@ def offloading_in_words(plan: Plan, prediction: Prediction) -> list[str]:
     Values that stay on the device although a policy offloads them have a text with the reason.
     """
     rows: dict[tuple[str, str], tuple[int, float, float]] = {}
-    for t in prediction.transfers:
+    for t in (t for t in prediction.transfers if t.node.kind != "input"):
         key = t.node.kind, short(t.node.source)
         count, nbytes, seconds = rows.get(key, (0, 0.0, 0.0))
         rows[key] = count + t.count, nbytes + t.count * t.nbytes, seconds + t.seconds
-    host = plan.inspect.machine.host
-    link = "" if host is None else f" at {host.bandwidth / 1e9:.4g} GB/s"
     moved = [
-        f"{count} × {kind} ({line}): {size(nbytes)} of each device to the host and back, {duration(seconds)}{link}"
+        f"{count} × {kind} ({line}): {_moved(plan, nbytes, seconds)}"
         for (kind, line), (count, nbytes, seconds) in sorted(rows.items(), key=lambda row: -row[1][2])
     ]
     return [*moved, *_on_device(plan, {id(t.node) for t in prediction.transfers})]
+
+
+def state_in_words(plan: Plan, prediction: Prediction) -> list[str]:
+    """Return a text about the optimizer's state in the memory of the host, as a list of one; of none if there is no such state."""
+    moved = [t for t in prediction.transfers if t.node.kind == "input"]
+    if not moved:
+        return []
+    weights = plan.program.family.captured.differentiated
+    whose = "all weights" if len(moved) == len(weights) else f"{len(moved)} of {len(weights)} weights"
+    nbytes, seconds = sum(t.nbytes for t in moved), sum(t.seconds for t in moved)
+    return [f"optimizer's state of {whose} on the host: {_moved(plan, nbytes, seconds)}"]
+
+
+def _moved(plan: Plan, nbytes: float, seconds: float) -> str:
+    host = plan.inspect.machine.host
+    link = "" if host is None else f" at {host.bandwidth / 1e9:.4g} GB/s"
+    return f"{size(nbytes)} of each device to the host and back, {duration(seconds)}{link}"
 
 
 def _on_device(plan: Plan, offloaded: set[int]) -> list[str]:

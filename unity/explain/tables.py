@@ -16,7 +16,7 @@ from rich.text import Text
 from unity.base.formatting import duration, joined_lines, pattern, short, size
 from unity.explain.brief import gap_in_words, overlap_in_words, step_in_words, storage_in_words
 from unity.explain.kernels import inferred_kernels
-from unity.explain.offloading import offloading_in_words
+from unity.explain.offloading import offloading_in_words, state_in_words
 from unity.pcg.ir.user_lines import line_behind
 from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.types.parallel_type import slice_count
@@ -49,7 +49,7 @@ def explain(plan: Plan, file: Any = None) -> None:
     console = Console(file=file, markup=False, highlight=False)
     console.width = max(console.width, 140)  # wide enough for a type and a line number side by side
     family, machine, names = plan.program.family, plan.inspect.machine, plan.program.axis_names
-    prediction = predict(plan.program.pcg, machine, family.differentiated)
+    prediction = predict(plan.program.pcg, machine, family.differentiated, family.search.training.state)
     computed = {str(v.tensor.dtype) for node, _ in plan.program.serial.walk() if node.kind != "input" for v in node.results}
     console.print(f"{plan.__name__} on {machine.described(computed)}", style="bold")
     console.print(
@@ -67,7 +67,7 @@ def explain(plan: Plan, file: Any = None) -> None:
         console.print(headline(undivided_rows), style="yellow")
     changes = (*_constraints(plan), *_transformations(plan), *_applications(plan))
     offloaded = (f"offloaded by a checkpoint policy: {text}" for text in offloading_in_words(plan, prediction))
-    for line in (*changes, *_tried(plan), *inferred_kernels(plan), *offloaded):
+    for line in (*changes, *_tried(plan), *inferred_kernels(plan), *offloaded, *state_in_words(plan, prediction)):
         console.print(line)
     if undivided_rows:
         console.print(_undivided(undivided_rows))

@@ -117,7 +117,8 @@ class Costs:
 
     @cached_property
     def prediction(self) -> Prediction:
-        return predict(self.plan.program.pcg, self.plan.inspect.machine, self.plan.program.family.differentiated)
+        program = self.plan.program
+        return predict(program.pcg, self.plan.inspect.machine, program.family.differentiated, program.family.search.training.state)
 
     def compute(self, node: Node) -> float:
         """Return the seconds of an operator itself."""
@@ -314,8 +315,13 @@ def _costs(costs: Costs, node: Node, names: AxisNames) -> Iterator[str]:
         yield f"{c.direction} of {c.node.kind}: {c.kind} of {size(c.nbytes)} over {over}, {c.count} ×, {duration(t.seconds)}"
     if not collectives:
         yield "no collectives"
+    until = (
+        "optimizer's state on the host until the update"
+        if node.kind == "input"
+        else "offloaded to the host until the backward pass"
+    )
     for t in costs.transfers(node):
-        yield f"offloaded to the host until the backward pass: {t.count} × {size(t.nbytes)}, {duration(t.seconds)} there and back"
+        yield f"{until}: {t.count} × {size(t.nbytes)}, {duration(t.seconds)} there and back"
     held = costs.held(node)
     if held:
         parts = (f"{'less ' if h.nbytes < 0 else ''}{size(abs(h.nbytes))} ({h.why})" for h in held)

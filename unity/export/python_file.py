@@ -136,6 +136,7 @@ def _head(plan: Plan, name: str, arguments: FileArguments, module: ModuleWriter,
             f"Written by unity from a plan; it needs {needed}, and may be changed.",
             "",
             *_usage(name, arguments),
+            *_state(plan),
             '"""',
             "",
             *standard,
@@ -153,6 +154,22 @@ def _head(plan: Plan, name: str, arguments: FileArguments, module: ModuleWriter,
             *(['ARRAYS = np.load(Path(__file__).with_suffix(".npz"))'] if module.arrays else []),
         ],
         *([_ARRAY.strip().splitlines()] if module.arrays else []),
+    ]
+
+
+def _state(plan: Plan) -> list[str]:
+    """Return the part of the docstring about an optimizer's state in the memory of the host."""
+    paths = [path for path, hosted in zip(plan.program.family.captured.paths, plan.program.hosted_state, strict=True) if hosted]
+    if not paths:
+        return []
+    is_all = len(paths) == len(plan.program.family.differentiated)
+    return [
+        "",
+        f"The plan has the optimizer's state of {'all' if is_all else 'some'} weights in the memory of the host. This file does",
+        'not contain it. Place it like its weight, by sharding.with_memory_kind("pinned_host"). In the update, fetch it by',
+        "jax.device_put(state, jax.memory.Space.Device), and send the next state back by jax.device_put(state,",
+        f"jax.memory.Space.Host).{'' if is_all else ' These are the weights:'}",
+        *([] if is_all else ["", *(f"    {path}" for path in paths)]),
     ]
 
 

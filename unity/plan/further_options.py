@@ -49,7 +49,8 @@ class FurtherOptions(TypedDict, total=False):
             around them does, if nothing fits the memory limit otherwise. A `jax.checkpoint` in the function always stays. True by
             default.
         offload: whether layers that are recomputed may have their products with weights in the memory of the host instead of
-            recomputing those, where that is better. Needs a machine with a link to it (`unity.Machine.host`). False by default.
+            recomputing those, and whether the optimizer's state of weights may be there until the update, where that is better.
+            Needs a machine with a link to it (`unity.Machine.host`). False by default.
         micro_batches: the number of micro-batches, for which the loss is computed one after the other and gradients are added up.
             True chooses the number, beside recomputed layers, where the memory limit excludes the fastest plan. The loss must be a
             sum or a mean over samples, or a function of such. None by default: the samples of a step stay together.

@@ -40,11 +40,6 @@ def refuse(objective: str, search: str, transforms: Transforms, constraints: Seq
     if objective == "memory" and search in names():
         raise OptionError(f"search={search!r} has an objective of its own: objective= may be 'time' or 'devices'")
     refuse_switches({name: value for name, value in vars(transforms).items() if isinstance(getattr(Transforms, name), bool)})
-    if transforms.offload and not transforms.recompute:
-        raise OptionError(
-            "offload=True and recompute=False do not go together, since values of recomputed layers are offloaded: leave one out"
-            " (docs: memory#layers-that-are-recomputed)"
-        )
     _refuse_pipeline(transforms, search, constraints)
     _refuse_branches(transforms, search, constraints)
     _refuse_micro_batches(transforms, search, constraints)

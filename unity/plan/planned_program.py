@@ -189,6 +189,13 @@ class PlannedProgram:
         types, shapes = zip(*values, strict=True)
         return Boundary(self.axis_names, types, shapes, dict(machine.mesh) or self._single_axis)
 
+    @property
+    def hosted_state(self) -> tuple[bool, ...]:
+        """For each leaf of the arguments, whether it is a weight whose optimizer's state lies in the memory of the host."""
+        family, inputs = self.family, self.pcg.inputs[: len(self.family.captured.paths)]
+        training, weights = family.search.training, family.differentiated
+        return tuple(training.backward and k in weights and training.state.on_host(node) > 0 for k, node in enumerate(inputs))
+
     def training(self, gradient: bool | None) -> Training:
         """Return the training options of a step, with gradients if `gradient` is true, or by default if they were planned."""
         planned = self.family.search.training

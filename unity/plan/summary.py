@@ -183,7 +183,7 @@ def read_summary(record: SummaryRecord, machine: Machine) -> Summary:
 def summary_of(program: PlannedProgram) -> Summary:
     """Return the summary of a plan's program."""
     graph, family, machine = program.pcg, program.family, program.family.search.machine
-    prediction = predict(graph, machine, family.differentiated)
+    prediction = predict(graph, machine, family.differentiated, family.search.training.state)
     memory = predict_memory(graph, family.differentiated, family.search.training, backend_of(machine))
     figures = family.name, machine.name, machine.devices, program.candidate.time, program.candidate.memory
     rules = _merged(rule_use(use) for t in program.transformations for use in t.uses)
@@ -196,7 +196,7 @@ def captured_summary_of(program: PlannedProgram) -> Summary:
     """Return the summary of the captured program that a plan was made for, on one device of the plan's machine."""
     family, machine = program.family, program.family.search.machine.alone
     graph = on_one_device(program.original)
-    prediction = predict(graph, machine, family.differentiated)
+    prediction = predict(graph, machine, family.differentiated, family.search.training.state)
     memory = predict_memory(graph, family.differentiated, family.search.training, backend_of(machine))
     figures = family.name, machine.name, 1, prediction.time, memory.total
     return Summary(*figures, program.original, *_costs(prediction, graph), live=_live(memory))
@@ -232,8 +232,10 @@ def _costs(prediction: Prediction, graph: PCG) -> tuple[tuple[Work, ...], tuple[
         old = talk.get(key, Talk(*key[:4], 0, c.nbytes, 0.0, *key[5:]))
         talk[key] = replace(old, count=old.count + c.count, seconds=old.seconds + t.seconds)
     for t in prediction.transfers:
-        purpose, nbytes = f"offload of {t.node.kind}", round(t.nbytes)
-        key = line_behind(t.node), HOST_TRANSFER, "", purpose, nbytes, uses.get(id(t.node), short(t.node.source)), t.node.kind
+        of_state = t.node.kind == "input"
+        purpose, nbytes = "optimizer's state" if of_state else f"offload of {t.node.kind}", round(t.nbytes)
+        value = pattern(t.node.name) if of_state else t.node.kind
+        key = line_behind(t.node), HOST_TRANSFER, "", purpose, nbytes, uses.get(id(t.node), short(t.node.source)), value
         old = talk.get(key, Talk(*key[:4], 0, nbytes, 0.0, *key[5:]))
         talk[key] = replace(old, count=old.count + 2 * t.count, seconds=old.seconds + t.seconds)
     return tuple(work.values()), tuple(talk.values())

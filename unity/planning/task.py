@@ -34,6 +34,7 @@ from unity.planning.ranking import Solution, fastest_simulated, measured
 from unity.planning.refusal import LeanPipelines, refusal
 from unity.planning.request import Request
 from unity.planning.sub_machines import sub_machines
+from unity.search.cost.state_sizes import StateMemory
 from unity.search.joint.joint import GAIN
 from unity.search.joint.pricing import Prices
 from unity.search.memory.backend import backend_of
@@ -216,11 +217,6 @@ class Task(Request):
         if than is not None and (self.transforms.has_required or not self.is_limited(than)):
             return RecomputingChoice()
         offload = self.transforms.offload and prices.machine.host is not None
-        if self.transforms.offload and not offload:
-            warn_user(
-                f"offload=True: nothing is offloaded, since {prices.machine.name} has no link to the memory of a host"
-                " (docs: memory#offloaded-values)"
-            )
         limit = self.limit if limit is None else limit
         return best_recomputing(keeping.captured, RecomputingWish(**self.wish(prices, than, None), limit=limit, offload=offload))
 
@@ -269,8 +265,18 @@ class Task(Request):
             choice = self.recomputed(keeping, prices, None, limit=0.0)
         if excluded := conflict(self.bound, keeping.search, self.limit):
             return excluded
-        way = self.micro_batches_way(keeping, prices)
+        way = self.state_on_host_way(keeping.search) + self.micro_batches_way(keeping, prices)
         return refusal(keeping.search, self.limit, choice.leanest, self.transforms.recompute, way, pipelines)
+
+    def state_on_host_way(self, search: Search) -> str:
+        """Return an optimizer's state on the host as a way out of a memory limit, if the option is off and it may fit."""
+        state = self.training.state
+        if state.memory is not StateMemory.DEVICE or search.machine.host is None:
+            return ""
+        training = replace(self.training, state=replace(state, memory=StateMemory.EITHER))
+        least = replace(search, training=training).least_memory
+        is_way_out = least.total < search.least_memory.total and least.total <= self.limit
+        return f"offload=True, with at least {size(least.total)}, or " if is_way_out else ""
 
     def micro_batches_way(self, keeping: PlanFamily, prices: Prices) -> str:
         """Return micro-batches as a way out of a memory limit, if the option is off and they may fit."""

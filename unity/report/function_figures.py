@@ -52,7 +52,7 @@ class FunctionFigures:
 def figures_of(plan: Plan) -> FunctionFigures:
     """Return the figures of a plan."""
     differentiated = plan.program.family.differentiated
-    prediction = predict(plan.program.pcg, plan.inspect.machine, differentiated)
+    prediction = predict(plan.program.pcg, plan.inspect.machine, differentiated, plan.program.family.search.training.state)
     memory = predict_memory(plan.program.pcg, differentiated, plan.program.family.search.training, backend_of(plan.inspect.machine))
     description = costs.exact_costs(prediction, memory, plan.program.axis_names)
     by_node = {id(node): description(node) for node, _ in plan.program.pcg.walk()}

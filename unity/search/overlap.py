@@ -57,7 +57,7 @@ class SimulatedCandidate:
 def simulated(search: Search, candidate: Candidate) -> SimulatedCandidate:
     """Return a strategy with the seconds of its simulated step."""
     graph = parallelize(search.graph, candidate.assignment)
-    prediction = predict(graph, search.machine, search.counted)
+    prediction = predict(graph, search.machine, search.counted, search.training.state)
     step = simulate(graph, search.machine, search.counted, training=search.training, prediction=prediction)
     return SimulatedCandidate(candidate, step.makespan, prediction.computing, prediction.time)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 
 from unity.machine.machine import Machine
 from unity.pcg.ir.graph import PCG
 from unity.pcg.parallel.parallelize import Assignment, parallelize
+from unity.pcg.types.parallel_type import slice_count
 from unity.search.cost.assembly import Assembled, Listed, assemble
 from unity.search.cost.cost import Training
 from unity.search.cost.least_time import least_time
@@ -92,14 +94,17 @@ class Search:
         return Minimizer(problem)
 
     def candidate(self, assembled: Assembled, point: Point) -> Candidate:
-        """Return a point as a strategy with its exact memory.
+        """Return a point as a strategy with its exact memory."""
+        return self.priced(point.time, assembled.assignment(point))
+
+    def priced(self, time: float, assignment: Assignment) -> Candidate:
+        """Return a strategy with its exact memory.
 
         The problem does not contain working sets, as they do not add up over operators; the parallel graph tells them.
         """
-        assignment = assembled.assignment(point)
         graph = parallelize(self.graph, assignment)
         memory = predict_memory(graph, self.differentiated, self.training, backend_of(self.machine))
-        return Candidate(point.time, memory.total, assignment)
+        return Candidate(time, memory.total, assignment)
 
     def best(self, weight: float, measure: Measure) -> tuple[Assembled, Point]:
         """Minimize time plus `weight` times memory, then refine by `measure`; return the point and the problem it belongs to."""
@@ -164,7 +169,7 @@ class Search:
         wide, minimizer = self.wide
         points += [] if wide.whole else [(wide, point) for point in minimizer.at(self.weights)[2:]]
         points += [(near, point) for near, minimizer in self.narrow for point in minimizer.at([self.ends[1]])]
-        return self.leaner(points)
+        return self.with_largest_state_back(self.leaner(points))
 
     def leaner(self, points: Sequence[tuple[Assembled, Point]]) -> Candidate:
         """Return the leanest of some points, improved by local search.
@@ -243,7 +248,50 @@ class Search:
             if fastest and fastest[0].exact and fastest[0].time > below * (1 + 2 * NEARLY):
                 break  # the following problems leave even fewer strategies
             candidates += self.fitting(assembled, minimizer, memory, below)
-        return min(candidates, key=lambda c: (c.time, c.memory))
+        return min((self.with_state_back(c, memory) for c in candidates), key=lambda c: (c.time, c.memory))
+
+    def with_state_back(self, candidate: Candidate, memory: float) -> Candidate:
+        """Return a strategy with less of the optimizer's state on the host, as far as a limit allows.
+
+        The hull has only some points between all of this state on the host and all on the device, since a byte takes about the same
+        time whatever weight it belongs to. Small weights are the first to return, because latency makes their bytes expensive.
+        """
+        seconds = self.state_seconds(candidate.assignment)
+        fits, exceeds, best = 0, len(seconds) + 1, candidate
+        while exceeds - fits > 1:
+            middle = (fits + exceeds) // 2
+            fewer = self.returned(candidate, dict(islice(seconds.items(), middle)))
+            if fewer.memory <= memory:
+                fits, best = middle, fewer
+            else:
+                exceeds = middle
+        return best
+
+    def with_largest_state_back(self, candidate: Candidate) -> Candidate:
+        """Return a strategy with the state of the largest weights on the device, as long as that does not need more memory.
+
+        The update has the state of a weight twice on the device if it comes from the host.
+        """
+        for node, seconds in reversed(self.state_seconds(candidate.assignment).items()):
+            fewer = self.returned(candidate, {node: seconds})
+            if fewer.memory > candidate.memory:
+                break
+            candidate = fewer
+        return candidate
+
+    def state_seconds(self, assignment: Assignment) -> dict[int, float]:
+        """Return the seconds of moving the state of each weight that a strategy has on the host, by id(node), the least first."""
+        state, seconds = self.training.state, dict[int, float]()
+        for node in self.graph.inputs:
+            if id(node) in assignment.hosted and self.machine.host is not None:
+                nbytes = state.of(node) * node.tensors[0].nbytes / slice_count(assignment.results[id(node)][0], assignment.axes)
+                seconds[id(node)] = 2 * self.machine.host.seconds(nbytes)
+        return dict(sorted(seconds.items(), key=lambda item: item[1]))
+
+    def returned(self, candidate: Candidate, seconds: Mapping[int, float]) -> Candidate:
+        """Return a strategy with the state of some weights on the device, with the seconds that moving it would take."""
+        hosted = candidate.assignment.hosted - seconds.keys()
+        return self.priced(candidate.time - sum(seconds.values()), replace(candidate.assignment, hosted=hosted))
 
     def fitting(self, assembled: Assembled, minimizer: Minimizer, memory: float, below: float) -> list[Candidate]:
         """Return the fastest strategy of one problem that fits and takes less than `below` seconds, as a list of one or none."""

@@ -20,14 +20,14 @@ from unity.pcg.capture.capture import capture
 from unity.pcg.parallel.parallelize import parallelize
 from unity.pcg.parallel.stages import SCHEDULES
 from unity.search.cost.cost import Training
-from unity.search.cost.state_sizes import StateSizes
+from unity.search.cost.state_sizes import StateMemory, StateSizes
 from unity.search.memory.backend import CPU, GPU
 from unity.search.memory.lower_bound import least_memory
 from unity.search.memory.memory import predict_memory
 from unity.search.session import Search
 from unity.search.solver.minimizer import Minimizer
 
-TRAININGS = (Training(), Training(True, StateSizes(0)), Training(True, StateSizes(1, (), 1000)), Training(False))
+TRAININGS = (Training(), Training(True, StateSizes(0)), Training(True, StateSizes(1, (), 1000, StateMemory.HOST)), Training(False))
 
 
 @given(name=st.sampled_from(sorted(EVERY)), seed=st.integers(0, 2**32 - 1), training=st.sampled_from(TRAININGS))

@@ -100,8 +100,3 @@ def test_a_machine_without_a_link_offloads_nothing_and_says_so() -> None:
     with pytest.warns(UserWarning, match="offload=True: nothing is offloaded, since slow-1x4 has no link"):
         plan = limited("scanned", machine=unlinked, offload=True)
     assert plan.program.pcg.key == limited("scanned", machine=unlinked).program.pcg.key
-
-
-def test_offloading_needs_recomputed_layers() -> None:
-    with pytest.raises(unity.OptionError, match="offload=True and recompute=False do not go together"):
-        planned(MODELS["scanned"](), offload=True, recompute=False)

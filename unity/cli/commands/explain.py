@@ -87,10 +87,10 @@ def data_with_model(plan: Plan, about: str | None) -> dict[str, Any] | list[dict
     if about is not None:
         return answers(plan, about)
     graph, family, machine = plan.program.pcg, plan.program.family, plan.inspect.machine
-    prediction = predict(graph, machine, family.differentiated)
+    prediction = predict(graph, machine, family.differentiated, family.search.training.state)
     memory = predict_memory(graph, family.differentiated, family.search.training, backend_of(machine))
     held = [{"why": h.why, "made_by": h.node.kind, "line": line_behind(h.node), "nbytes": h.nbytes} for h in memory.held]
-    offloaded = [{"made_by": h.node.kind, "line": line_behind(h.node), "nbytes": h.nbytes} for h in memory.offloaded]
+    offloaded = [{"made_by": h.node.name or h.node.kind, "line": line_behind(h.node), "nbytes": h.nbytes} for h in memory.offloaded]
     return {
         **data(summary_of(plan.program).in_user_names()),
         "held": held,

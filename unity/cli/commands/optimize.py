@@ -75,9 +75,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     group.add_argument("--pack", action="store_true", help="pack weights: those of branches on their devices, joined ones once")
     group.add_argument("--padding", action="store_true", help="pad dimensions that the devices do not divide, where it is better")
     group.add_argument("--no-recompute", action="store_false", dest="recompute", help="recompute no layers where nothing fits")
-    group.add_argument(
-        "--offload", action="store_true", help="offload products of recomputed layers to the host, where it is better"
-    )
+    group.add_argument("--offload", action="store_true", help="offload products of recomputed layers and optimizer state")
     group.add_argument(
         "--micro-batches", type=micro_batches, metavar="N", help="the loss in N micro-batches; or auto, if memory asks for it"
     )

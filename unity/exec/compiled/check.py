@@ -153,6 +153,6 @@ def compare(step: PlannedStep, compiled: Any = None) -> Check:
     predicted = predicted_elements(step.graph, step.differentiated, None if step.training.backward else FORWARD)
     kinds = sorted({*elements, *predicted})
     lines = tuple(ComparedLine(k, int(predicted.get(k, 0)), round(elements.get(k, 0))) for k in kinds)
-    timeline = memory_timeline(step.graph, step.differentiated, step.training, step.backend)
+    timeline = memory_timeline(step.graph, step.differentiated, step.without_update, step.backend)
     places = _compared_places(step, communicated)
     return Check(lines, places, memory(compiled), timeline, tuple(disagreements(text, argument_labels(compiled))))

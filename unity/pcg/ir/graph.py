@@ -31,6 +31,7 @@ from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Type, show
 
 P = TypeVar("P", bound=Payload)
+NO_CONTENT = ("name", "state_on_host")  # attributes of inputs that do not change what a graph computes
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +81,7 @@ class Node:
         program = self.body or self.outline
         parts = [
             self.kind,
-            repr(sorted((k, v) for k, v in self.attributes.items() if k != "name")),
+            repr(sorted((k, v) for k, v in self.attributes.items() if k not in NO_CONTENT)),
             *(str(t) for t in self.tensors),
             repr(self.types),
             program.key if program else "",

@@ -52,10 +52,15 @@ class Payload(Record):
 
 
 class Input(Payload):
-    """An input of a graph: its number, and its name, which is the path of an argument. The name is not part of the content."""
+    """An input of a graph: its number, and its name, which is the path of an argument. Only the number is part of the content.
+
+    Attributes:
+        state_on_host: of a weight, that the search put the optimizer's state in the memory of the host.
+    """
 
     index: Natural | None = None
     name: str | None = None
+    state_on_host: bool | None = None
 
 
 class PackedPart(Payload):

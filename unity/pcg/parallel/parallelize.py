@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from unity.base.errors import ParallelTypeError
 from unity.pcg.ir.graph import PCG, THROUGH, Node, Value
-from unity.pcg.ir.payloads import Recompute
+from unity.pcg.ir.payloads import Input, Recompute
 from unity.pcg.parallel.resharding import steps
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Type, misfit
@@ -26,6 +28,7 @@ class Assignment:
         again: operands whose last change of type the backward pass repeats instead of keeping its result.
         recomputed: operators whose inner values the backward pass recomputes.
         rerun: operators that the backward pass recomputes as a whole, for their only user.
+        hosted: weights whose optimizer's state the search put in the memory of the host.
     """
 
     axes: tuple[Axis, ...]
@@ -35,6 +38,7 @@ class Assignment:
     again: frozenset[tuple[int, int]] = field(default_factory=frozenset)
     recomputed: frozenset[int] = field(default_factory=frozenset)
     rerun: frozenset[int] = field(default_factory=frozenset)
+    hosted: frozenset[int] = field(default_factory=frozenset)
 
 
 def parallelize(graph: PCG, assignment: Assignment) -> PCG:
@@ -65,7 +69,7 @@ class _Builder:
         inputs = []
         for k, node in enumerate(graph.inputs):
             types = (input_types[k],) if input_types is not None else self.a.results[id(node)]
-            inputs.append(self.typed(node, (), types))
+            inputs.append(self.marked(self.typed(node, (), types), id(node) in self.a.hosted))
             values[Value(node)] = Value(inputs[-1])
         for node in graph.nodes:
             if node.kind == "input":
@@ -77,6 +81,10 @@ class _Builder:
             self.change(values[v], self.a.outputs.get((id(graph), k), ()), changed, False) for k, v in enumerate(graph.outputs)
         )
         return PCG(tuple(inputs), outputs, self.a.axes)
+
+    def marked(self, node: Node, is_hosted: bool) -> Node:
+        """Return an input, marked if it is a weight whose optimizer's state is in the memory of the host."""
+        return replace(node, payload=structs.replace(node.payload or Input(), state_on_host=True)) if is_hosted else node
 
     def operand(self, node: Node, p: int, v: Value, changed: dict) -> Value:
         """Return the value that a node reads as operand `p`: its producer's copy `v` after the assigned changes of type."""

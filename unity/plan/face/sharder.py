@@ -15,7 +15,7 @@ from unity.plan.call_arguments import by_position
 from unity.plan.device_mesh import graph_on
 from unity.plan.face.inspection import Inspection
 from unity.plan.planned_program import PlannedProgram
-from unity.plan.shardings.following_shardings import following, weights_of
+from unity.plan.shardings.following_shardings import HOST, following, weights_of
 from unity.plan.shardings.placement import Placement
 
 
@@ -87,12 +87,23 @@ class Sharder:
 
         A leaf follows the weight whose path its own path ends with, if their shapes are equal. All other leaves are replicated.
 
+        Where a plan has the state of a weight in the memory of the host, the sharding of a leaf that follows it has the memory kind
+        "pinned_host", unless its path is the weight's: such a tree has the weights themselves, or their gradients. So pass these
+        and the state apart.
+
         Args:
             tree: arrays or `jax.ShapeDtypeStruct`s, such as `jax.eval_shape(optimizer.init, params)`.
         """
         placement, mesh = self.placement, self._inspect.mesh
-        weights = weights_of(placement.arguments, placement.shapes, self._program.family.captured.differentiated)
-        return following(tree, weights, NamedSharding(typed_mesh(mesh) or mesh, PartitionSpec()))
+        differentiated = self._program.family.captured.differentiated
+        weights = weights_of(placement.arguments, placement.shapes, differentiated)
+        whole = NamedSharding(typed_mesh(mesh) or mesh, PartitionSpec())
+        hosted = self._program.hosted_state
+        if not any(hosted):
+            return following(tree, weights, whole)
+        of_state = [s.with_memory_kind(HOST) if h else s for s, h in zip(placement.shardings, hosted, strict=True)]
+        state = weights_of(jax.tree.unflatten(placement.tree, of_state), placement.shapes, differentiated)
+        return following(tree, state, whole, weights)
 
     @property
     def placement(self) -> Placement:

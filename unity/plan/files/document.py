@@ -13,7 +13,7 @@ from unity.pcg.ir.compact_json import FoldedGraphs
 from unity.plan.files.strategies import Figure, Strategies
 from unity.plan.summary import RuleUse, SummaryRecord
 from unity.search.cost.cost import Training
-from unity.search.cost.state_sizes import StateSizes
+from unity.search.cost.state_sizes import StateMemory, StateSizes
 from unity.search.substitution.trace import RuleApplication
 from unity.substitutions.language.parallel_derivation import ParallelizationRecord
 from unity.transforms.branches import BranchingRecord
@@ -48,23 +48,26 @@ class TrainingRecord(Record):
         optimizer_slots: bytes of the optimizer's state that are divided like a weight, for each byte of the weight.
         other_slots: the same of weights with another number of them, by the argument's name.
         whole_state: bytes of the state that every device stores.
+        state_memory: the memory that the divided bytes of the state lie in.
     """
 
     backward: bool
     optimizer_slots: Natural | Figure
     other_slots: tuple[tuple[str, Natural | Figure], ...] = ()
     whole_state: Natural = 0
+    state_memory: StateMemory = StateMemory.DEVICE
 
     @classmethod
     def of(cls, training: Training) -> TrainingRecord:
         """Return the record of what was planned."""
         state = training.state
-        return cls(training.backward, state.slots, state.others, state.whole)
+        return cls(training.backward, state.slots, state.others, state.whole, state.memory)
 
     @property
     def planned(self) -> Training:
         """The parts of a training step, as a search counts them."""
-        return Training(self.backward, StateSizes(self.optimizer_slots, self.other_slots, self.whole_state))
+        state = StateSizes(self.optimizer_slots, self.other_slots, self.whole_state, self.state_memory)
+        return Training(self.backward, state)
 
 
 class PlanDocument(Strategies, tag_field="unity", tag="plan", kw_only=True):

@@ -39,13 +39,17 @@ class TypeRow(Record, array_like=True):
 
 
 class SavedPoint(Record):
-    """A candidate: its figures, the rows of the nodes, and the types that the outputs of every graph pass through."""
+    """A candidate: its figures, the rows of the nodes, and the types that the outputs of every graph pass through.
+
+    `hosted` are the nodes, by number, of weights whose optimizer's state the search put in the memory of the host.
+    """
 
     time: Figure
     memory: Figure
     nodes: tuple[Natural, ...]
     outputs: tuple[tuple[tuple[Natural, ...], ...], ...]
     simulated: Figure | None = None
+    hosted: tuple[Natural, ...] = ()
 
 
 class Strategies(Record, kw_only=True):
@@ -76,7 +80,9 @@ def strategies(graph: PCG, candidates: Sequence[Candidate]) -> Strategies:
     for c in candidates:
         of = c.assignment.outputs
         outputs = tuple(tuple(numbers(of.get((id(g), k), ())) for k in range(len(g.outputs))) for g in graphs)
-        points.append(SavedPoint(c.time, c.memory, tuple(row(c.assignment, n) for n in nodes), outputs, c.simulated))
+        rows_of_nodes = tuple(row(c.assignment, n) for n in nodes)
+        hosted = tuple(k for k, n in enumerate(nodes) if id(n) in c.assignment.hosted)
+        points.append(SavedPoint(c.time, c.memory, rows_of_nodes, outputs, c.simulated, hosted))
     return Strategies(types=tuple(map(type_text, types)), rows=tuple(rows), points=tuple(points))
 
 
@@ -117,9 +123,11 @@ def _candidate(graph: PCG, axes: tuple[Axis, ...], types: Sequence[Type], rows: 
     if not again <= operands.keys():
         raise Misfit("it does not fit the graph: an operand that is gathered again does not exist")
     recomputed, rerun = (frozenset(id(n) for n, row in described if row.rerun == wanted) for wanted in (1, 2))
-    return Candidate(
-        point.time, point.memory, Assignment(axes, results, operands, outputs, again, recomputed, rerun), point.simulated
-    )
+    hosted = frozenset(id(nodes[k]) for k in point.hosted)
+    if any(nodes[k].kind != "input" for k in point.hosted):
+        raise Misfit("it does not fit the graph: a node with an optimizer's state on the host is no argument")
+    assignment = Assignment(axes, results, operands, outputs, again, recomputed, rerun, hosted)
+    return Candidate(point.time, point.memory, assignment, point.simulated)
 
 
 def _nodes(graph: PCG) -> list[Node]:

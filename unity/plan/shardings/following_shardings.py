@@ -13,16 +13,21 @@ KeyNames: TypeAlias = tuple[str, ...]  # of the keys on the path to a leaf
 Weights: TypeAlias = Mapping[KeyNames, tuple[tuple[int, ...], T]]  # the shape of each weight, and its sharding or its number
 
 
-def following(tree: Any, weights: Weights[T], rest: T) -> Any:
+HOST = "pinned_host"  # the kind of memory of a host that devices copy from and to
+
+
+def following(tree: Any, weights: Weights[T], rest: T, themselves: Weights[T] | None = None) -> Any:
     """Return a tree with the sharding, or the number, of the weight that each leaf follows. Leaves may be `jax.ShapeDtypeStruct`s.
 
     A leaf follows a weight if its path ends with the weight's path and their shapes are equal: `state[0].mu["w"]` follows
     `params["w"]`. This holds for optimizers of some of the weights, too. All other leaves (counts, factored moments) get `rest`.
+    If the weights have other shardings than the leaves that follow them, these are `themselves`: a weight's path is the leaf's.
     """
 
     def followed(path: tuple[Any, ...], leaf: Any) -> T:
         names, shape = names_of(path), np.shape(leaf)
-        matches = (weights.get(names[k:]) for k in range(len(names) + 1))
+        tables = [weights if themselves is None else themselves, *[weights] * len(names)]
+        matches = (table.get(names[k:]) for k, table in enumerate(tables))
         return next((sharding for own, sharding in filter(None, matches) if own == shape), rest)
 
     return jax.tree.map_with_path(followed, tree)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -15,10 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from unity.base.errors import OptionError
+from unity.base.user_warnings import warn_user
+from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
 from unity.pcg.types.parallel_type import Shape
 from unity.plan.shardings.following_shardings import following, weights_of
-from unity.search.cost.state_sizes import StateSizes
+from unity.search.cost.state_sizes import StateMemory, StateSizes
 
 NOT_FOLLOWING = -1
 
@@ -35,15 +37,22 @@ class OptimizerState:
         dtype: the type of these values. By default it is that of the master, or of a weight that has none.
         master: the type of the masters, such as "float32" for weights in bfloat16: copies that the optimizer updates and rounds to
             the weights. A weight whose type is as wide has no master. None by default: no weight has one.
+        host: whether these values and the masters lie in the memory of the host until the update. False by default.
     """
 
     slots: int = 2
     dtype: str | None = None
     master: str | None = None
+    host: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.slots, bool) or not isinstance(self.slots, int) or self.slots < 0:
             raise OptionError(f"slots={self.slots!r}: expected the number of values for each weight, such as 2 for Adam")
+        if not isinstance(self.host, bool):
+            raise OptionError(
+                f"host={self.host!r}: expected True, for a state in the memory of the host, or False"
+                " (docs: memory#state-on-the-host)"
+            )
         for name, dtype in (("dtype", self.dtype), ("master", self.master)):
             try:
                 is_number = dtype is None or jnp.issubdtype(jnp.dtype(dtype), jnp.number)
@@ -104,6 +113,7 @@ def state_sizes(optimizer: Any, slots: float, captured: Captured, args: Sequence
     if isinstance(optimizer, SlotsByShape):
         ratios = {k: optimizer.by_shape.get(structs[k].shape, optimizer.otherwise) for k in nbytes}
         return _sizes({names[k]: (nbytes[k], ratio) for k, ratio in ratios.items()}, 0)
+    memory = StateMemory.HOST if isinstance(optimizer, OptimizerState) and optimizer.host else StateMemory.DEVICE
     weights = args[argnums] if isinstance(argnums, int) else tuple(args[k] for k in sorted(k % len(args) for k in argnums))
     state = _structure(optimizer, weights)
     shapes = [struct.shape for struct in structs]
@@ -112,7 +122,31 @@ def state_sizes(optimizer: Any, slots: float, captured: Captured, args: Sequence
     for leaf, k in zip(jax.tree.leaves(state), jax.tree.leaves(following(state, numbers, NOT_FOLLOWING)), strict=True):
         itemsizes[k] += leaf.dtype.itemsize if k in nbytes else 0
         whole += 0 if k in nbytes else leaf.dtype.itemsize * leaf.size
-    return _sizes({names[k]: (nbytes[k], itemsizes[k] / structs[k].itemsize) for k in nbytes}, whole)
+    sizes = _sizes({names[k]: (nbytes[k], itemsizes[k] / structs[k].itemsize) for k in nbytes}, whole)
+    return replace(sizes, memory=memory)
+
+
+def placed_state(state: StateSizes, machine: Machine, offload: bool) -> StateSizes:
+    """Return the sizes of a state with the memory that it lies in on a machine. Warns if that has no link to such a memory.
+
+    Args:
+        state: the sizes.
+        machine: the machine.
+        offload: whether the search may put the state on the host.
+    """
+    if state.memory is StateMemory.HOST and machine.host is None:
+        warn_user(
+            f"optimizer=OptimizerState(host=True): the state stays on the device, since {machine.name} has no link to the memory of"
+            " a host (docs: memory#state-on-the-host)"
+        )
+        return replace(state, memory=StateMemory.DEVICE)
+    if offload and machine.host is None:
+        warn_user(
+            f"offload=True: nothing is offloaded, since {machine.name} has no link to the memory of a host"
+            " (docs: memory#offloaded-values)"
+        )
+    may_move = offload and machine.host is not None and state.memory is StateMemory.DEVICE and bool(state.slots or state.others)
+    return replace(state, memory=StateMemory.EITHER) if may_move else state
 
 
 def _sizes(weights: Mapping[str, tuple[int, float]], whole: int) -> StateSizes:

@@ -198,7 +198,9 @@ class Assembled:
     def assignment(self, point: Point) -> Assignment:
         """Return the strategy that a point encodes."""
         opened, values = self.opened, point.values
-        recomputed = {id(opened.sites[s].node) for s, alternative in enumerate(point.alternatives.unary) if alternative == 1}
+        second = [opened.sites[s] for s, alternative in enumerate(point.alternatives.unary) if alternative == 1]
+        hosted = frozenset(id(site.node) for site in second if site.kind == "input")
+        recomputed = {id(site.node) for site in second if site.kind != "input"}
         again, rerun = set[tuple[int, int]](), set[int]()
         for (s, p), edge, alternative in zip(self.ports, self.problem.edges, point.alternatives.edges, strict=True):
             gathered, part = self.alternative_of(edge, alternative)
@@ -227,7 +229,8 @@ class Assembled:
             key: tuple(self.domains[f].type_of(values[f], opened.sites[f].end) for f in free)
             for key, free in opened.outputs.items()
         }
-        return Assignment(self.machine.axes, results, operands, outputs, frozenset(marked), frozenset(recomputed), frozenset(rerun))
+        again = frozenset(marked), frozenset(recomputed), frozenset(rerun)
+        return Assignment(self.machine.axes, results, operands, outputs, *again, hosted)
 
     def alternative_of(self, edge: Edge, alternative: int) -> tuple[bool, Recomputed]:
         """Return whether an alternative of a port repeats the change of type, and the part of the producer that it recomputes."""

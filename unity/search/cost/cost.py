@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from math import prod
 
@@ -22,7 +22,7 @@ from unity.pcg.types.accumulation import accumulator, growth
 from unity.search.cost.alignment import depends_on_alignment, slowdown
 from unity.search.cost.profile_lookup import ROOFLINE, Piece, lookup
 from unity.search.cost.roofline import dense_work, local_traffic, roofline
-from unity.search.cost.state_sizes import ADAM, StateSizes
+from unity.search.cost.state_sizes import ADAM, StateMemory, StateSizes
 from unity.search.space.configurations import Domain, distinct_types, shapes_of, work_shares
 from unity.search.space.sites import Site
 
@@ -51,11 +51,13 @@ class SiteCost:
         backward: Seconds of computing in the backward pass.
         reduces: Seconds of collectives inside the operator, Reduces and halo exchanges, forward and backward.
         memory: Bytes of arguments or residuals.
-        once: Seconds of one more forward run for every backward pass.
-        saved: Bytes of `memory` that recomputing the inner values saves; 0 where that would repeat Reduces; None if not offered.
+        once: Seconds of one more forward run for every backward pass; of an argument, of moving its state to the host and back.
+        saved: Bytes of `memory` that recomputing the inner values saves, or the argument's state in the memory of the host; 0 where
+            recomputing would repeat Reduces; None if not offered.
         whole: Bytes that rerunning the operator saves, less those of the operands kept instead; -inf where it may not rerun;
             None if not offered.
-        transfers: Seconds of moving offloaded values to the memory of the host and back; None if there are none.
+        transfers: Seconds of moving offloaded values, or an argument's state, to the memory of the host and back; None if there are
+            none.
     """
 
     forward: Array
@@ -75,7 +77,7 @@ class SiteCost:
 
     @property
     def alternatives(self) -> tuple[Array, Array]:
-        """Seconds and bytes, [alternatives, values]: inner values are kept, or recomputed."""
+        """Seconds and bytes, [alternatives, values]: inner values are kept, or recomputed; state is on the device, or the host."""
         if self.saved is None:
             return self.time[None], self.memory[None]
         again = np.where(self.saved > 0, self.time + self.once, np.inf)
@@ -88,7 +90,8 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     zero = np.zeros(len(domain))
     body = site.node.body if site.node is not None else None
     if body is None:
-        return SiteCost(zero, zero, _stage_messages(site, domain, machine, training), memory, zero)
+        alone = SiteCost(zero, zero, _stage_messages(site, domain, machine, training), memory, zero)
+        return _with_state_on_host(alone, site, domain, machine, training)
     flows = training.backward and any(site.flows)
     differentiated = [flows and p.gradient for p in site.ports]
     share = work_shares(domain.choices, domain.picks, machine.axes)
@@ -370,8 +373,8 @@ def _residuals(site: Site, domain: Domain, machine: Machine, training: Training)
     """Return the bytes of arguments with their gradients and optimizer slots, or of the residuals: results and inner values."""
     n = len(site.ports)
     if site.kind == "input":
-        count = 1 + (1 + slots_of(site, training) if site.weight and training.backward else 0)
-        return count * site.results[0].nbytes * fraction(domain, n, machine)
+        gradient_and_slots = 1 + _slots_on_device(site, training) if site.weight and training.backward else 0
+        return (1 + gradient_and_slots) * site.results[0].nbytes * fraction(domain, n, machine)
     total = np.zeros(len(domain))
     if not training.backward:
         return total
@@ -387,6 +390,23 @@ def _residuals(site: Site, domain: Domain, machine: Machine, training: Training)
 def slots_of(site: Site, training: Training) -> float:
     """Return the bytes of the optimizer's state for each byte of a weight; 0 for other sites."""
     return training.state.of(site.node) if site.weight and site.node is not None else 0
+
+
+def _slots_on_device(site: Site, training: Training) -> float:
+    """Return those of the `slots_of` a site that are on the device, unless the search puts them on the host."""
+    return 0 if training.state.memory is StateMemory.HOST else slots_of(site, training)
+
+
+def _with_state_on_host(cost: SiteCost, site: Site, domain: Domain, machine: Machine, training: Training) -> SiteCost:
+    """Return the cost of a weight with its optimizer's state in the memory of the host, or with that as an alternative."""
+    memory, slots = training.state.memory, slots_of(site, training)
+    if memory is StateMemory.DEVICE or machine.host is None or not (slots and site.kind == "input" and training.backward):
+        return cost
+    nbytes = slots * site.results[0].nbytes * fraction(domain, len(site.ports), machine)
+    there_and_back = 2 * machine.host.seconds(nbytes)
+    return (
+        replace(cost, transfers=there_and_back) if memory is StateMemory.HOST else replace(cost, saved=nbytes, once=there_and_back)
+    )
 
 
 def _transfers(site: Site, domain: Domain, machine: Machine) -> Array | None:

@@ -179,9 +179,11 @@ class _Relaxation:
 
     def _alone(self, classes: _Partition, cost: SiteCost, is_argument: bool) -> Cost:
         """Return the cost of a site alone."""
-        time = classes.least(cost.time, 0)
-        memory = classes.least(cost.memory, 0) if is_argument else np.zeros_like(time)
-        return Cost("", time[None], memory[None])
+        if not is_argument:
+            time = classes.least(cost.time, 0)[None]
+            return Cost("", time, np.zeros_like(time))
+        time, memory = (classes.least(table, 1) for table in cost.alternatives)  # an optimizer's state may be on the host
+        return Cost("", time, memory)
 
     def _pair(self, site: int, operand: int, is_product: bool) -> Cost:
         """Return the cost of the change of type between a producer and a user, of its fastest alternative."""

@@ -25,6 +25,8 @@ from unity.pcg.propagation.placement import placing
 from unity.pcg.types.parallel_type import local_shape
 from unity.search.cost.cost import seconds, single_piece
 from unity.search.cost.inner_values import inner_of
+from unity.search.cost.state_sizes import NO_STATE, StateSizes
+from unity.search.space.live_buffers import local
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,10 @@ class CollectiveTerm:
 class TransferTerm:
     """The transfers of one offloaded value of an operator: to the host in the forward pass, and back in the backward pass.
 
+    Those of an input are of the optimizer's state, from the host before the update, and back after it.
+
     Args:
-        node: The operator.
+        node: The operator, or the weight that the state belongs to.
         nbytes: Bytes of one transfer on one device.
         count: Transfers in each direction.
         seconds: Seconds of all transfers in both directions.
@@ -106,20 +110,26 @@ class Prediction:
         return sum(t.seconds for t in self.transfers)
 
 
-def predict(graph: PCG, machine: Machine, differentiated: Collection[int]) -> Prediction:
+def predict(graph: PCG, machine: Machine, differentiated: Collection[int], state: StateSizes = NO_STATE) -> Prediction:
     """Price a parallel graph.
 
     Args:
         graph: The parallel graph.
         machine: The devices.
         differentiated: The inputs, by number, whose gradients are wanted; if empty, the forward pass alone is priced.
+        state: The optimizer's state, some of which may be moved to the device and back.
     """
     flow = gradients(graph, differentiated)
     facts = _ProgramFacts(flow, machine, hoisted(graph), recomputation(graph, flow), bool(differentiated))
     operators = tuple(_operators(graph, facts, 1))
     collectives = tuple(CollectiveTerm(c, _seconds(c, machine)) for c in traffic(graph, differentiated))
-    transfers = tuple(_transfers(graph, facts, 1)) if machine.host is not None and differentiated else ()
-    return Prediction(operators, collectives, transfers)
+    transfers = list[TransferTerm]()
+    if machine.host is not None and differentiated:
+        transfers += _transfers(graph, facts, 1)
+        weights = [node for k, node in enumerate(graph.inputs) if k in differentiated and node.tensors[0].floating]
+        state_bytes = ((node, state.on_host(node) * local(Value(node), graph)) for node in weights)
+        transfers += (TransferTerm(node, n, 1, 2 * machine.host.seconds(n)) for node, n in state_bytes if n)
+    return Prediction(operators, collectives, tuple(transfers))
 
 
 def _seconds(c: Collective, machine: Machine) -> float:

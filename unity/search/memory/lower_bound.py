@@ -5,19 +5,22 @@ recomputes whatever may be recomputed, bounds all strategies:
 
     (arguments + optimizer slots + max(gradients, most bytes at one turn of the backward pass)) / devices
 
-The part of the optimizer's state that every device stores is added to that. At an operator's turn, the residuals of the operators
+The part of the optimizer's state that every device stores is added to that. The part that may be in the memory of the host is only
+counted with the gradients, as far as it is on the device during the update. At an operator's turn, the residuals of the operators
 before it are live, and so are the cotangents of its operands and results; in a remat or in the step of a loop, also those of the
 graph inside. Other values may reuse the memory of later gradients, hence the maximum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from unity.pcg.ir.graph import BRANCHES, LOOPS, PCG, STAGES, TAIL
 from unity.pcg.parallel.parallelize import on_one_device
 from unity.search.cost.cost import Training
+from unity.search.cost.state_sizes import StateMemory
 from unity.search.memory.memory import live_ranges
 from unity.search.memory.region import Region
 from unity.search.space.live_buffers import GRADIENTS, KEPT, SLOTS, stays
@@ -34,21 +37,24 @@ class LeastMemory:
         throughout: Arguments and optimizer slots, which are live throughout the step.
         gradients: The gradients of the weights.
         turn: The residuals and cotangents at one turn of the backward pass: the most of all turns.
+        update: Slots that may be in the memory of the host, during the update: those that are on the device nevertheless, and those
+            of one weight that are fetched and sent back.
     """
 
     throughout: float
     gradients: float
     turn: float
+    update: float = 0.0
 
     @property
     def state(self) -> float:
         """Bytes of arguments, gradients and optimizer slots, which no recomputation reduces."""
-        return self.throughout + self.gradients
+        return self.throughout + self.gradients + self.update
 
     @property
     def total(self) -> float:
         """Bytes in all."""
-        return self.throughout + max(self.gradients, self.turn)
+        return self.throughout + max(self.gradients + self.update, self.turn)
 
 
 def least_memory(graph: PCG, differentiated: Collection[int], training: Training, devices: int) -> LeastMemory:
@@ -63,11 +69,26 @@ def least_memory(graph: PCG, differentiated: Collection[int], training: Training
     operators = [site for site in sites_of(graph, differentiated, training.backward).sites if site.kind == "operator"]
     inner = frozenset(id(site.node) for site in operators if site.recomputable)
     rerun = frozenset(id(site.node) for site in operators if site.reader is not None)
-    live = live_ranges(on_one_device(graph, inner, rerun), differentiated, training)
+    leanest = replace(training, state=training.state.leanest)
+    live = live_ranges(on_one_device(graph, inner, rerun), differentiated, leanest)
     divided = sum(h.nbytes for h in live.counted if h.why != GRADIENTS)
     whole = sum(h.nbytes for h in live.beside if h.why == SLOTS)
     gradients = sum(h.nbytes for h in live.counted if h.why == GRADIENTS)
-    return LeastMemory(whole + divided / devices, gradients / devices, _busiest_turn(live.region) / devices)
+    update = _least_update([h.nbytes for h in live.hosted], training.state.memory is StateMemory.EITHER)
+    turn = _busiest_turn(live.region)
+    return LeastMemory(whole + divided / devices, gradients / devices, turn / devices, update / devices)
+
+
+def _least_update(sizes: Sequence[float], may_stay: bool) -> float:
+    """Return the bytes of weights' slots on the device during the update, at least.
+
+    Those that are on the host are there twice, one weight at a time. If they `may_stay`, the largest are the first to do so.
+    """
+    ascending = sorted(sizes)
+    if not may_stay:
+        return 2 * max(ascending, default=0.0)
+    moved, total = accumulate(ascending, initial=0.0), sum(ascending)
+    return min(total - there + 2 * largest for there, largest in zip(moved, (0.0, *ascending), strict=True))
 
 
 def _busiest_turn(region: Region) -> float:

@@ -6,13 +6,16 @@ An operator's working set is live during its turn. A remat has no residuals, but
 would otherwise be residuals. The backward pass takes operators in reverse, so the peak is at the turn of some operator, together
 with the residuals of those before it.
 
+State of the optimizer in the memory of the host takes none of the device's until the update. The update takes one weight after the
+other, so that the state of one is on the device at a time: as it was fetched, and as it is sent back.
+
 The search adds up the same terms except working sets, which do not add up; `tests/search/memory/test_memory.py` compares the two.
 `search.memory.backend` describes the memory that a backend needs in addition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,7 +26,7 @@ from unity.search.memory.backend import GPU, Backend
 from unity.search.memory.in_flight import flight
 from unity.search.memory.region import OperatorMemory, Region
 from unity.search.memory.residuals import Setting
-from unity.search.space.live_buffers import ARGUMENTS, GRADIENTS, RESULTS, SLOTS, Held, local
+from unity.search.space.live_buffers import ARGUMENTS, GRADIENTS, RESULTS, SLOTS, UPDATED, Held, local
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class MemoryPrediction:
     @cached_property
     def step(self) -> float:
         """Bytes of one gradient step as a compiled program counts them: without the optimizer's slots."""
-        return sum(h.nbytes for h in self.held if h.why != SLOTS)
+        return sum(h.nbytes for h in self.held if h.why not in (SLOTS, UPDATED))
 
     @cached_property
     def by_reason(self) -> Mapping[str, float]:
@@ -67,16 +70,34 @@ class LiveRanges:
         counted: Buffers that are live throughout the step and that the search counts.
         beside: Further buffers that are live throughout the step, but that the search does not count.
         region: The sweep over the operators.
+        hosted: The optimizer's state in the memory of the host.
     """
 
     counted: tuple[Held, ...]
     beside: tuple[Held, ...]
     region: Region
+    hosted: tuple[Held, ...] = ()
 
     @property
     def throughout(self) -> tuple[Held, ...]:
         """The buffers that are live throughout the step."""
         return (*self.counted, *self.beside)
+
+    @property
+    def update(self) -> tuple[Held, ...]:
+        """The buffers that are live during the update alone, when the state of a weight is fetched: of the largest one."""
+        largest = max(self.hosted, key=lambda h: h.nbytes, default=None)
+        return () if largest is None else (Held(UPDATED, largest.node, 2 * largest.nbytes),)
+
+    @property
+    def peak(self) -> Sequence[Held]:
+        """The buffers at the peak, beside those that are live throughout the step: at an operator's turn, or in the update."""
+        return max(self.region.peak, self.update, key=lambda peak: sum(h.nbytes for h in peak))
+
+    @property
+    def offloaded(self) -> tuple[Held, ...]:
+        """The values in the memory of the host."""
+        return (*self.region.offloaded, *self.hosted)
 
 
 def live_ranges(graph: PCG, differentiated: Collection[int], training: Training, backend: Backend = GPU) -> LiveRanges:
@@ -84,15 +105,18 @@ def live_ranges(graph: PCG, differentiated: Collection[int], training: Training,
     differentiated = differentiated if training.backward else ()
     flow = gradients(graph, differentiated)
     always = [Held(ARGUMENTS, node, local(Value(node), graph)) for node in graph.inputs]
+    hosted = list[Held]()
     for k, node in enumerate(graph.inputs):
         if k in differentiated and node.tensors[0].floating:
             nbytes = local(Value(node), graph)
-            always += [Held(GRADIENTS, node, nbytes), Held(SLOTS, node, training.state.of(node) * nbytes)]
+            always += [Held(GRADIENTS, node, nbytes), Held(SLOTS, node, training.state.on_device(node) * nbytes)]
+            hosted += [Held(SLOTS, node, on_host * nbytes)] if (on_host := training.state.on_host(node)) else []
     flying, more = flight(graph, flow, backend)
     always += flying
     region = Region(graph, Setting(graph, flow, training.backward, backend), always=always)
     results = [Held(RESULTS, v.node, local(v, graph)) for v in dict.fromkeys(graph.outputs)]
-    return LiveRanges(tuple(always), (*undivided_state(graph, differentiated, training), *more, *results), region)
+    beside = (*undivided_state(graph, differentiated, training), *more, *results)
+    return LiveRanges(tuple(always), beside, region, tuple(hosted))
 
 
 def undivided_state(graph: PCG, differentiated: Collection[int], training: Training) -> list[Held]:
@@ -113,7 +137,7 @@ def predict_memory(graph: PCG, differentiated: Collection[int], training: Traini
     """
     live = live_ranges(graph, differentiated, training, backend)
     additive = sum(h.nbytes for h in live.counted) + live.region.steps + live.region.momentary
-    return MemoryPrediction((*live.throughout, *live.region.peak), additive, tuple(live.region.offloaded))
+    return MemoryPrediction((*live.throughout, *live.peak), additive, live.offloaded)
 
 
 def operator_memory(

@@ -21,10 +21,11 @@ from unity.search.cost.cost import Training
 from unity.search.memory.backend import Backend
 from unity.search.memory.memory import live_ranges
 from unity.search.memory.region import BACKWARD, FORWARD, Region, Turn
-from unity.search.space.live_buffers import ARGUMENTS, FLIGHT, GRADIENTS, OFFLOADED, RESULTS, SLOTS, Held
+from unity.search.space.live_buffers import ARGUMENTS, FLIGHT, GRADIENTS, OFFLOADED, RESULTS, SLOTS, UPDATED, Held
 
 WHOLE_STEP = (ARGUMENTS, FLIGHT, GRADIENTS, RESULTS, SLOTS)  # live throughout: one row each, whatever the operator
 POINTER = 8  # bytes of an entry of the table of results, which a CPU program has if it has several results
+UPDATE: Turn = (UPDATED, 0)  # the turn after all operators'
 ROWS = 20  # of the printed table, before the rest is summed up
 
 
@@ -48,7 +49,8 @@ class MemoryTimeline:
 
     Attributes:
         held: the buffers that are live at the peak, largest first.
-        nbytes: bytes at every operator's turn, forward and then backward, without the optimizer's slots.
+        nbytes: bytes at every operator's turn, forward and then backward, without the optimizer's slots. If some of these are in
+            the memory of the host, the last entry is the update, with those of one weight.
         moment: the index into `nbytes` of the peak.
         arguments: bytes of the arguments, as `compiled.memory_analysis()` counts them.
         outputs: bytes of the gradients and results, which have memory of their own for the whole step.
@@ -130,23 +132,26 @@ def memory_timeline(graph: PCG, differentiated: Collection[int], training: Train
     live = live_ranges(graph, differentiated, training, backend)
     gradients = sum(h.why == GRADIENTS for h in live.throughout)
     table = _pointer_table(gradients + len(graph.outputs)) if backend.eager else 0
-    rows = [*_summed_up(live.throughout, table), *(_row(h) for h in live.region.peak)]
+    rows = [*_summed_up(live.throughout, table), *(_row(h) for h in live.peak)]
     throughout = {row.why: row.nbytes for row in rows[: len(WHOLE_STEP)]}
     arguments = throughout[ARGUMENTS] + throughout[FLIGHT]
     outputs = throughout[GRADIENTS] + throughout[RESULTS]
     beside = [h for h in live.throughout if h.why not in WHOLE_STEP]
     rows += [_row(h) for h in beside]
     temporaries = sum(row.nbytes for row in rows[len(WHOLE_STEP) :])
-    turns = dict(_bytes_by_turn(live.region))
+    turns, at = dict(_bytes_by_turn(live.region)), live.region.peak_turn
+    if live.update:
+        turns[UPDATE] = sum(h.nbytes for h in live.update)
+        at = UPDATE if live.peak == live.update else at
     return MemoryTimeline(
         held=tuple(sorted((row for row in rows if row.nbytes), key=lambda row: -row.nbytes)),
         nbytes=arguments + outputs + sum(h.nbytes for h in beside) + np.array(list(turns.values())),
-        moment=list(turns).index(live.region.peak_turn),
+        moment=list(turns).index(at),
         arguments=arguments,
         outputs=outputs,
         temporaries=temporaries,
         slots=throughout[SLOTS],
-        offloaded=tuple(_row(h) for h in live.region.offloaded),
+        offloaded=tuple(_row(h) for h in live.offloaded),
     )
 
 

@@ -1,9 +1,10 @@
 """Memory over a simulated step: what a device holds from when to when, on the schedule that overlap and links produce.
 
 Which buffers are live, and why, is the knowledge of `search.memory`; here they have times. Arguments and optimizer slots are live
-all the time. A value is live from the start of its producer until its last user ends, or, if it is a residual, until the operator
-that needs it has run backward. A cotangent is live from the first user's backward pass until its producer's, a gradient from then
-to the end of the step. Where several operators run at once, the working sets of all are live.
+all the time, slots in the memory of the host while they are updated. A value is live from the start of its producer until its last
+user ends, or, if it is a residual, until the operator that needs it has run backward. A cotangent is live from the first user's
+backward pass until its producer's, a gradient from then to the end of the step. Where several operators run at once, the working
+sets of all are live.
 
 Scans and remats are taken as wholes: the working set of one is live for as long as it runs.
 """
@@ -25,7 +26,19 @@ from unity.search.memory.memory import OperatorMemory, ends_inside, operator_mem
 from unity.search.simulator.expansion import moments_on
 from unity.search.simulator.program import Phase, moments_of_nodes
 from unity.search.simulator.timeline import Timeline
-from unity.search.space.live_buffers import AGAIN, ARGUMENTS, COTANGENTS, GRADIENTS, RESULTS, SLOTS, WORKING, Held, local, unmoved
+from unity.search.space.live_buffers import (
+    AGAIN,
+    ARGUMENTS,
+    COTANGENTS,
+    GRADIENTS,
+    RESULTS,
+    SLOTS,
+    UPDATED,
+    WORKING,
+    Held,
+    local,
+    unmoved,
+)
 
 Moment = tuple[float, float]  # start, end
 Array = np.ndarray
@@ -151,7 +164,9 @@ class _Spans:
             nbytes = local(Value(node), self.graph)
             yield Span(Held(ARGUMENTS, node, nbytes), 0.0, self.end)
             if k in self.differentiated and node.tensors[0].floating:
-                yield Span(Held(SLOTS, node, self.training.state.of(node) * nbytes), 0.0, self.end)
+                yield Span(Held(SLOTS, node, self.training.state.on_device(node) * nbytes), 0.0, self.end)
+                if (updated := self._runs.get((id(node), Phase.UPDATE))) is not None:
+                    yield Span(Held(UPDATED, node, 2 * self.training.state.on_host(node) * nbytes), *updated)
         for held in undivided_state(self.graph, self.differentiated, self.training):
             yield Span(held, 0.0, self.end)
 

@@ -12,6 +12,9 @@ has finished with a batch's weights before its last ticks.
 
 A value that is offloaded is sent to the host as soon as it is computed, and nothing waits for that. It is fetched when the backward
 pass of its remat begins, since JAX ties it to the cotangent, too.
+
+Optimizer's state in the memory of the host is fetched after all gradients are computed, one weight after the other, and sent back.
+What the update computes takes no time.
 """
 
 from __future__ import annotations
@@ -27,21 +30,27 @@ from unity.pcg.ir.graph import PARALLELIZATION, PCG, PIPELINE, TAIL, Node, Value
 from unity.pcg.parallel.stages import ends_of, runs_of, schedule_of
 from unity.pcg.parallel.traffic import FORWARD
 from unity.search.cost.prediction import CollectiveTerm, Prediction, TransferTerm, predict
+from unity.search.cost.state_sizes import NO_STATE, StateSizes
 from unity.search.simulator.tasks import Names, union
 
 
 class Phase(IntEnum):
-    """A phase of a training step. `RECOMPUTE` also covers gathers that are repeated for the backward pass."""
+    """A phase of a training step. `RECOMPUTE` also covers gathers that are repeated for the backward pass.
+
+    Of the `UPDATE`, there are only the transfers of the optimizer's state.
+    """
 
     FORWARD = 0
     RECOMPUTE = 1
     BACKWARD = 2
+    UPDATE = 3
 
 
-PHASES = ("forward", "again", "backward")  # the phases in labels
+PHASES = ("forward", "again", "backward", "update")  # the phases in labels
 OPERATORS, CHANGES, PARTS = 4, 1 << 12, 1 << 8  # names pack phases, changes of a result's type, and parts of an operator
 LATER = PARTS - 1  # the part for a loop's last steps
 TRANSFER = PARTS - 2  # the part for transfers to the host and back
+RETURN = PARTS - 3  # the part for the second of two transfers in one phase
 
 
 @dataclass(frozen=True)
@@ -105,7 +114,13 @@ class SpmdProgram:
         return any(isinstance(a, kinds) or (isinstance(a, ProgramLoop) and a.program.has(*kinds)) for a in actions)
 
 
-def program_of(graph: PCG, machine: Machine, differentiated: Collection[int], prediction: Prediction | None = None) -> SpmdProgram:
+def program_of(
+    graph: PCG,
+    machine: Machine,
+    differentiated: Collection[int],
+    prediction: Prediction | None = None,
+    state: StateSizes = NO_STATE,
+) -> SpmdProgram:
     """Return the program of a parallel graph.
 
     Args:
@@ -113,15 +128,17 @@ def program_of(graph: PCG, machine: Machine, differentiated: Collection[int], pr
         machine: its formulas price operators and collectives.
         differentiated: the inputs with respect to which gradients are taken; if there are none, the program is the forward pass.
         prediction: the predicted terms of the step, if they are known.
+        state: the optimizer's state.
     """
-    prediction = predict(graph, machine, differentiated) if prediction is None else prediction
+    prediction = predict(graph, machine, differentiated, state) if prediction is None else prediction
     costs = _costs(graph, prediction, differentiated)
     region = _Region(graph, costs, [()] * len(graph.inputs))
     region.forward()
     if differentiated:
         ends = [graph.outputs[k] for k in losses(graph) if costs.flow(graph.outputs[k])]
         after = union(region.done[v] for v in ends)
-        region.backward(dict.fromkeys(ends, after))
+        gradients_after = region.backward(dict.fromkeys(ends, after))
+        region.update(union(gradients_after))
     return SpmdProgram(tuple(region.instructions))
 
 
@@ -245,6 +262,13 @@ class _Region:
                 if flow(v):
                     cotangents[v] = union((cotangents.get(v, ()), names))
         return [cotangents.get(Value(n), ()) for n in self.graph.inputs]
+
+    def update(self, after: Names) -> None:
+        """Append the transfers of the optimizer's state that is in the memory of the host, after instructions."""
+        for node in reversed(self.graph.inputs):
+            for t in self.costs.transfers.get(id(node), ()):
+                for part, label in ((TRANSFER, "slots from the host"), (RETURN, "slots to the host")):
+                    after = self.add(node, Phase.UPDATE, part, label, t.seconds / 2, after, HostTransfer(t.nbytes))
 
     def _operator_backward(self, node: Node, after: Names) -> Names:
         """Append one operator's backward pass, and before it the gathers, recomputation and transfers for it."""

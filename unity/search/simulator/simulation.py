@@ -105,8 +105,9 @@ def simulate(
         SimulationError: the topology has another number of devices than the machine, or is to be folded.
     """
     overlap = backend_of(machine).overlaps if overlap is None else overlap
-    program = program_of(graph, machine, differentiated, prediction)
+    training = replace(training or Training(), backward=bool(differentiated))
+    program = program_of(graph, machine, differentiated, prediction, training.state)
     target = Target(machine, topology, topology is None if folded is None else folded, overlap, program.has(HostTransfer))
     tasks, labels = expand(program, target)
-    step = SimulatedStep(graph, differentiated, replace(training or Training(), backward=bool(differentiated)), backend_of(machine))
+    step = SimulatedStep(graph, differentiated, training, backend_of(machine))
     return Simulation(full(tasks), labels, step)

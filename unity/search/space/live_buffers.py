@@ -16,6 +16,7 @@ KEPT, CHANGED, AGAIN, WORKING = "kept for the backward pass", "changed copies", 
 COTANGENTS = "cotangents"
 FLIGHT = "on its way between steps"
 OFFLOADED = "in the memory of the host"  # not of the device
+UPDATED = "optimizer slots while they are updated"  # of those in the memory of the host
 REUSED, BACKEND, WIDENED = "in the place of later gradients", "the backend's own", "as the backend's wide numbers"
 
 
