@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.core
+from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core
@@ -31,6 +32,7 @@ from unity.plan.plan import Plan
 from unity.training.array_call import ArrayCall
 
 F = TypeVar("F", bound=Callable[..., Any])
+OPERAND, GRADIENT = "unity: an operand of a loss", "unity: a gradient"  # names of values in a trace
 
 
 class Trace(Protocol):
@@ -236,11 +238,13 @@ class PlannedTrace:
         name: the name of the step.
         surveyed: the calls of the survey, in their order.
         plans: the plan for each.
+        named: whether the operands and their gradients have the names `OPERAND` and `GRADIENT` in the trace.
     """
 
     name: str
     surveyed: Sequence[MarkedCall]
     plans: Sequence[Plan]
+    named: bool = False
     done: list[MarkedCall] = field(default_factory=list)
 
     def call(self, marked: MarkedCall, operands: Sequence[Any]) -> Sequence[Any]:
@@ -249,6 +253,8 @@ class PlannedTrace:
         self.done.append(marked)
         if k >= len(self.surveyed) or self.surveyed[k].structs != marked.structs:
             self.refuse()
+        if self.named:
+            operands = [_named(x, perturbed) for x, perturbed in zip(operands, self.surveyed[k].perturbed, strict=True)]
         plan, arguments = self.plans[k], self.surveyed[k].arguments.fill(operands)
         return plan(*jax.tree.map(_placed, arguments, plan.in_shardings))
 
@@ -258,6 +264,22 @@ class PlannedTrace:
             f"{self.name} differentiates other functions when it is traced again: it must do the same in every trace, as for"
             " jax.jit. (docs: training#errors)"
         )
+
+
+def _named(x: Any, perturbed: bool) -> Any:
+    """Return an operand with its name in the trace, and with that of its gradient. A constant of the step has no name."""
+    if not isinstance(x, jax.core.Tracer):
+        return x
+    return checkpoint_name(_with_named_gradient(x) if perturbed else x, OPERAND)
+
+
+@jax.custom_vjp
+def _with_named_gradient(x: Any) -> Any:
+    """Return a value whose cotangent has the name `GRADIENT`."""
+    return x
+
+
+_with_named_gradient.defvjp(lambda x: (x, None), lambda _, cotangent: (checkpoint_name(cotangent, GRADIENT),))
 
 
 def _placed(x: Any, sharding: NamedSharding) -> Any:

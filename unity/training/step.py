@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import update_wrapper
 from math import prod
@@ -17,6 +17,7 @@ from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unity.base.errors import OptionError, PlanError
+from unity.base.user_warnings import warn_user
 from unity.exec.context import automatic, explicit_mesh
 from unity.exec.hosts.arrays import place
 from unity.optimize import OPTIONS as OPTIMIZE_OPTIONS
@@ -28,9 +29,11 @@ from unity.plan.face.former_names import accepting_former_options, former_member
 from unity.plan.further_options import refuse_unknown
 from unity.plan.options import refuse_uncallable
 from unity.plan.plan import Plan
+from unity.plan.shardings.following_shardings import HOST
 from unity.plan.shardings.optimizer_state import SlotsByShape
 from unity.plan.shardings.placement import Placement
 from unity.training.array_call import ArrayCall, ResultStructure, Structured, next_values
+from unity.training.host_state import Update, Weight, needed_by_losses, updates_of, weights_of_plans, with_state_on_host
 from unity.training.marked_loss import MarkedCall, PlannedTrace, Survey, traced_with
 from unity.training.scalar_sums import with_single_reductions
 from unity.training.sharding_propagation import propagated_specs
@@ -207,17 +210,22 @@ class TrainingStep:
         return self._compiled[key]
 
     def _compile(self, call: ArrayCall, structs: Sequence[jax.ShapeDtypeStruct]) -> CompiledStep:
-        closed, mesh = self._trace(call, structs)
+        closed, mesh, weights = self._trace(call, structs)
         jaxpr = closed.jaxpr
         specs = propagated_specs(jaxpr, mesh)
         shardings = tuple(NamedSharding(mesh, specs.get(v, PartitionSpec())) for v in jaxpr.invars)
         results: list[NamedSharding | None] = [
             NamedSharding(mesh, specs[v]) if not isinstance(v, core.Literal) and v in specs else None for v in jaxpr.outvars
         ]
-        for k, argument in next_values(call.inputs, call.form, structs, closed.out_avals).items():
+        later = next_values(call.inputs, call.form, structs, closed.out_avals)
+        updates = self._updates(weights, call.inputs, jaxpr, later)
+        hosted = {k for update in updates for k in update.state}
+        shardings = tuple(s.with_memory_kind(HOST) if k in hosted else s for k, s in enumerate(shardings))
+        for k, argument in later.items():
             results[k] = shardings[argument]
         with without_mesh():  # the user's may be another one than the mesh of the plans
-            program = core.jaxpr_as_fun(core.ClosedJaxpr(with_single_reductions(jaxpr, specs, mesh), closed.consts))
+            reduced = core.ClosedJaxpr(with_single_reductions(jaxpr, specs, mesh), closed.consts)
+            program = with_state_on_host(reduced, updates) if updates else core.jaxpr_as_fun(reduced)
 
         def run(*arrays: Any) -> list[Any]:
             return program(*arrays)
@@ -228,8 +236,32 @@ class TrainingStep:
         shapes, tree = tuple(struct.shape for struct in structs), jax.tree.structure(shardings)
         return CompiledStep(jitted, call.form, Placement(self.__name__, tree, call.inputs.paths, shapes, shardings))
 
-    def _trace(self, call: ArrayCall, structs: Sequence[jax.ShapeDtypeStruct]) -> tuple[core.ClosedJaxpr, Mesh]:
-        """Return the program of a step in which plans compute the losses, and the mesh of the plans."""
+    def _updates(
+        self, weights: Sequence[Weight], inputs: Structured, jaxpr: core.Jaxpr, later: Mapping[int, int]
+    ) -> Sequence[Update]:
+        """Return the updates of the weights whose state is in the memory of the host. Warns of plans that have more there.
+
+        Args:
+            weights: the weights of the losses.
+            inputs: the arguments.
+            jaxpr: the program of the step on the device.
+            later: the arguments whose next values the results are, by number.
+        """
+        if not any(weight.hosted for weight in weights):
+            return ()
+        shapes = [struct.shape for struct in inputs.structs]
+        updates = updates_of(weights, inputs.keys, shapes, later, needed_by_losses(jaxpr))
+        planned = sum(weight.hosted for weight in weights)
+        if len(updates) < planned:
+            warn_user(
+                f"{self.__name__}: the plan has the optimizer's state of {planned} weights in the memory of the host, but the step"
+                f" returns such a state of {len(updates)} that the gradients do not depend on, so that the rest is on the device."
+                " (docs: memory#state-on-the-host)"
+            )
+        return updates
+
+    def _trace(self, call: ArrayCall, structs: Sequence[jax.ShapeDtypeStruct]) -> tuple[core.ClosedJaxpr, Mesh, Sequence[Weight]]:
+        """Return the program of a step in which plans compute the losses, the mesh of the plans, and the losses' weights."""
         if explicit_mesh(()) is not None:
             raise PlanError(
                 f"{self.__name__} is called while jax.set_mesh has set a mesh with explicit axes, where unity.step cannot run.\n"
@@ -246,12 +278,13 @@ class TrainingStep:
                 f"{self.__name__} has losses that are planned for different numbers of devices: leave objective='devices' out."
                 " (docs: training#options)"
             )
-        substitution = PlannedTrace(self.__name__, survey.calls, plans)
+        weights = weights_of_plans(survey.calls, plans)
+        substitution = PlannedTrace(self.__name__, survey.calls, plans, any(weight.hosted for weight in weights))
         with traced_with(substitution):
             closed = jax.make_jaxpr(call)(*structs)
         if len(substitution.done) != len(survey.calls):
             substitution.refuse()
-        return closed, mesh
+        return closed, mesh, weights
 
     def _plan(self, marked: MarkedCall, structs: Sequence[jax.ShapeDtypeStruct]) -> Plan:
         """Return the plan of a marked call, which equal calls share."""
