@@ -49,7 +49,7 @@ from unity.plan.plan import Plan
 from unity.plan.shardings.optimizer_state import placed_state, state_sizes
 from unity.planning.task import Task
 from unity.search.cost.cost import Training
-from unity.search.cost.state_sizes import NO_STATE
+from unity.search.cost.state_sizes import ADAM, NO_STATE
 from unity.search.substitution.fitting import CANDIDATES
 from unity.transforms.rewriting import Rewriter, budget_of, library_of
 
@@ -64,7 +64,7 @@ def optimize(
     mesh: Mesh | AbstractMesh | None = None,
     objective: str = "time",
     memory_limit: float | None = None,
-    optimizer_slots: float = 2,
+    optimizer_slots: float | None = None,
     optimizer: Any = None,
     constraints: Constraint | Sequence[Constraint] = (),
     search: str = "unity",
@@ -88,8 +88,9 @@ def optimize(
         objective: "time" for the fastest plan that fits, "devices" for the fewest devices that fit one, "memory" for the leanest
             plan.
         memory_limit: bytes on one device; by default the device's memory.
-        optimizer_slots: the number of values that the optimizer keeps for each weight (Adam: 2), counted as memory, in the weights'
-            type: 4 where Adam's moments of bfloat16 weights are float32. It may be a fraction.
+        optimizer_slots: the number of values that the optimizer keeps for each weight, counted as memory, in the weights' type: 4
+            where Adam's moments of bfloat16 weights are float32. It may be a fraction. Without an `optimizer`, it is 2 by default,
+            as for Adam.
         optimizer: the optimizer, in the place of `optimizer_slots`, so that its state counts as it is: an object with a method
             `init` (`optax.adam(1e-3)`), a function from the weights to its state or to `jax.ShapeDtypeStruct`s, or a description
             such as `unity.OptimizerState(2, master="float32")`. Values for each weight count as stored where the weight is, and
@@ -125,8 +126,9 @@ def optimize(
     overlap, measure = options.get("overlap", False), options.get("measure", False)
     refuse_switches({"training": training, "overlap": overlap, "measure": measure, "progress": progress})
     refuse(objective, search, transforms, constraints)
-    refuse_machine(machine, memory_limit, optimizer_slots)
     refuse_optimizer(optimizer, optimizer_slots)
+    slots = ADAM.slots if optimizer_slots is None else optimizer_slots
+    refuse_machine(machine, memory_limit, slots)
     refuse_mesh(mesh, objective)
     refuse_type(reduce_in)
     refuse_budget(budget, seconds, machine)
@@ -143,7 +145,7 @@ def optimize(
         captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered, marking=marks)
         if training and (warning := resembling_step(getattr(fn, "__name__", "fn"), captured)):
             warn_user(warning)
-        state = state_sizes(optimizer, optimizer_slots, captured, args, argnums) if training else NO_STATE
+        state = state_sizes(optimizer, slots, captured, args, argnums) if training else NO_STATE
         state = placed_state(state, target, transforms.offload and search in CONSTRAINED)
         placed = pins(captured.paths, jax.tree.leaves(args), target) if marks else ()
         constrained = obeyed(bind((*constraints, *placed), captured, fn, argnums), search)

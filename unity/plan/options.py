@@ -20,7 +20,6 @@ from unity.pcg.capture.capture import Captured
 from unity.pcg.parallel.stages import SCHEDULES, TWO_BW
 from unity.pcg.types.accumulation import NARROW
 from unity.plan.further_options import PipelineShape, Transforms
-from unity.search.cost.state_sizes import ADAM
 from unity.search.memory.lower_bound import LeastMemory
 from unity.search.published import names
 from unity.search.session import Candidate
@@ -91,9 +90,9 @@ def refuse_machine(machine: Any, memory_limit: Any, optimizer_slots: Any) -> Non
         )
 
 
-def refuse_optimizer(optimizer: Any, optimizer_slots: float) -> None:
+def refuse_optimizer(optimizer: Any, optimizer_slots: float | None) -> None:
     """Raise OptionError if both options about the optimizer's state are used."""
-    if optimizer is not None and optimizer_slots != ADAM.slots:
+    if optimizer is not None and optimizer_slots is not None:
         raise OptionError(
             f"optimizer={optimizer!r} and optimizer_slots={optimizer_slots} do not go together, since the optimizer tells its"
             " state: leave one out (docs: memory#optimizer-state)"

@@ -192,6 +192,7 @@ def test_weights_with_unlike_state_are_not_packed() -> None:
     ("options", "message"),
     [
         ({"optimizer": optax.adam(1e-3), "optimizer_slots": 1}, r"optimizer_slots=1 do not go together"),
+        ({"optimizer": optax.sgd(1e-3), "optimizer_slots": 2}, r"optimizer_slots=2 do not go together"),
         ({"optimizer": "adam"}, r"optimizer='adam': expected an object with a method init"),
         ({"optimizer": lambda weights: weights["missing"]}, r"its state cannot be computed .*\n.*missing"),
     ],
