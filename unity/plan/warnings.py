@@ -119,7 +119,7 @@ def misaligned(program: PlannedProgram, prediction: Prediction | None = None) ->
         body = term.node.body
         if body is None or not depends_on_alignment(machine.device, body):
             continue
-        if rows := misaligned_rows(dense_work(body)[1], local_shapes(term.node, program.pcg)):
+        if rows := misaligned_rows(dense_work(body)[1], local_shapes(term.node, program.pcg), body):
             key = short(term.node.source), term.node.kind, rows
             forward, backward = _saved_by_alignment(term.node, body, program.pcg, flow, machine)
             taken[key] += term.forward + term.backward

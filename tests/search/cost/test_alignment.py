@@ -10,7 +10,7 @@ import unity
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
 from unity.plan.warnings import warnings_of
-from unity.search.cost.alignment import slowdown
+from unity.search.cost.alignment import slowdown, slowdown_of_shapes
 from unity.search.cost.prediction import predict
 from unity.transforms.padding.choose import odd_sizes, padded_size
 
@@ -45,6 +45,25 @@ def test_products_are_slower_whose_last_dimension_is_no_multiple_of_16_bytes(siz
     with in_64_bits():
         aligned, seconds = product(4096, 4096, 4096, dtype), product(m, k, n, dtype)
     np.testing.assert_allclose(seconds / aligned, slower, rtol=3e-2)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shapes", "slower"),
+    [
+        ("bd,dfk->bfk", ((4096, 2048), (2048, 2048, 2)), (1, 1)),
+        ("bk,ktd->btd", ((4096, 4096), (4096, 3, 1366)), (SLOWER, SLOWER)),  # 4,098 elements
+        ("bhc,hcd->bd", ((4096, 683, 6), (683, 6, 4096)), (SLOWER, 1)),  # of the left operand alone
+        ("kb,kbd->kd", ((6, 4096), (6, 4096, 4096)), (1, 1)),
+    ],
+)
+def test_rows_have_all_dimensions_that_a_product_merges(spec, shapes, slower):
+    operands = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in shapes]
+    graph = capture(lambda *xs: jnp.einsum(spec, *xs), *operands).graph
+    (product,) = [node for node, _ in graph.walk() if node.kind == "dot_general"]
+    body = product.body
+    assert body is not None
+    whole = [*shapes, product.tensors[0].shape]
+    assert [float(x) for x in slowdown_of_shapes(H100.device, "bfloat16", whole, body)] == list(slower)
 
 
 def test_devices_without_the_figure_have_no_such_products():

@@ -2,6 +2,8 @@
 
 A GPU's library has its fast kernels for arrays whose last dimension is a multiple of 16 bytes; others take several times as long
 (NVIDIA, Matrix Multiplication Background User's Guide, "Requirements to use Tensor Cores"): `Device.misaligned` times.
+XLA merges the dimensions that a product sums, and those that it keeps of an operand, before it calls the library: a weight
+`[1536, 6144, 2]` has rows of 12,288 elements.
 Rows of any number make no difference, as far as was measured (`benchmarks.gpu_kernels`).
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import jax.numpy as jnp
@@ -48,27 +51,57 @@ def slowdown(device: Device, dtype: str, operands: Sequence[Array | int], result
     Args:
         device: The device.
         dtype: The dtype of the operands.
-        operands: The local size of each operand's last dimension.
-        result: The local size of the result's last dimension.
+        operands: The local size of each operand's rows.
+        result: The local size of the result's rows.
     """
     backward, *others = (_is_misaligned(dtype, size) for size in (result, *operands))
     forward = np.logical_or.reduce([backward, *others])
     return np.where(forward, device.misaligned, 1.0), np.where(backward, device.misaligned, 1.0)
 
 
-def slowdown_of_shapes(device: Device, dtype: str, shapes: Sequence[tuple[int, ...]]) -> tuple[Array, Array]:
-    """Return the `slowdown` of a product by the local shapes of its operands and its result."""
-    *operands, result = _last(shapes)
+def slowdown_of_shapes(
+    device: Device, dtype: str, shapes: Sequence[tuple[int, ...]], body: Body | None = None
+) -> tuple[Array, Array]:
+    """Return the `slowdown` of a product by the local shapes of its operands and its result.
+
+    Without a body, rows are last dimensions.
+    """
+    *operands, result = _row_sizes(shapes, body)
     return slowdown(device, dtype, operands, result)
 
 
-def misaligned_rows(dtype: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the sizes of the last dimensions of a product's arrays that are not aligned, each once."""
-    return tuple(sorted({n for n in _last(shapes) if _is_misaligned(dtype, n)}))
+def misaligned_rows(dtype: str, shapes: Sequence[tuple[int, ...]], body: Body) -> tuple[int, ...]:
+    """Return the sizes of the rows of a product's arrays that are not aligned, each once."""
+    return tuple(sorted({n for n in _row_sizes(shapes, body) if _is_misaligned(dtype, n)}))
 
 
-def _last(shapes: Sequence[tuple[int, ...]]) -> Iterator[int]:
-    return (shape[-1] if shape else 1 for shape in shapes)
+def row_dimensions(body: Body) -> tuple[tuple[int, ...], ...]:
+    """Return the dimensions of a row of a matrix product's operands, and of its result: the last, and others merged with it."""
+    (e,) = body.equations
+    contracted, batched = e.params["dimension_numbers"]
+    rows, kept = list[tuple[int, ...]](), list[int]()
+    for k, atom in enumerate(e.operands):
+        ndim = body.tensor(atom).ndim
+        free = [d for d in range(ndim) if d not in (*contracted[k], *batched[k])]
+        group = next((g for g in (free, contracted[k]) if ndim - 1 in g), (ndim - 1,))
+        rows.append(_last_run(ndim, group))
+        kept.append(len(free))
+    ndim = body.tensor(e.results[0]).ndim
+    return (*rows, _last_run(ndim, range(ndim - (kept[1] or kept[0] or 1), ndim)))
+
+
+def _last_run(ndim: int, group: Sequence[int]) -> tuple[int, ...]:
+    """Return the dimensions of a group that are the last ones of an array, without others between them."""
+    first = ndim
+    while first and first - 1 in group:
+        first -= 1
+    return tuple(range(first, ndim))
+
+
+def _row_sizes(shapes: Sequence[tuple[int, ...]], body: Body | None) -> Iterator[int]:
+    if body is None:
+        return (shape[-1] if shape else 1 for shape in shapes)
+    return (prod(shape[d] for d in dims) for shape, dims in zip(shapes, row_dimensions(body), strict=True))
 
 
 def _is_misaligned(dtype: str, size: Array | int) -> Array:

@@ -19,7 +19,7 @@ from unity.pcg.ir.program import Body, Tensor
 from unity.pcg.propagation.choices import RulePass
 from unity.pcg.propagation.halos import HaloEdge, sent
 from unity.pcg.types.accumulation import accumulator, growth
-from unity.search.cost.alignment import depends_on_alignment, slowdown
+from unity.search.cost.alignment import depends_on_alignment, row_dimensions, slowdown
 from unity.search.cost.profile_lookup import ROOFLINE, Piece, lookup
 from unity.search.cost.roofline import dense_work, local_traffic, roofline
 from unity.search.cost.state_sizes import ADAM, StateMemory, StateSizes
@@ -170,7 +170,7 @@ def seconds(
     if machine.profile is None or pieces.sizes is None:
         slower = 1.0, 1.0
         if pieces.sizes is not None and depends_on_alignment(machine.device, body):
-            slower = slowdown(machine.device, dtype, *_last_sizes(pieces.sizes, shapes))
+            slower = slowdown(machine.device, dtype, *_row_sizes(pieces.sizes, shapes, body))
         count, launched = sum(differentiated), bool(body.equations)
         work = flops * pieces.share
         bounds = roofline(machine.device, work, dtype, pieces.touched, count, launched, slower, pieces.zeroed)
@@ -187,10 +187,11 @@ def seconds(
     return forward, backward, [distinct[k].how for k in index]
 
 
-def _last_sizes(sizes: Array, shapes: Sequence[tuple[int, ...]]) -> tuple[list[Array], Array]:
-    """Return the local sizes of the last dimensions of a product's operands, and of its result, for every way to parallelize it."""
-    ends = accumulate(len(shape) for shape in shapes)
-    *operands, result = (sizes[:, end - 1] if shape else np.ones(len(sizes), int) for end, shape in zip(ends, shapes, strict=True))
+def _row_sizes(sizes: Array, shapes: Sequence[tuple[int, ...]], body: Body) -> tuple[list[Array], Array]:
+    """Return the local sizes of the rows of a product's operands, and of its result, for every way to parallelize it."""
+    starts = accumulate((len(shape) for shape in shapes), initial=0)
+    rows = zip(starts, row_dimensions(body), strict=False)
+    *operands, result = (np.prod(sizes[:, [start + d for d in dims]], axis=1, dtype=int) for start, dims in rows)
     return operands, result
 
 

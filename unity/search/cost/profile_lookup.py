@@ -70,12 +70,12 @@ def lookup(profile: Profile, device: Device, body: Body, piece: Piece, different
     if measurement is not None:
         return Seconds(measurement.forward, measurement.backward, MEASURED)
     dtype, count = dense_work(body)[1], sum(differentiated)
-    slower = slowdown_of_shapes(device, dtype, piece.shapes) if depends_on_alignment(device, body) else (1.0, 1.0)
+    slower = slowdown_of_shapes(device, dtype, piece.shapes, body) if depends_on_alignment(device, body) else (1.0, 1.0)
     forward, backward = roofline(device, piece.work, dtype, piece.nbytes, count, bool(body.equations), slower, piece.zeroed)
     plain = float(forward), float(backward)
     neighbours = profile.alike.get((body.key, differentiated))
     if neighbours:
-        ratios = _interpolated_ratios(device, neighbours, piece)
+        ratios = _interpolated_ratios(device, neighbours, piece, body)
         return Seconds(plain[0] * ratios[0], plain[1] * ratios[1], INTERPOLATED)
     calibrations = calibration(profile, device)
     table = calibrations.get(kind_of(body)) or calibrations.get(PRODUCTS if piece.work else OTHERS)
@@ -85,20 +85,20 @@ def lookup(profile: Profile, device: Device, body: Body, piece: Piece, different
     return Seconds(plain[0] * forward, plain[1] * backward, CALIBRATED)
 
 
-def _plain(m: Measurement, device: Device) -> tuple[float, float]:
-    """Return the roofline's seconds of a measured operator, forward and backward."""
-    slower = slowdown_of_shapes(device, m.dtype, m.shapes) if m.kind == PRODUCT else (1.0, 1.0)
+def _plain(m: Measurement, device: Device, body: Body | None = None) -> tuple[float, float]:
+    """Return the roofline's seconds of a measured operator, forward and backward; `body` is its program, if it is known."""
+    slower = slowdown_of_shapes(device, m.dtype, m.shapes, body) if m.kind == PRODUCT else (1.0, 1.0)
     forward, backward = roofline(device, m.work, m.dtype, m.nbytes, m.count, slowdown=slower, zeroed=m.zeroed)
     return float(forward), float(backward)
 
 
-def _ratios(m: Measurement, device: Device) -> tuple[float, float]:
+def _ratios(m: Measurement, device: Device, body: Body | None = None) -> tuple[float, float]:
     """Return the ratios of a measurement's seconds to the roofline's, forward and backward."""
-    forward, backward = _plain(m, device)
+    forward, backward = _plain(m, device, body)
     return max(m.forward, LEAST) / forward, max(m.backward, LEAST) / backward if m.count else 1.0
 
 
-def _interpolated_ratios(device: Device, neighbours: Sequence[Measurement], piece: Piece) -> tuple[float, float]:
+def _interpolated_ratios(device: Device, neighbours: Sequence[Measurement], piece: Piece, body: Body) -> tuple[float, float]:
     """Return the geometric mean of the nearest measurements' ratios, weighted by inverse distance."""
     position = log2(1 + piece.work), log2(1 + piece.nbytes)
     distances = [hypot(log2(1 + m.work) - position[0], log2(1 + m.nbytes) - position[1]) for m in neighbours]
@@ -106,7 +106,7 @@ def _interpolated_ratios(device: Device, neighbours: Sequence[Measurement], piec
     if distances[nearest[0]] == 0:  # other shapes of the same size
         nearest = [k for k in nearest if distances[k] == 0]
     weights = [1 / distances[k] if distances[k] else 1.0 for k in nearest]
-    ratios = [_ratios(neighbours[k], device) for k in nearest]
+    ratios = [_ratios(neighbours[k], device, body) for k in nearest]
     means = (sum(w * log(r[direction]) for w, r in zip(weights, ratios, strict=True)) / sum(weights) for direction in (0, 1))
     forward, backward = map(exp, means)
     return forward, backward
