@@ -54,6 +54,10 @@ def _body(body: Body, operands: list) -> list:
 
     for e in body.equations:
         operands = [read(a) for a in e.operands]
-        results = [e.primitive.bind(*operands, **e.params)] if e.origin is None else as_function(e)(*operands)  # zeros of capture
+        if e.origin is None:  # made by the capture
+            bound = e.primitive.bind(*operands, **e.params)
+            results = bound if e.primitive.multiple_results else [bound]
+        else:
+            results = as_function(e)(*operands)
         env.update(zip(e.results, results, strict=True))
     return [read(a) for a in body.outputs]

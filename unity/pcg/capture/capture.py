@@ -16,11 +16,11 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from unity.base.errors import CaptureError
 from unity.pcg.capture.clustering import EquationCluster, clusters
 from unity.pcg.capture.constant_copies import with_own_constants
-from unity.pcg.capture.heavy_operators import PLATFORM, constants, pure
+from unity.pcg.capture.heavy_operators import PLATFORM, constants, is_fused_product, pure
+from unity.pcg.capture.normal_forms import absorbed, with_known_indices, with_moved_transposes
 from unity.pcg.capture.observations import Observation, observed_program
 from unity.pcg.capture.operator_names import calls, label
 from unity.pcg.capture.routing import without_sorting
-from unity.pcg.capture.transposed_products import absorbed
 from unity.pcg.capture.unread_operands import without_unread
 from unity.pcg.ir.dead_code import deduplicated, extract, used
 from unity.pcg.ir.graph import CONSTRAIN, PCG, Node, Value
@@ -43,6 +43,7 @@ from unity.pcg.operators.table import TABLE
 from unity.pcg.propagation.choices import choices
 from unity.pcg.propagation.scan_programs import REMATERIALIZED, SCANNED
 from unity.pcg.propagation.solver import nested_body
+from unity.pcg.types.factors import facts_of
 
 VALUES = (  # errors that JAX raises if a program inspects the value of a tracer
     jax.errors.ConcretizationTypeError,
@@ -334,7 +335,8 @@ class _Capture:
         self.looped = False
 
     def graph(self, body: Body, names: Sequence[str]) -> PCG:
-        body = without_unread(absorbed(deduplicated(body, pure)))  # the zeros for an unread operand are not those that others read
+        body = with_moved_transposes(with_known_indices(deduplicated(body, pure)))
+        body = without_unread(absorbed(body))  # the zeros for an unread operand are not those that others read
         body = with_own_constants(body)
         inputs = tuple(
             Node("input", (), (body.tensors[v],), payload=Input(k, name))
@@ -349,6 +351,7 @@ class _Capture:
                 node = self.nested(body, first, tuple(self.read(body, a, values, constant) for a in first.operands))
             else:
                 part, order = extract(body, cluster.members, outputs, {} if first.name == CONSTRAIN else constant)
+                part, order = _with_separate_factors(part, order)
                 operands = tuple(self.read(body, v, values, constant) for v in order)  # what is constrained may be a constant
                 tensors = tuple(body.tensors[v] for v in outputs)
                 members = [body.equations[i] for i in cluster.members]
@@ -393,6 +396,16 @@ class _Capture:
         policy = params.get("policy")
         payload = Remat(prevent_cse, None if policy is None else text_of(policy, lambda value: None))
         return Node("remat", operands, tensors, None, inside, payload, source=line, scope=scope, policy=policy)
+
+
+def _with_separate_factors(part: Body, order: tuple[int, ...]) -> tuple[Body, tuple[int, ...]]:
+    """Let a product of a tensor with itself read it twice: `x @ x.T` has rows of one factor and columns of the other."""
+    (e, *others), v = part.equations, part.inputs[0] if len(part.inputs) == 1 else None
+    if v is None or others or not facts_of(e.name).product or e.operands != (v, v) or is_fused_product(part, e):
+        return part, order
+    other = max(part.tensors) + 1
+    tensors = {**part.tensors, other: part.tensors[v]}
+    return Body((v, other), part.outputs, (replace(e.reading((v, other)), origin=None),), tensors), order * 2
 
 
 def _names(operands: Sequence[Value], role: str) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from unity.pcg.capture.heavy_operators import SMALL, Uses, constants, light, reduces
+from unity.pcg.capture.heavy_operators import SMALL, Reduction, Uses, constants, crosses, light, reduces, reductions
 from unity.pcg.capture.lossless import keeps
 from unity.pcg.capture.merging import LARGEST, Merging
 from unity.pcg.ir.program import Body, Equation
@@ -103,14 +103,18 @@ def _small_gather(equation: Equation) -> bool:
 def _separate_branches(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[list[int]]:
     """Cut a tree where branches meet that each contain a reduction and read no common input: they are separate operators.
 
-    A residual sum is a separate operator, too, rather than part of the normalization that follows it and alone reads it.
+    A residual sum is a separate operator, too, rather than part of the normalization that follows it and alone reads it. So are
+    statistics of the rows of a tensor, and of its columns, that meet element by element: together with what follows they would be
+    divided either by rows or by columns.
     """
     body = uses.body
+    reduced: dict[int, frozenset[Reduction]] = {}  # small variable of the tree → the reductions that it depends on
     inside = set(tree)
     roots = any(body.equations[i].name in ("rsqrt", "sqrt") for i in tree)
     reads: dict[int, frozenset[int]] = {}  # variable of the tree → the inputs that it depends on
     sums: set[int] = set()  # variables of the tree that depend on a reduction
     cut: set[int] = set()
+    residual: set[int] = set()
     touched = (a for i in tree for a in (*body.equations[i].operands, *body.equations[i].results))
     sizes = {a: body.tensors[a].nbytes for a in touched if isinstance(a, int)}
     large = {a for a, nbytes in sizes.items() if SMALL * nbytes > max(sizes.values())}
@@ -124,6 +128,12 @@ def _separate_branches(uses: Uses, tree: list[int], constant: Mapping[int, int])
         both = one & large and other & large
         return bool(one and other) and (one & large if both else one).isdisjoint(other & large if both else other)
 
+    def crossing(a: int, b: int) -> bool:
+        """Return whether two variables are statistics of the rows and of the columns of one tensor, of the same shape."""
+        small = all(SMALL * sizes[v] <= max(sizes.values()) for v in (a, b))
+        aligned = body.tensors[a].ndim > 0 and body.tensors[a].shape == body.tensors[b].shape
+        return small and aligned and crosses(reduced.get(a, ()), reduced.get(b, ()))
+
     for i in tree:
         e = body.equations[i]
         operands = {a for a in e.operands if isinstance(a, int) and a not in constant}
@@ -133,15 +143,46 @@ def _separate_branches(uses: Uses, tree: list[int], constant: Mapping[int, int])
         branches = [a for a in operands if a in sums]
         pairs = [(a, b) for a in branches for b in branches if disjoint(a, b)]
         alone = {a for a in branches if len(branches) > 1 and all(a == b or (a, b) in pairs for b in branches)}
+        alone |= {a for a in branches for b in branches if a != b and crossing(a, b)}
         cut |= alone
         shapes = {body.tensors[a] for a in operands}
         if roots and e.name == "add" and len(operands) == 2 and shapes == {body.tensors[e.results[0]]}:
-            cut |= {v for v in e.results if uses.is_used_often(v, inside)}
+            residual |= {v for v in e.results if uses.is_used_often(v, inside)}
         below = frozenset[int]().union(*({a} if a in alone or a not in reads else reads[a] for a in operands))
         reads.update((v, below) for v in e.results)
+        depends = reductions(body, [e]).union(*(reduced.get(a, frozenset()) for a in operands))
+        reduced.update((v, depends) for v in e.results if v not in large)
         if set(branches) - alone or (reduces(body, e) and body.tensors[e.results[0]].floating):
             sums.update(e.results)
-    return _trees(uses, tree, frozenset(cut), LARGEST_TREE) if cut else [tree]
+    return _cut_trees(uses, tree, frozenset(cut | residual), frozenset(residual)) if cut or residual else [tree]
+
+
+def _cut_trees(uses: Uses, tree: list[int], cut: frozenset[int], residual: frozenset[int]) -> list[list[int]]:
+    """Cut a tree at the branches that normalize or reduce; elementwise work on their results joins the operator that reads it.
+
+    Args:
+        uses: the def-use chains of the body.
+        tree: the equations of the tree.
+        cut: the variables at which branches end.
+        residual: those of them at which the tree is cut in any case.
+    """
+
+    tensors = uses.body.tensors
+
+    def reduces_own(part: list[int]) -> bool:
+        """Return whether a part reduces something, or reads a statistic of something, that is not small beside its result."""
+        equations = [uses.body.equations[i] for i in part]
+        reduced = {a for e in equations if reduces(uses.body, e) for a in e.operands}
+        reduced = reduced.union(*(uses.statistics.get(a, frozenset()) for e in equations for a in e.operands if isinstance(a, int)))
+        result = max(tensors[v].nbytes for v in equations[-1].results)
+        return any(SMALL * tensors[a].nbytes > result for a in reduced if isinstance(a, int))
+
+    while True:
+        parts = _trees(uses, tree, cut, LARGEST_TREE)
+        light_ends = {v for part in parts if not reduces_own(part) for v in uses.body.equations[part[-1]].results}
+        if cut.isdisjoint(light_ends - residual):
+            return parts
+        cut -= light_ends - residual
 
 
 def _lossless_parts(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[list[int]]:
@@ -160,7 +201,13 @@ def _lossless_parts(uses: Uses, tree: list[int], constant: Mapping[int, int]) ->
                 start = middle
             else:
                 lossy = middle
-        parts.append(members[start:])
-        if start:
-            pending += _trees(uses, members[:start], frozenset())
+        part = members[start:]
+        for rest in reversed(_trees(uses, members[:start], frozenset())):
+            together = sorted(rest + part)
+            feeds = all(set(uses.users.get(v, ())) <= set(part) for v in uses.body.equations[rest[-1]].results)
+            if feeds and keeps(uses, together, last, constant):
+                part = together
+            else:
+                pending.append(rest)
+        parts.append(part)
     return sorted(parts, key=lambda members: members[-1])

@@ -8,9 +8,11 @@ from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.jaxprs import NESTING
 from unity.pcg.operators.table import TABLE
 from unity.pcg.types.factors import facts_of
+from unity.pcg.types.parallel_type import Shape
 
 PLATFORM = "platform_index"  # a primitive without operands: the index by which a `cond` selects the platform's branch
 REPEATED = 48  # the most equations of a constant that every user recomputes; a larger constant is a separate operator
+Reduction = tuple[Shape, tuple[int, ...]]  # the shape of an operand, and the axes that are reduced
 SMALL = 8  # statistics are at least this factor smaller than their operand
 
 
@@ -43,6 +45,17 @@ def reduces(body: Body, equation: Equation) -> bool:
     """Return whether a light equation reduces a dimension, to a sum or another statistic."""
     facts = facts_of(equation.name)
     return (facts.reads_buffers and not facts.alone) or is_inner_product(body, equation)
+
+
+def reductions(body: Body, equations: Iterable[Equation]) -> frozenset[Reduction]:
+    """Return the shapes that some equations reduce, each with the axes."""
+    reducing = (e for e in equations if reduces(body, e) and "axes" in e.params)
+    return frozenset((body.tensor(e.operands[0]).shape, tuple(e.params["axes"])) for e in reducing)
+
+
+def crosses(one: Iterable[Reduction], other: Iterable[Reduction]) -> bool:
+    """Return whether some reductions are over the rows, and others over the columns, of tensors of one shape."""
+    return any(a == b and set(rows).isdisjoint(columns) for a, rows in one for b, columns in other)
 
 
 def pure(equation: Equation) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
-from unity.pcg.capture.heavy_operators import SMALL, Uses, light, reduces
+from unity.pcg.capture.heavy_operators import SMALL, Uses, crosses, light, reduces, reductions
 from unity.pcg.capture.lossless import keeps
 from unity.pcg.types.factors import facts_of
 
@@ -34,6 +34,7 @@ class Merging:
     def run(self) -> list[list[int]]:
         """Merge clusters, undo mergers that are not lossless, and return the equations of each cluster, producers first."""
         self.merge_keys()
+        self.merge_crossing()
         before = dict(self.members)
         grown: dict[int, list[int]] = {}  # cluster → the clusters merged into it
         for k in sorted(self.members):
@@ -63,6 +64,20 @@ class Merging:
             user = next((u for u in users if self.is_tiny(u) and not self.has_outer_path(k, u)), None)
             if user is not None:
                 self.merge(k, user)
+
+    def merge_crossing(self) -> None:
+        """Merge statistics of the rows and of the columns of one large tensor, which one reading of it gives."""
+        statistics = [k for k in sorted(self.members) if self.is_statistic(k)]
+        shapes = {k: reductions(self.uses.body, map(self.uses.body.equations.__getitem__, self.members[k])) for k in statistics}
+        for n, k in enumerate(statistics):
+            for other in statistics[n + 1 :]:
+                if not crosses(shapes[k], shapes[other]) or not self.users(k) & self.users(other) or other in self.users(k):
+                    continue
+                result = self.nbytes(self.outputs(self.members[k]))
+                shared = any(self.nbytes([v]) >= SMALL * result for v in self.reads(k) & self.reads(other))
+                together = sorted(self.members[k] + self.members[other])
+                if shared and not self.has_outer_path(k, other) and self.is_lossless(together) and self.merge(k, other):
+                    break
 
     def is_tiny(self, k: int) -> bool:
         """Return whether all results of a cluster's equations are small arrays of integers."""
@@ -138,10 +153,14 @@ class Merging:
         return self.is_light(user) and SMALL * self.nbytes(touched) <= largest
 
     def merge_statistic(self, k: int, user: int) -> bool:
-        """Merge a statistic into a user that reads the same large operand; return whether that is possible."""
+        """Merge a statistic into a user that reads the same large operand; return whether that is possible.
+
+        An operand that is small beside the largest one does not count: distances of three pairs of sets share the norms of a set.
+        """
         result = self.nbytes(self.outputs(self.members[k]))
-        common = self.reads(k) & self.reads(user)
-        if not any(self.nbytes([v]) >= SMALL * result for v in common):
+        largest = max((self.nbytes([v]) for v in self.reads(k)), default=0)
+        common = [self.nbytes([v]) for v in self.reads(k) & self.reads(user)]
+        if not any(nbytes >= SMALL * result and SMALL * nbytes > largest for nbytes in common):
             return False
         if not self.is_light(user) or self.has_outer_path(k, user):
             return False

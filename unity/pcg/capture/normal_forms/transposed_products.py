@@ -32,6 +32,7 @@ def _absorb(body: Body, product: Equation, transposes: Mapping[int, Equation]) -
     """Return a product that reads the operands of the transposes that it read, or the product itself if it cannot."""
     eqn, tensors = product.origin, [body.tensor(a) for a in product.operands]
     assert eqn is not None
+    known = True  # whether JAX's variables of all operands are known
     contracted, batched = map(list, product.params["dimension_numbers"])
     operands: list[Atom] = list(product.operands)
     variables: list[core.Var | core.Literal] = list(eqn.invars)
@@ -42,15 +43,18 @@ def _absorb(body: Body, product: Equation, transposes: Mapping[int, Equation]) -
             if free != sorted(free):
                 break
             contracted[k], batched[k] = _permuted(order, contracted[k]), _permuted(order, batched[k])
-            assert transpose.origin is not None
-            atom, variables[k] = transpose.operands[0], transpose.origin.invars[0]
-            operands[k] = atom
+            atom = operands[k] = transpose.operands[0]
+            if transpose.origin is None:
+                known = False
+            else:
+                variables[k] = transpose.origin.invars[0]
     if tuple(operands) == product.operands or (
         tensors[0].floating and narrow(tensors[0].dtype) and _is_unsupported([t.ndim for t in tensors], contracted, batched)
     ):
         return product
     params = {**product.params, "dimension_numbers": (tuple(contracted), tuple(batched))}
-    return replace(product, params=params, operands=tuple(operands), origin=eqn.replace(invars=variables, params=params))
+    origin = eqn.replace(invars=variables, params=params) if known else None
+    return replace(product, params=params, operands=tuple(operands), origin=origin)
 
 
 def _is_unsupported(ranks: Sequence[int], contracted: Sequence[tuple[int, ...]], batched: Sequence[tuple[int, ...]]) -> bool:

@@ -1,0 +1,155 @@
+"""Look-ups at known indices, parts of transposes, and products of a tensor with itself, however they are written."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from serial_graph import evaluate
+
+from unity.pcg.capture.capture import capture
+from unity.pcg.ir.graph import PCG
+from unity.pcg.propagation.choices import choices
+
+
+def primitives(graph: PCG) -> list[str]:
+    return [e.name for node, _ in graph.walk() if node.body is not None for e in node.body.equations]
+
+
+def batched(graph: PCG) -> list[tuple[int, ...]]:
+    """Return the batching dimensions of every look-up."""
+    looks = (e for node, _ in graph.walk() if node.body is not None for e in node.body.equations)
+    return [e.params["dimension_numbers"].operand_batching_dims for e in looks if e.name.startswith(("gather", "scatter"))]
+
+
+def is_computed(fn: Callable[[Any, Any], Any]) -> PCG:
+    """Check that the captured graph of a function computes it and its gradient; return the graph."""
+    rng = np.random.default_rng(0)
+    x, i = jnp.asarray(rng.normal(size=(6, 5)), jnp.float32), jnp.asarray(rng.integers(0, 5, (6, 3)))
+
+    def loss(x: Any) -> Any:
+        return jnp.sin(fn(x, i)).sum()
+
+    graph = capture(loss, x).graph
+    constants = [i] * (len(graph.inputs) - 1)
+    got, wanted = jax.value_and_grad(lambda x: evaluate(graph, [x, *constants])[0])(x), jax.value_and_grad(loss)(x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, wanted)
+    return graph
+
+
+NUMBERED: dict[str, Callable[[Any, Any], Any]] = {
+    "gather": lambda x, i: x[jnp.arange(6)[:, None], i],
+    "fill": lambda x, i: x.at[jnp.arange(6), i[:, 0] + 1].get(mode="fill", fill_value=7),
+    "set": lambda x, i: x.at[jnp.arange(6), i[:, 0]].set(0.5),
+    "add": lambda x, i: x.at[jnp.arange(6), i[:, 0]].add(x[:, 0], indices_are_sorted=True),
+    "drop": lambda x, i: x.at[jnp.arange(6)[:, None], i + 2].mul(2.0, mode="drop"),
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERED)
+def test_an_index_that_numbers_the_rows_is_a_batching_dimension(kind: str) -> None:
+    assert batched(is_computed(NUMBERED[kind])) == [(0,)]
+
+
+SLICED: dict[str, Callable[[Any, Any], Any]] = {
+    "first": lambda x, i: x.take(0, axis=1),
+    "last": lambda x, i: x.take(-1, axis=0),
+    "rows": lambda x, i: x[jnp.arange(3) + 2],
+    "all": lambda x, i: x[jnp.arange(6)] * x,
+    "repeated": lambda x, i: x[jnp.broadcast_to(jnp.arange(4), (3, 4))],
+    "columns": lambda x, i: jnp.take(x, jnp.arange(2) + 1, axis=1),
+    "dynamic": lambda x, i: lax.dynamic_slice_in_dim(x, 5, 3, 0),  # is clamped
+}
+
+
+@pytest.mark.parametrize("kind", SLICED)
+def test_a_look_up_at_consecutive_indices_is_a_slice(kind: str) -> None:
+    assert {"gather", "dynamic_slice"}.isdisjoint(primitives(is_computed(SLICED[kind])))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, i: x[jnp.arange(6)[::-1]],
+        lambda x, i: jnp.take(x, jnp.arange(5) + 2, axis=0, fill_value=0.5),  # out of bounds
+        lambda x, i: x[i[:4] % 6, jnp.arange(3)],  # numbers three of five columns
+    ],
+)
+def test_other_look_ups_stay(fn: Callable[[Any, Any], Any]) -> None:
+    assert batched(is_computed(fn)) == [()]
+
+
+TRANSPOSED: dict[str, Callable[[Any, Any], Any]] = {
+    "unstacked": lambda x, i: (lambda q, k, v: q @ k.T * v.sum())(*jnp.moveaxis(x.reshape(2, 3, 5), 1, 0)),
+    "indexed": lambda x, i: (lambda t: t[0] @ t[1].T + t[2, :, ::2].sum())(x.reshape(2, 3, 5).transpose(1, 2, 0)),
+    "reduced": lambda x, i: x.reshape(2, 3, 5).transpose(2, 0, 1).max((0, 2)),
+    "twice": lambda x, i: x.reshape(2, 3, 5).transpose(2, 0, 1).transpose(1, 2, 0)[1:],
+}
+
+
+@pytest.mark.parametrize("kind", TRANSPOSED)
+def test_parts_of_a_transpose_are_not_transposed(kind: str) -> None:
+    assert "transpose" not in primitives(is_computed(TRANSPOSED[kind]))
+
+
+def test_a_part_in_another_order_is_transposed_alone() -> None:
+    graph = is_computed(lambda x, i: x.reshape(2, 3, 5).transpose(2, 0, 1)[1:3])
+    assert primitives(graph).index("slice") < primitives(graph).index("transpose")
+
+
+def test_a_product_of_a_tensor_with_itself_divides_by_rows() -> None:
+    """Its two factors have types of their own. An inner product reads the tensor once."""
+    (gram,) = [n for n, _ in is_computed(lambda x, i: x @ x.T).walk() if n.kind == "dot_general"]
+    assert gram.body is not None
+    rows = [c for c in choices(gram.body) if [s.kind for s in c.operands] == ["P", "R"]]
+    assert len(gram.operands) == 2
+    assert rows
+    (inner,) = [n for n, _ in is_computed(lambda x, i: jnp.vdot(x, x)).walk() if n.body and "dot_general" in n.body.primitives]
+    assert len(inner.operands) == 1
+
+
+def clusters(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> list[set[str]]:
+    graph = capture(fn, *(jax.ShapeDtypeStruct(s, "float32") for s in shapes)).graph
+    return [set(node.body.primitives) for node, _ in graph.walk() if node.body is not None]
+
+
+def test_elementwise_work_on_normalized_branches_joins_the_operator_that_reads_it() -> None:
+    """The exponentials of two log-soft-maxes are no operators, though the log-soft-maxes are."""
+
+    def divergence(x: Any, y: Any) -> Any:
+        a, b = jax.nn.log_softmax(x), jax.nn.log_softmax(y)
+        return ((jnp.exp(a) - jnp.exp(b)) * (a - b)).sum()
+
+    assert {"exp"} not in clusters(divergence, (64, 512), (64, 512))
+
+
+def test_a_part_that_cannot_join_leaves_the_others_together() -> None:
+    """Labels that are shifted along the sequence are apart, and the logits are read once."""
+
+    def loss(logits: Any, y: Any) -> Any:
+        labels = y[:, 1:].astype("int32")
+        return (jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, labels[..., None], -1)[..., 0]).mean()
+
+    assert any({"gather", "exp"} <= names for names in clusters(loss, (16, 63, 512), (16, 64)))
+
+
+def test_statistics_of_rows_and_of_columns_are_read_off_at_once_and_added_apart() -> None:
+    def loss(x: Any) -> Any:
+        return (jax.nn.logsumexp(x, 0) + jax.nn.logsumexp(x, 1)).mean()
+
+    first, last = clusters(loss, (512, 512))
+    assert "exp" in first
+    assert "exp" not in last
+
+
+def test_norms_that_two_distances_share_do_not_join_them() -> None:
+    def loss(x: Any, y: Any) -> Any:
+        def near(a: Any, b: Any) -> Any:
+            return jnp.exp(2 * a @ b.T - (a * a).sum(1)[:, None] - (b * b).sum(1)).mean()
+
+        return near(x, x) - near(x, y)
+
+    assert sum("exp" in names for names in clusters(loss, (512, 16), (512, 16))) == 2
