@@ -214,7 +214,6 @@ CLASSES: dict[str, Equivalence] = {
         index=lambda w, i: jnp.tanh(w["table"][i] + w["at"][jnp.arange(i.shape[1])][None]).mean(),
         vmap=lambda w, i: jnp.tanh(jax.vmap(lambda i: w["table"][i] + w["at"])(i)).mean(),
         slice=lambda w, i: jnp.tanh(w["table"][i] + lax.dynamic_slice_in_dim(w["at"], 0, i.shape[1], 0)).mean(),
-        differences={"index": "positions are looked up, an operator more; rule: rows by their numbers are the table"},
     ),
     "tied embedding": same(
         *("V D", "B < V", "B D"),
@@ -260,6 +259,10 @@ CLASSES: dict[str, Equivalence] = {
         )(x @ w.reshape(w.shape[0], -1)),
         einsum=lambda w, x: (lambda h: jnp.square(jax.nn.silu(h[:, 0]) * h[:, 1]).mean())(jnp.einsum("bd,dtf->btf", x, w)),
         sliced=lambda w, x: jnp.square(jax.nn.silu(x @ w[:, 0]) * (x @ w[:, 1])).mean(),
+        moved=lambda w, x: (lambda a, b: jnp.square(jax.nn.silu(a) * b).mean())(*jnp.moveaxis(jnp.tensordot(x, w, 1), 1, 0)),
+        dynamic=lambda w, x: (
+            lambda h, n: jnp.square(jax.nn.silu(lax.dynamic_slice_in_dim(h, 0, n, 1)) * h[:, n:]).mean()
+        )(x @ w.reshape(w.shape[0], -1), w.shape[2]),
         separate=Form(
             lambda w, x: jnp.square(jax.nn.silu(x @ w["gate"]) * (x @ w["up"])).mean(),
             lambda w, x: ({"gate": w[:, 0], "up": w[:, 1]}, x),
@@ -268,6 +271,32 @@ CLASSES: dict[str, Equivalence] = {
             "separate": "two products, and gradients sent, for one; rule: products of one operand are one product",
             "sliced": "parts of the weight are cut out and sent one by one; rule: a part of a product is a product of a part",
         },
+    ),
+    "gated layer, interleaved": same(
+        *("D F 2", "B D"),
+        einsum=lambda w, x: (lambda h: jnp.square(jax.nn.silu(h[..., 0]) * h[..., 1]).mean())(jnp.einsum("bd,dft->bft", x, w)),
+        strided=lambda w, x: (
+            lambda h: jnp.square(jax.nn.silu(h[:, ::2]) * h[:, 1::2]).mean()
+        )(x @ w.reshape(w.shape[0], -1)),
+    ),
+    "maxout": same(
+        *("D F 2", "B D"),
+        reshape=lambda w, x: jnp.square((x @ w.reshape(len(w), -1)).reshape(len(x), -1, 2).max(-1)).mean(),
+        einsum=lambda w, x: jnp.square(jnp.einsum("bd,dfk->bfk", x, w).max(-1)).mean(),
+        vmap=lambda w, x: jnp.square(jax.vmap(lambda v: x @ v, -1)(w).max(0)).mean(),
+        strided=lambda w, x: (
+            lambda h: jnp.square(jnp.maximum(h[:, ::2], h[:, 1::2])).mean()
+        )(x @ w.reshape(len(w), -1)),
+    ),
+    "token mixing": same(
+        *({"tokens": "S S", "channels": "D D"}, "N S D"),
+        swapped=lambda w, x: jnp.square((x.swapaxes(1, 2) @ w["tokens"]).swapaxes(1, 2) @ w["channels"]).mean(),
+        einsum=lambda w, x: jnp.square(jnp.einsum("nsd,st->ntd", x, w["tokens"]) @ w["channels"]).mean(),
+        left=lambda w, x: jnp.square((w["tokens"].T @ x) @ w["channels"]).mean(),
+        vmap=lambda w, x: jnp.square(jax.vmap(lambda c: c @ w["tokens"], 2, 2)(x) @ w["channels"]).mean(),
+        differences=dict.fromkeys(
+            ["einsum", "left"], "a product's result is transposed; rule: a transpose moves through elementwise work"
+        ),
     ),
     "joined features": same(
         *({"a": "D F", "b": "D F"}, "B D", "B D"),

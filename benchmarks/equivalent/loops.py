@@ -81,6 +81,69 @@ def stack(layer: Layer, *, remat: bool = False) -> dict[str, Any]:
     }  # fmt: skip
 
 
+TIMES = 6  # how often a step is repeated
+
+
+def repeated(step: Callable[[Any], Any], x: Any) -> Any:
+    for _ in range(TIMES):
+        x = step(x)
+    return x
+
+
+def by_fori_times(step: Callable[[Any], Any], x: Any) -> Any:
+    return lax.fori_loop(0, TIMES, lambda _, x: step(x), x)
+
+
+def by_scan_times(step: Callable[[Any], Any], x: Any) -> Any:
+    return lax.scan(lambda x, _: (step(x), None), x, None, length=TIMES)[0]
+
+
+def shared(loop: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """A layer that is repeated with the same weights."""
+    return lambda w, x: jnp.square(loop(lambda x: residual(w, x), x)).mean()
+
+
+def discounted(sums: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """Discounted sums of what follows, of a linear function."""
+    return lambda w, x: jnp.square(sums(jnp.tanh(jnp.einsum("btd,d->bt", x, w)))).mean()
+
+
+def backward(r: Any) -> Any:
+    return lax.scan(lambda g, r: (r + 0.9 * g,) * 2, jnp.zeros_like(r[:, 0]), r.T, reverse=True)[1].T
+
+
+def flipped(r: Any) -> Any:
+    return lax.scan(lambda g, r: (r + 0.9 * g,) * 2, jnp.zeros_like(r[:, 0]), r.T[::-1])[1][::-1].T
+
+
+def each_backward(r: Any) -> Any:
+    return jax.vmap(lambda r: lax.scan(lambda g, r: (r + 0.9 * g,) * 2, jnp.zeros((), r.dtype), r, reverse=True)[1])(r)
+
+
+PATHS = ({"emit": "D C", "move": "C C"}, "B T D")
+
+
+def paths_batch(w: Any, x: Any) -> Any:
+    """The logarithm of the sum over all paths of a linear chain (a CRF's normalizer)."""
+    emit = jnp.swapaxes(x @ w["emit"], 0, 1)
+    step = lambda a, e: (jax.nn.logsumexp(a[:, :, None] + w["move"], 1) + e, None)  # noqa: E731
+    return jax.nn.logsumexp(lax.scan(step, emit[0], emit[1:])[0], -1).mean()
+
+
+def paths_vmap(w: Any, x: Any) -> Any:
+    def one(emit: Any) -> Any:
+        step = lambda a, e: (jax.nn.logsumexp(a[:, None] + w["move"], 0) + e, None)  # noqa: E731
+        return jax.nn.logsumexp(lax.scan(step, emit[0], emit[1:])[0])
+
+    return jax.vmap(one)(x @ w["emit"]).mean()
+
+
+def paths_fori(w: Any, x: Any) -> Any:
+    emit = x @ w["emit"]
+    step = lambda t, a: jax.nn.logsumexp(a[:, :, None] + w["move"], 1) + emit[:, t]  # noqa: E731
+    return jax.nn.logsumexp(lax.fori_loop(1, x.shape[1], step, emit[:, 0]), -1).mean()
+
+
 BLOCK = {"q": "L D H C", "k": "L D H C", "v": "L D H C", "o": "L H C D", "up": "L D F", "down": "L F D"}
 BATCHES = ("D V", "M B D", "M B < V")
 
@@ -274,6 +337,16 @@ CLASSES: dict[str, Equivalence] = {
         differences=dict.fromkeys(
             ["scan", "vmap"], "T steps, each through memory, for log T passes; rule: a linear recurrence is an associative scan"
         ),
+    ),
+    "shared layers": same(
+        *({"up": "D F", "down": "F D"}, "B D"), unrolled=shared(repeated), fori=shared(by_fori_times), scan=shared(by_scan_times),
+    ),
+    "discounted returns": same(
+        *("D", "B T D"), backward=discounted(backward), flipped=discounted(flipped), vmap=discounted(each_backward),
+    ),
+    "paths of a chain": same(
+        *PATHS, batch=paths_batch, vmap=paths_vmap, fori=paths_fori,
+        differences={"fori": "the inputs' whole gradient is added in memory in every step; rule: an indexed array is a stack"},
     ),
     "running sum": same(
         *("D D", "B T D"),
