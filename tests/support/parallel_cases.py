@@ -21,7 +21,8 @@ from unity.exec.compiled.hlo import collectives
 from unity.pcg.ir.program import Body, close
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.parallel.resharding import steps
-from unity.pcg.propagation.choices import AGREED, Choice, RulePass, choices
+from unity.pcg.propagation.agreements import RulePass
+from unity.pcg.propagation.choices import AGREED, Choice, choices
 from unity.pcg.propagation.halos import exchanges
 from unity.pcg.propagation.placement import placing
 from unity.pcg.types.accumulation import storage_dtype

@@ -41,8 +41,8 @@ class Structure:
 
     @cached_property
     def choices(self) -> Offers:
-        """The choices of every site."""
-        return offered(self.opened.sites)
+        """The choices of every site. No published system moves a value inside of an operator."""
+        return [tuple(c for c in choices if not c.moves) for choices in offered(self.opened.sites)]
 
     @cached_property
     def rank(self) -> list[tuple[int, ...]]:

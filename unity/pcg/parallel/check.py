@@ -33,7 +33,7 @@ from unity.pcg.parallel.resharding import absolute, kind_of, stationary
 from unity.pcg.parallel.stages import ends_of, inside_state, outside_state, stacked_state, stage_axes
 from unity.pcg.propagation.choices import choice_of, choices
 from unity.pcg.propagation.halos import halo_edges
-from unity.pcg.propagation.placement import along_axis
+from unity.pcg.propagation.placement import placed
 from unity.pcg.propagation.solver import Unmatched
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, State, Type, misfit, show
@@ -122,7 +122,7 @@ def _check_application_is_local(node: Node, axes: tuple[Axis, ...], divergent: D
     """
     assert node.body is not None
     for k, axis in enumerate(axes if divergent else ()):
-        solution = along_axis(node.body, tuple(v.type[k] for v in node.operands), tuple(t[k] for t in node.types))
+        solution = placed(node.body, tuple(v.type[k] for v in node.operands), tuple(t[k] for t in node.types))
         if solution is not None and halo_edges(node.body, solution):
             raise _hang(node, "exchanges halos, by collective-permutes of all devices,", axis, next(iter(divergent.values())))
         if k in divergent and solution is not None and solution.communicates:
@@ -251,7 +251,7 @@ def _check_application(node: Node, axes: tuple[Axis, ...]) -> None:
     for k, axis in enumerate(axes):
         operands, results = tuple(v.type[k] for v in node.operands), tuple(t[k] for t in node.types)
         try:
-            solution = along_axis(node.body, operands, results)
+            solution = placed(node.body, operands, results)
         except Unmatched:
             raise ParallelTypeError(_refusal(node, axis, operands, results)) from None
         if solution is None or not solution.matches:  # all unused or all replicated: every device does the same

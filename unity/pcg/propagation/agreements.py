@@ -8,7 +8,8 @@ all, so that there they can reduce any value, such as the scales of a quantized 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 from functools import lru_cache
 from math import gcd, prod
 
@@ -125,3 +126,40 @@ def constant_results(body: Body) -> frozenset[int]:
 def is_agreeable(body: Body, variable: int) -> bool:
     """Return whether devices may agree on a value inside control flow: it is a scalar without a gradient."""
     return body.tensors[variable].ndim == 0 and has_no_gradient(body, variable)
+
+
+class RulePass(Enum):
+    """The passes that run a program of a call with a derivative rule."""
+
+    UNDIFFERENTIATED = "its own, where the call is not differentiated"
+    FORWARD = "its forward rule"
+    BACKWARD = "its backward rule"
+
+
+@dataclass(frozen=True)
+class CallArray:
+    """An array inside of a call with a derivative rule, and the passes that compute it."""
+
+    run: RulePass
+    agreement: Agreement
+
+    @property
+    def key(self) -> tuple[RulePass, tuple[int, ...]]:
+        """The identity of the array in all choices of one body."""
+        return self.run, self.agreement.where
+
+
+def call_arrays(solution: Solution) -> Iterator[CallArray]:
+    """Yield the values that devices reduce inside of calls with derivative rules, or hold slices of: arrays, and scalars backward.
+
+    Scalars elsewhere are among `Choice.reduced`.
+    """
+    for k, match in enumerate(solution.matches):
+        if match.ruled is not None:
+            parts = (
+                (RulePass.UNDIFFERENTIATED, match.agreed),
+                (RulePass.FORWARD, match.ruled.forward),
+                (RulePass.BACKWARD, match.ruled.backward),
+            )
+            inside = ((run, a) for run, part in parts for a in located_in(k, part))
+            yield from (CallArray(run, a) for run, a in inside if a.elements > 1 or run is RulePass.BACKWARD)

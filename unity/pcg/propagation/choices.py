@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import lru_cache
 from itertools import product
 from math import gcd, inf
@@ -15,10 +15,10 @@ import numpy as np
 
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.jaxprs import CALLS, NESTING
-from unity.pcg.propagation.agreements import forwarded_inputs, located_in, nested_agreements
+from unity.pcg.propagation.agreements import CallArray, call_arrays, forwarded_inputs, nested_agreements
 from unity.pcg.propagation.dominance import superfluous
 from unity.pcg.propagation.halos import HaloEdge, halo_edges
-from unity.pcg.propagation.placement import along_axis, with_unused
+from unity.pcg.propagation.placement import along_axis, around_moves, moved, waists, with_unused
 from unity.pcg.propagation.solver import (
     Solution,
     Unmatched,
@@ -30,7 +30,7 @@ from unity.pcg.propagation.solver import (
     solve_either,
 )
 from unity.pcg.propagation.specifications import spec_of
-from unity.pcg.types.factors import Agreement, Match, Slot, facts_of
+from unity.pcg.types.factors import Match, Slot, facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
 
 AGREED = "agreed"  # the kind of a reduction inside control flow, where no gradient flows
@@ -55,30 +55,9 @@ class Reduced:
     users: tuple[int, ...] = ()
 
 
-class RulePass(Enum):
-    """The passes that run a program of a call with a derivative rule."""
-
-    UNDIFFERENTIATED = "its own, where the call is not differentiated"
-    FORWARD = "its forward rule"
-    BACKWARD = "its backward rule"
-
-
-@dataclass(frozen=True)
-class CallArray:
-    """An array inside of a call with a derivative rule, and the passes that compute it."""
-
-    run: RulePass
-    agreement: Agreement
-
-    @property
-    def key(self) -> tuple[RulePass, tuple[int, ...]]:
-        """The identity of the array in all choices of one body."""
-        return self.run, self.agreement.where
-
-
 @dataclass(frozen=True)
 class Scattered:
-    """The states of a variable in a choice, where it is produced and for its users, if a choice of the body reduce-scatters it."""
+    """The states of a variable in a choice, where it is produced and for its users, if a choice of the body changes them."""
 
     variable: int
     before: State
@@ -88,6 +67,11 @@ class Scattered:
     def scatters(self) -> bool:
         """Whether the variable is scattered by the choice at hand."""
         return self.before == PARTIAL and self.after.kind == "P"
+
+    @property
+    def moves(self) -> bool:
+        """Whether the variable is moved to other slices, or gathered, by the choice at hand."""
+        return self.before.kind == "P" and self.after != self.before
 
 
 @dataclass(frozen=True)
@@ -116,7 +100,7 @@ class Choice:
     partitions: frozenset[int] = frozenset()  # variables of the body that are partitioned
     inner_slots: tuple[InnerSlot, ...] = ()  # for everything inside that some choice of the body divides
     halos: tuple[HaloEdge, ...] = ()  # neighbours along the axis exchange the edges of their slices for them
-    scattered: tuple[Scattered, ...] = ()  # all variables that this or another choice of the body scatters
+    scattered: tuple[Scattered, ...] = ()  # all variables that this or another choice of the body scatters or moves
     arrays: tuple[CallArray, ...] = ()  # that devices along the axis reduce inside of calls with derivative rules, or divide
 
     @property
@@ -127,6 +111,11 @@ class Choice:
     def scatters(self) -> bool:
         """Whether it reduce-scatters a value inside."""
         return any(x.scatters for x in self.scattered)
+
+    @property
+    def moves(self) -> bool:
+        """Whether it moves a waist inside to other slices, or gathers it."""
+        return any(x.moves for x in self.scattered)
 
     def around_scatter(self, variable: int) -> tuple[State, State]:
         """Return the states of a variable that some choice scatters, before and after. On stage axes it stays as it is."""
@@ -160,11 +149,23 @@ def choices(body: Body, seeds: Iterable[Seed] = ()) -> tuple[Choice, ...]:
     Args:
         seeds: further states, such as inner digits, that neighbours could use; the choices that have them are added.
     """
-    return _choices(body, tuple(sorted(set(seeds))))
+    return _choices(body, tuple(sorted(set(seeds))), 0)
+
+
+def choices_with_moves(body: Body, seeds: Iterable[Seed] = (), users: int = 1) -> tuple[Choice, ...]:
+    """Return all choices of an operator, and those that move a waist (`placement.waists`) inside.
+
+    Args:
+        seeds: as for `choices`.
+        users: the number of operators, 1 or 2 for more, that would each change the type of a result for itself.
+    """
+    return _choices(body, tuple(sorted(set(seeds))), users)
 
 
 @lru_cache(maxsize=8192)
-def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
+def _choices(body: Body, seeds: tuple[Seed, ...], users: int) -> tuple[Choice, ...]:
+    if users and not waists(body):
+        return _choices(body, seeds, 0)
     replicated = Choice("replicated", (REPLICATED,) * len(body.inputs), (REPLICATED,) * len(body.outputs), 0, 0.0)
     by_states = {c.states: c for c in (unused(body), replicated)}
     if not body.inputs or not replicable(body):
@@ -174,7 +175,8 @@ def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
     def offer(solution: Solution) -> bool:
         """Add a solution's choice unless others dominate it. Return whether to try it with unused operands or results."""
         choice = choice_of(body, solution)
-        if choice.states in by_states or (solution.changes and superfluous(body, choice, by_states.values())):
+        copies = users if choice.moves else 1
+        if choice.states in by_states or (solution.changes and superfluous(body, choice, by_states.values(), copies)):
             return bool(solution.contributed)
         by_states[choice.states] = choice
         solution_of[choice] = solution
@@ -183,6 +185,9 @@ def _choices(body: Body, seeds: tuple[Seed, ...]) -> tuple[Choice, ...]:
     useful = [s for s in _solutions(body, seeds) if offer(s)]
     for solution in [other for s in useful for other in with_unused(body, s)]:
         offer(solution)
+    for states in dict.fromkeys(around_moves(body, choices) if users else ()):
+        with suppress(Unmatched):
+            offer(moved(body, *states))
     return _with_inner_states(body, list(by_states.values()), solution_of)
 
 
@@ -419,25 +424,9 @@ def choice_of(body: Body, solution: Solution) -> Choice:
     name = names[0] if len(body.equations) == 1 and names else _name(solution)
     divided = divided_by(body, zip(body.equations, solution.matches, strict=True))
     scattered = tuple(Scattered(v, *solution.around_reduction(v)) for v in sorted(solution.scattered))
-    halos, arrays = halo_edges(body, solution), tuple(_call_arrays(solution))
+    halos, arrays = halo_edges(body, solution), tuple(call_arrays(solution))
     described = name, solution.operands, solution.results, size, divided, reduced
     return Choice(*described, halos=halos, scattered=scattered, arrays=arrays)
-
-
-def _call_arrays(solution: Solution) -> Iterator[CallArray]:
-    """Yield the values that devices reduce inside of calls with derivative rules, or hold slices of: arrays, and scalars backward.
-
-    Scalars elsewhere are among `Choice.reduced`.
-    """
-    for k, match in enumerate(solution.matches):
-        if match.ruled is not None:
-            parts = (
-                (RulePass.UNDIFFERENTIATED, match.agreed),
-                (RulePass.FORWARD, match.ruled.forward),
-                (RulePass.BACKWARD, match.ruled.backward),
-            )
-            inside = ((run, a) for run, part in parts for a in located_in(k, part))
-            yield from (CallArray(run, a) for run, a in inside if a.elements > 1 or run is RulePass.BACKWARD)
 
 
 def divided_by(body: Body, matched: Iterable[tuple[Equation, Match]]) -> float:
@@ -488,11 +477,13 @@ def _inner_slots(body: Body, solutions: Sequence[Solution | None]) -> list[tuple
 
 
 def _slots_of_variable(body: Body, v: int, solutions: Sequence[Solution | None]) -> Iterator[tuple[InnerSlot, ...]]:
-    """Yield how each solution divides a dimension of a variable, for each that some solution divides."""
-    states = [UNUSED if s is None else s.scattered.get(v, s.states.get(v, UNUSED)) for s in solutions]
-    for dim in sorted({s.dim for s in states if s.kind == "P"}):
-        size = body.tensors[v].shape[dim]
-        yield tuple(InnerSlot(size, s.outer if s.kind == "P" and s.dim == dim else 0) for s in states)
+    """Yield how each solution divides a dimension of a variable, before and after it moves, for each that some solution divides."""
+    before = [UNUSED if s is None else s.states.get(v, UNUSED) for s in solutions]
+    after = [s if solution is None else solution.scattered.get(v, s) for solution, s in zip(solutions, before, strict=True)]
+    for states in (after,) if before == after else (before, after):
+        for dim in sorted({s.dim for s in states if s.kind == "P"}):
+            size = body.tensors[v].shape[dim]
+            yield tuple(InnerSlot(size, s.outer if s.kind == "P" and s.dim == dim else 0) for s in states)
 
 
 def _slots_of_program(number: int, solutions: Sequence[Solution | None]) -> Iterator[tuple[InnerSlot, ...]]:

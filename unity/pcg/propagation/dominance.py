@@ -27,18 +27,24 @@ SLIGHT = 1 / 8  # the fraction of more bytes that does not count
 TINY = 1 / 1024  # the bytes that do not count, as a fraction of the largest tensor: those of a bias beside activations
 
 
-def superfluous(body: Body, choice: Choice, others: Collection[Choice]) -> bool:
+def superfluous(body: Body, choice: Choice, others: Collection[Choice], users: int = 1) -> bool:
     """Return whether others dominate a choice that reduces, scatters, replicates or contributes values inside.
 
     A choice that reduces values but has no partial operands is dominated only by one that partitions the same operands, and either
     has the same results or a partial result in place of a whole one.
+
+    Args:
+        body: the operator's body.
+        choice: the choice.
+        others: the other choices.
+        users: the number of operators that would each change the type of a result for itself.
     """
     if PARTIAL not in choice.operands and any(r.kind for r in choice.reduced):
         others = [c for c in others if _partitions(c) == _partitions(choice) and _leaves_results(c, choice)]
     largest = max((body.tensor(a).nbytes for a in (*body.inputs, *body.outputs)), default=0)
     for reduce_in in ("", *{t.dtype.name for t in body.tensors.values() if narrow(t.dtype)}):
         forward, backward = (sent * (1 + SLIGHT) + largest * TINY for sent in _inside(body, choice, reduce_in))
-        if not any(_replaces(body, other, choice, (forward, backward), reduce_in) for other in others):
+        if not any(_replaces(body, other, choice, (forward, backward), reduce_in, users) for other in others):
             return False
     return True
 
@@ -52,7 +58,7 @@ def _leaves_results(choice: Choice, other: Choice) -> bool:
     return choice.results == other.results or any(s == PARTIAL != t for s, t in zip(choice.results, other.results, strict=True))
 
 
-def _replaces(body: Body, choice: Choice, other: Choice, limits: tuple[float, float], reduce_in: str) -> bool:
+def _replaces(body: Body, choice: Choice, other: Choice, limits: tuple[float, float], reduce_in: str, users: int) -> bool:
     """Return whether a choice with changes of type around it does what another does.
 
     Args:
@@ -61,16 +67,17 @@ def _replaces(body: Body, choice: Choice, other: Choice, limits: tuple[float, fl
         other: the choice that it would replace.
         limits: the bytes that it may send, forward and backward.
         reduce_in: the narrow type whose partial sums are sent in that type; "" for none.
+        users: the number of operators that would each change the type of a result for itself.
     """
     if choice.halos or choice.divided < other.divided or (choice.size and (not other.size or choice.size % other.size)):
         return False
     sent = list(_inside(body, choice, reduce_in))
-    operands = zip(body.inputs, other.operands, choice.operands, strict=True)
-    results = zip(body.outputs, choice.results, other.results, strict=True)
-    for atom, before, after in (*operands, *results):
+    operands = ((1, *x) for x in zip(body.inputs, other.operands, choice.operands, strict=True))
+    results = ((users, *x) for x in zip(body.outputs, choice.results, other.results, strict=True))
+    for times, atom, before, after in (*operands, *results):
         forward, backward = _changed(body.tensor(atom), before, after, reduce_in)
-        sent[0] += forward
-        sent[1] += backward if isinstance(atom, int) and not has_no_gradient(body, atom) else 0.0
+        sent[0] += times * forward
+        sent[1] += times * backward if isinstance(atom, int) and not has_no_gradient(body, atom) else 0.0
     return all(nbytes <= limit for nbytes, limit in zip(sent, limits, strict=True))
 
 

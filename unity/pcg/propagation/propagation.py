@@ -31,7 +31,8 @@ class Solution:
     Attributes:
         states: of each variable, as its equation produces it.
         reduced: the reduction ("sum", "max", ...) of each variable that is produced partial and reduced at once.
-        scattered: the state in which users see each variable that is produced as a partial sum and reduce-scattered at once.
+        scattered: the state in which users see each variable that is produced as a partial sum and reduce-scattered at once, or in
+            slices that are moved or gathered (`placement.waists`).
         matches: one for each equation.
         operands, results: the boundary states.
         unused: the variables that every device computes alike.
@@ -64,7 +65,8 @@ class Solution:
 
     def seen(self, variable: int) -> State:
         """Return the state of a variable as later equations see it."""
-        return REPLICATED if variable in self.reduced else self.scattered.get(variable, self.states[variable])
+        state = self.scattered.get(variable, self.states[variable])
+        return REPLICATED if variable in self.reduced or state == UNUSED else state
 
     def around_reduction(self, variable: int) -> tuple[State, State]:
         """Return the states of a variable as it is produced, and after it is reduced or scattered, before it is replicated."""
@@ -79,7 +81,7 @@ class Solution:
             variable: one of its variables.
             user: the number of an equation, or -1 - k for the body's result k.
         """
-        if variable not in self.reduced and variable not in self.unused:
+        if variable not in self.reduced and variable not in self.unused and self.scattered.get(variable) != UNUSED:
             return False
         if user < 0:
             return self.results[-1 - user] != UNUSED
@@ -96,7 +98,8 @@ class Solution:
 
         Those without a derivative in it, such as comparisons, are left out: no cotangent of theirs is summed.
         """
-        users_of: dict[int, list[int]] = {v: [] for v in (*self.reduced, *self.unused)}
+        gathered = (v for v, s in self.scattered.items() if s == UNUSED)
+        users_of: dict[int, list[int]] = {v: [] for v in (*self.reduced, *self.unused, *gathered)}
         if not users_of:
             return {}
         uses = [(a, k) for k, e in enumerate(body.equations) for a in dict.fromkeys(differentiated(e))]

@@ -16,7 +16,7 @@ from unity.machine.resharding_tables import distinct_changes
 from unity.pcg.analysis.views import costs_nothing
 from unity.pcg.ir.gradient_flow import carrying
 from unity.pcg.ir.program import Body, Tensor
-from unity.pcg.propagation.choices import RulePass
+from unity.pcg.propagation.agreements import RulePass
 from unity.pcg.propagation.halos import HaloEdge, sent
 from unity.pcg.types.accumulation import accumulator, growth
 from unity.search.cost.alignment import depends_on_alignment, row_dimensions, slowdown
@@ -99,7 +99,7 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     touched, zeroed = local_traffic(body, (t.nbytes * fraction(domain, k, machine) for k, t in tensors), share, differentiated)
     by_size = machine.profile is not None or depends_on_alignment(machine.device, body)
     sizes = local_sizes(site, domain, machine) if by_size else None
-    pieces = Pieces(share, zero + touched, zero + zeroed, sizes)
+    pieces = Pieces(share, zero + touched + _moved_bytes(site, domain, machine), zero + zeroed, sizes)
     shapes = shapes_of(site)
     forward, backward, _ = seconds(body, shapes, pieces, differentiated, machine)
     runs = site.times * (1 / site.hoisted + site.repeats)
@@ -133,7 +133,9 @@ class Pieces:
     sizes: Array | None
 
 
-def single_piece(body: Body, shapes: Sequence[tuple[int, ...]], share: float, differentiated: Sequence[bool]) -> Pieces:
+def single_piece(
+    body: Body, shapes: Sequence[tuple[int, ...]], share: float, differentiated: Sequence[bool], moved: float = 0.0
+) -> Pieces:
     """Return one device's part of an operator, parallelized in one way.
 
     Args:
@@ -141,12 +143,13 @@ def single_piece(body: Body, shapes: Sequence[tuple[int, ...]], share: float, di
         shapes: The local shapes of its operands and results.
         share: The fraction of the work.
         differentiated: For each operand, whether it has a gradient.
+        moved: Bytes on the device of values that are moved inside, before and after.
     """
     atoms = (*body.inputs, *body.outputs)
     nbytes = [prod(shape) * body.tensor(a).itemsize for a, shape in zip(atoms, shapes, strict=True)]
     touched, zeroed = local_traffic(body, nbytes, share, differentiated)
     sizes = np.array([[n for shape in shapes for n in shape]], int)
-    return Pieces(np.array([share], float), np.array([touched], float), np.array([zeroed], float), sizes)
+    return Pieces(np.array([share], float), np.array([touched + moved], float), np.array([zeroed], float), sizes)
 
 
 def seconds(
@@ -292,6 +295,21 @@ def _scatters(site: Site, domain: Domain, machine: Machine, training: Training) 
         again = next((n for v, n in site.computed if v == variable), 0)
         total += (1 / site.hoisted + again) * (change.forward[0] + change.forward[1] * tensor.nbytes)
         total += change.backward[0] + change.backward[1] * tensor.nbytes if variable in carried else 0.0
+    return total
+
+
+def _moved_bytes(site: Site, domain: Domain, machine: Machine) -> Array:
+    """Return the bytes on one device of values that are moved inside an operator: written before the move, and read after it."""
+    total, sizes = np.zeros(len(domain)), np.array([a.size for a in machine.axes], float)
+    body = site.node.body if site.node is not None else None
+    for variable in domain.scattered if body is not None else ():
+        assert body is not None
+        around = [c.around_scatter(variable) for c in domain.choices]
+        moves = np.array([any(x.moves and x.variable == variable for x in c.scattered) for c in domain.choices])[domain.picks]
+        for states in zip(*around, strict=True):
+            split = np.array([s.kind == "P" for s in states])[domain.picks]
+            pieces = body.tensors[variable].nbytes * np.prod(np.where(split, 1 / sizes, 1.0), axis=1)
+            total += np.where(moves.any(axis=1), pieces, 0.0)
     return total
 
 

@@ -21,8 +21,8 @@ from unity.pcg.parallel.branches import weight_of
 from unity.pcg.parallel.stages import runs_of
 from unity.pcg.parallel.traffic import Collective, traffic
 from unity.pcg.propagation.choices import divided_by, part_of_work
-from unity.pcg.propagation.placement import placing
-from unity.pcg.types.parallel_type import local_shape
+from unity.pcg.propagation.placement import moved_bytes, placing
+from unity.pcg.types.parallel_type import Type, local_shape
 from unity.search.cost.cost import seconds, single_piece
 from unity.search.cost.inner_values import inner_of
 from unity.search.cost.state_sizes import NO_STATE, StateSizes
@@ -185,7 +185,8 @@ def operator_seconds(node: Node, body: Body, graph: PCG, flow: Gradients, machin
     """Return the seconds forward and backward of one run of an operator, and their source (see `profile_lookup`)."""
     differentiated = with_gradient(node, flow)
     shapes = [v.tensor.shape for v in (*node.operands, *node.results)]
-    piece = single_piece(body, local_shapes(node, graph), work_share(node, body, graph), differentiated)
+    share, moved = work_share(node, body, graph), moved_bytes(body, placing(body, *_boundary(node), len(graph.axes)), graph.axes)
+    piece = single_piece(body, local_shapes(node, graph), share, differentiated, moved)
     forward, backward, how = seconds(body, shapes, piece, differentiated, machine)
     return float(forward[0]), float(backward[0]), how[0]
 
@@ -202,10 +203,15 @@ def local_shapes(node: Node, graph: PCG) -> tuple[tuple[int, ...], ...]:
     return tuple(local_shape(v.tensor.shape, v.type, graph.axes) for v in values)
 
 
+def _boundary(node: Node) -> tuple[tuple[Type, ...], tuple[Type, ...]]:
+    """Return the types of an operator's operands and results."""
+    return tuple(v.type for v in node.operands), node.types
+
+
 def work_share(node: Node, body: Body, graph: PCG) -> float:
     """Return the fraction of an operator's work that one device does."""
     share = 1.0
-    solutions = placing(body, tuple(v.type for v in node.operands), node.types, len(graph.axes))
+    solutions = placing(body, *_boundary(node), len(graph.axes))
     for axis, solution in zip(graph.axes, solutions, strict=True):
         if solution is not None and solution.matches:
             share *= part_of_work(divided_by(body, zip(body.equations, solution.matches, strict=True)), axis.size)

@@ -64,10 +64,10 @@ class Domain:
     @cached_property
     def scattered(self) -> frozenset[int]:
         """The variables inside the operator that some value scatters along an axis."""
-        if not any(c.scatters for c in self.choices):
+        if not any(c.scatters or c.moves for c in self.choices):
             return frozenset()
         chosen = (self.choices[i] for i in np.unique(self.picks).tolist())
-        return frozenset(x.variable for c in chosen for x in c.scattered if x.scatters)
+        return frozenset(x.variable for c in chosen for x in c.scattered if x.scatters or x.moves)
 
 
 def distinct_types(states: Sequence[State], picks: np.ndarray) -> tuple[Types, np.ndarray]:
@@ -111,7 +111,7 @@ def ranks(sites: Sequence[Site], offers: Sequence[tuple[Choice, ...]]) -> list[t
     for s, cs in enumerate(offers):
         for choice in cs:
             slots = list(partitioned_slots(s, choice))
-            for other in slots[1:]:
+            for other in slots[1:] if not choice.moves else ():
                 parent[root(other)] = root(slots[0])
     order: dict[tuple[int, int, State], int] = {}
     first = sorted(range(len(sites)), key=lambda s: (sites[s].kind != "input" or sites[s].weight, s))
@@ -191,15 +191,18 @@ def domain(
     if limits is not None:
         picks, _ = _enumerated_for_storage(site, cs, shapes, axes, max(m.distinct for m in limits))
         return domain_of_picks(cs, _measured(cs, picks, axes).within(limits), shapes, axes)
-    picks, whole = _enumerated_for_storage(site, cs, shapes, axes, None)
+    moving = np.array([c.moves for c in cs])
+    staying = np.flatnonzero(~moving)
+    picks, whole = _enumerated_for_storage(site, tuple(cs[i] for i in staying), shapes, axes, None)
+    picks = staying[picks].astype(picks.dtype)
     if mask:
         picks = _masked(mask, cs, shapes, picks, axes)
     scattering = np.array([c.scatters for c in cs])[picks].any(axis=1)
     limited = _narrowed(cs, picks[~scattering], axes)
-    if scattering.any():  # such values are rarely better: they only fill up the rest
-        others = _measured(cs, picks[scattering], axes)
-        rest = (others.within(step) for step in LADDER)
-        limited = np.vstack([limited, next((p for p in rest if len(p) <= VALUES - len(limited)), picks[:0])])
+    limited = _filled(cs, limited, picks[scattering], axes)
+    if moving.any() and not mask:
+        more, whole = _with_moving(cs, moving, shapes, axes) if len(limited) == len(picks) < VALUES else (picks[:0], False)
+        limited, picks = _filled(cs, limited, more, axes), np.vstack([picks, more])
     limited = limited if len(limited) else picks  # a mask may allow only values outside of all limits
     return domain_of_picks(cs, limited, shapes, axes, whole and len(limited) == len(picks), mask)
 
@@ -209,6 +212,24 @@ def _narrowed(cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> 
     measured = _measured(cs, picks, axes)
     limited = next((p for step in LADDER if 0 < len(p := measured.within(step)) <= VALUES), None)
     return measured.within(LADDER[-1]) if limited is None else limited
+
+
+def _filled(cs: Sequence[Choice], picks: np.ndarray, more: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
+    """Return values, and of those that move or scatter what is inside, which are rarely better, as many as there is room for."""
+    if not len(more):
+        return picks
+    others = _measured(cs, more, axes)
+    rest = (others.within(step) for step in LADDER)
+    return np.vstack([picks, next((p for p in rest if len(p) <= VALUES - len(picks)), picks[:0])])
+
+
+def _with_moving(cs: tuple[Choice, ...], moving: np.ndarray, shapes: Shapes, axes: tuple[Axis, ...]) -> tuple[np.ndarray, bool]:
+    """Return the values that move what is inside, if there are few enough to list, and whether these are all."""
+    orders = len(cs) ** len(axes) if len(axes) < ORDERED else math.prod(math.comb(len(cs) + n - 1, n) for n in _groups(axes))
+    if orders > LISTED:
+        return np.zeros((0, len(axes)), np.int16), False
+    picks, whole = _enumerated(cs, shapes, axes, None)
+    return picks[moving[picks].any(axis=1)], whole
 
 
 def _masked(mask: Mask, cs: Sequence[Choice], shapes: Shapes, picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:

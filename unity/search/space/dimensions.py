@@ -87,7 +87,7 @@ class ProgramDimensions:
         """The dimension that is split when a result of a site has a partitioned state, by (site, result, state)."""
         dimensions: dict[tuple[int, int, State], int] = {}
         for s, (site, choices, rank) in enumerate(zip(self.opened.sites, self.choices, self.rank, strict=True)):
-            for c, r in zip(choices, rank, strict=True):
+            for c, r in ((c, r) for c, r in zip(choices, rank, strict=True) if not c.moves):
                 slots = [(p.source, p.index, state) for p, state in zip(site.ports, c.operands, strict=True)]
                 slots += [(s, k, state) for k, state in enumerate(c.results)]
                 dimensions.update((slot, r) for slot in slots if slot[2].kind == "P")

@@ -6,10 +6,10 @@ operator next to a tensor that is partitioned at an inner digit offers that digi
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-from unity.pcg.propagation.choices import Choice, choices
+from unity.pcg.propagation.choices import Choice, choices_with_moves
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
 from unity.search.space.sites import Site, Slicing
@@ -22,11 +22,11 @@ Users = list[list[tuple[int, int, int]]]  # of each site: (user, operand positio
 
 def offered(sites: Sequence[Site]) -> Offers:
     """Return the choices of every site."""
-    offers = [_own(site) for site in sites]
     users: Users = [[] for _ in sites]
     for u, site in enumerate(sites):
         for p, port in enumerate(site.ports):
             users[port.source].append((u, p, port.index))
+    offers = [_own(site, _most_users(users[s])) for s, site in enumerate(sites)]
     queue = deque(range(len(sites)))
     waiting = set(queue)
     while queue:
@@ -41,9 +41,14 @@ def offered(sites: Sequence[Site]) -> Offers:
     return _reachable(sites, offers)
 
 
-def _own(site: Site) -> tuple[Choice, ...]:
+def _most_users(users: Sequence[tuple[int, int, int]]) -> int:
+    """Return how many others use one result of a site: 2 for more, and at least 1."""
+    return min(max(Counter(index for _, _, index in users).values(), default=1), 2)
+
+
+def _own(site: Site, users: int) -> tuple[Choice, ...]:
     if site.node is not None and site.node.body is not None:
-        return choices(site.node.body)
+        return choices_with_moves(site.node.body, (), users)
     n = len(site.ports)
     own = [Choice("unused", (UNUSED,) * n, (UNUSED,) * len(site.results), 0, 0.0)]
     if site.kind == "input" or site.mark is not None:
@@ -76,7 +81,7 @@ def _extended(sites: Sequence[Site], offers: Offers, users: Users, s: int) -> tu
         neighbours.update(((len(site.ports) + index, c.operands[p]), None) for c in offers[u])
     if site.node is not None and site.node.body is not None:
         seeds = _seeds(offers[s], [n for n in neighbours if n[1].kind == "P" and n[1].outer > 1])
-        return choices(site.node.body, seeds) if seeds else offers[s]
+        return choices_with_moves(site.node.body, seeds, _most_users(users[s])) if seeds else offers[s]
     present = {c.states for c in offers[s]}
     extended = list(offers[s])
     may_be_partial = _may_be_partial(sites, offers, users, s)

@@ -19,7 +19,7 @@ from pathlib import Path
 from unity.base.errors import RuleError
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.jaxprs import CALLS
-from unity.pcg.propagation.placement import along_axis
+from unity.pcg.propagation.placement import placed
 from unity.pcg.propagation.solver import NESTED, Solution, call_solutions, is_reverse_only, nested_body
 from unity.pcg.types.factors import TABLE, Match
 from unity.pcg.types.parallel_type import State
@@ -31,7 +31,7 @@ Claim = tuple[str, str]  # a primitive, and kinds of states: "P R → P"
 @lru_cache(maxsize=1 << 14)
 def claims(body: Body, operands: tuple[State, ...], results: tuple[State, ...]) -> frozenset[Claim]:
     """Return the claims on which an operator relies in these states along an axis. Raises Unmatched if it cannot be in them."""
-    solution = along_axis(body, operands, results)
+    solution = placed(body, operands, results)
     return frozenset() if solution is None else frozenset(_solution_claims(body, solution))
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from jax.extend import core
 
 from unity.pcg.ir.program import Body, Tensor, close
-from unity.pcg.propagation.choices import Choice, choices
+from unity.pcg.propagation.choices import Choice, choices_with_moves
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Shape, Type, misfit, partitioned
 from unity.verify.semantics.interpret import NotInterpreted, interpret_values
@@ -110,9 +110,11 @@ def check_body(
         pairs: whether to check every pair of choices on two axes too, inner digits included.
     """
     proofs = [OperatorProof(body, values), *([GradientProof(body, values)] if gradients else [])]
-    combinations: list[tuple[tuple[Choice, ...], tuple[int, ...]]] = [((c,), (d,)) for d in degrees for c in choices(body)]
+    single = choices_with_moves(body)
+    combinations: list[tuple[tuple[Choice, ...], tuple[int, ...]]] = [((c,), (d,)) for d in degrees for c in single]
     if pairs:
-        combinations += [(both, (d, d)) for d in degrees for both in product(choices(body, inner_digits(body, d)), repeat=2)]
+        every = {d: choices_with_moves(body, inner_digits(body, d)) for d in degrees}
+        combinations += [(both, (d, d)) for d in degrees for both in product(every[d], repeat=2)]
     return [p.check(c, d) for c, d in combinations if fits(body, c, d) for p in proofs]
 
 
