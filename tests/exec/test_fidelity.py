@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from small_models import MODELS, Small, arrays, f, random_point, scatters
+from small_models import MODELS, Small, arrays, counted, f, moves, random_point, scatters
 
 import unity
 from unity.exec.compiled.check import predicted_elements
@@ -20,6 +20,7 @@ from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
 from unity.search.cost.assembly import assemble
 from unity.search.cost.cost import Training
+from unity.search.cost.prediction import predict
 from unity.search.session import Candidate, Search
 
 
@@ -71,6 +72,29 @@ def test_a_sum_that_is_scattered_inside_an_operator_runs_as_predicted(dtype: str
             assert plan.check().agrees(0.02), str(plan.check())
             got, wanted = (jax.jit(jax.value_and_grad(g))(*args) for g in (plan, loss))
             jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=near, atol=near * np.abs(y).max()), got, wanted)
+
+
+def test_a_value_that_moves_inside_an_operator_runs_as_predicted() -> None:
+    def loss(weights: Any, x: Any, y: Any) -> Any:
+        a, b, c = weights
+        hidden = jnp.tanh(x @ a) * (y @ b)
+        return jnp.mean((jnp.concatenate([hidden[:, :16] * hidden[:, 16:], y], -1) @ c) ** 2)
+
+    with jax.enable_x64(True):
+        args = jax.tree.map(lambda x: x.astype("float64"), arrays(([f(16, 32), f(16, 32), f(32, 8)], f(24, 16), f(24, 16))))
+        captured, machine = capture(loss, *args), unity.Machine.grid(2, 2, "a100")
+        search = Search(captured.graph, captured.differentiated, machine, Training())
+        assembled = search.assembled
+        for seed in (0, 5):  # gathered along one axis and moved along the other, for use and for none
+            point = random_point(assembled, np.random.default_rng(seed))
+            plan = Plan(PlanFamily(loss, captured, search, 0.0), Candidate(0.0, 0.0, assembled.assignment(point)))
+            assert any(map(moves, plan.program.pcg.nodes))
+            assert counted(assembled, point, "time") == pytest.approx(
+                predict(plan.program.pcg, machine, captured.differentiated).time
+            )
+            assert plan.check().agrees(0.02), str(plan.check())
+            got, wanted = (jax.jit(jax.value_and_grad(g))(*args) for g in (plan, loss))
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-10 * np.abs(y).max()), got, wanted)
 
 
 def test_a_result_may_be_any_array_whose_cotangent_is_data() -> None:

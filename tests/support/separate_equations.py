@@ -16,7 +16,7 @@ from typing import Any
 from unity.pcg.ir.gradient_flow import carrying
 from unity.pcg.ir.program import Body, Equation, Tensor
 from unity.pcg.parallel.resharding import steps
-from unity.pcg.propagation.choices import Choice, choices, part_of_work
+from unity.pcg.propagation.choices import Choice, choices_with_moves, part_of_work
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, Type, misfit, partitioned, slice_count
@@ -89,13 +89,16 @@ class Prices:
             users = {u for r in of_axis if r is not None for u in r.users}
             masks = {tuple(k for k, r in enumerate(of_axis) if r is not None and u in r.users) for u in users}
             total += sum(self.collective(REDUCE, mask, full) for mask in masks if v in carried)
+        for v in {x.variable for c in along for x in c.scattered if x.moves}:
+            before, after = zip(*(c.around_scatter(v) for c in along), strict=True)
+            total += self.change(before, after, body.tensors[v], v in carried)
         return total
 
 
 def combinations(body: Body, axes: Sequence[Axis]) -> Iterator[tuple[Choice, ...]]:
     """Yield a choice for each axis, in all ways that fit the body's operands and results."""
     tensors = [body.tensor(a) for a in (*body.inputs, *body.outputs)]
-    for along in product(choices(body), repeat=len(axes)):
+    for along in product(choices_with_moves(body), repeat=len(axes)):
         degrees = {id(c): prod(a.size for d, a in zip(along, axes, strict=True) if d is c) for c in along}
         types = zip(*(c.states for c in along), strict=True)
         fits = all(misfit(t.shape, type_, axes) is None for t, type_ in zip(tensors, types, strict=True))

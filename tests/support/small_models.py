@@ -172,6 +172,14 @@ def scatters(node: Node) -> bool:
     return any(s is not None and s.scattered for s in placed)
 
 
+def moves(node: Node) -> bool:
+    """Return whether an operator of a parallel graph moves slices inside, or gathers them."""
+    if not scatters(node) or node.body is None:
+        return False
+    placed = placing(node.body, tuple(v.type for v in node.operands), node.types, len(node.types[0]))
+    return any(s is not None and s.states[v].kind == "P" for s in placed for v in (s.scattered if s is not None else ()))
+
+
 def random_point(assembled: Assembled, rng: np.random.Generator) -> Point:
     """Any strategy that can be run, drawn site by site; what a choice makes impossible elsewhere is ruled out at once."""
     problem = assembled.problem

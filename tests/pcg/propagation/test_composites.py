@@ -17,7 +17,7 @@ from separate_equations import INSIDE, Prices, lost
 
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.program import Body, close, tensor_type
-from unity.pcg.propagation.choices import choices
+from unity.pcg.propagation.choices import choices, choices_with_moves
 from unity.pcg.propagation.dominance import COPIES
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.types.axis import Axis
@@ -86,6 +86,22 @@ def test_no_plan_of_separate_equations_is_faster_where_narrow_sums_are_sent_in_t
 @pytest.mark.parametrize("name", ["rows of exp", "pooling", "cast", "transpose"])
 def test_no_plan_of_separate_equations_is_faster_on_two_axes(name: str) -> None:
     assert not list(lost(body_of(name), Prices(TWO_AXES)))
+
+
+def halved(x: Any) -> Any:
+    return x[:, :512] * x[:, 512:]
+
+
+@pytest.mark.parametrize(
+    "fn", [lambda x, y: halved(x * y), lambda x, y: jnp.cumsum(x * y, 1)], ids=["gate of halves", "running sum"]
+)
+def test_no_plan_of_separate_equations_that_moves_values_is_faster(fn: Callable[..., Any]) -> None:
+    """Wherever values move, to other slices or whole: an operator moves the product, which is smaller than its operands."""
+    body = close(jax.make_jaxpr(fn)(LARGE, LARGE))
+    assert not list(lost(body, Prices(ONE_AXIS), INSIDE | {"PP", "PR", "PU"}))
+    rows, columns = partitioned(0), partitioned(1)
+    (choice,) = (c for c in choices_with_moves(body) if c.states == (columns, columns, rows))
+    assert [(x.before, x.after) for x in choice.scattered if x.moves] == [(columns, rows)]
 
 
 def test_separate_equations_that_scatter_sums_over_slices_are_faster() -> None:

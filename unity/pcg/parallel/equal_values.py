@@ -14,7 +14,7 @@ from functools import lru_cache
 from unity.pcg.ir.gradient_flow import differentiated, wanted_by
 from unity.pcg.ir.graph import CONSTRAIN, PCG, UNCHANGED, Node, Value
 from unity.pcg.ir.program import Body
-from unity.pcg.propagation.placement import placing
+from unity.pcg.propagation.placement import moved_waists, placing
 from unity.pcg.propagation.propagation import Solution
 from unity.pcg.types.parallel_type import REPLICATED, UNUSED, State
 
@@ -124,9 +124,10 @@ class ValueNumbering:
 
         The source is a result of the operator, or the number of another variable's cotangent or of its parts'.
         """
-        total = summand_of(body, variable)
-        parts = parts_of(body, total)
         solutions = placing(body, tuple(v.type for v in node.operands), node.types, self.n_axes)
+        moved = moved_waists(solutions)
+        total = summand_of(body, variable, moved)
+        parts = () if total in moved else parts_of(body, total)
         if any(s is not None and any(_state(s, v) != _state(s, variable) for v in (total, *parts)) for s in solutions):
             return None
         if parts:
@@ -172,13 +173,13 @@ def _is_read(body: Body, variable: int) -> bool:
 
 
 @lru_cache(maxsize=65536)
-def summand_of(body: Body, variable: int) -> int:
-    """Return the last variable of the chain of additions that a variable is a summand of.
+def summand_of(body: Body, variable: int, moved: frozenset[int] = frozenset()) -> int:
+    """Return the last variable of the chain of additions that a variable is a summand of, or the first that is moved inside.
 
     Every variable of the chain must have no other user that a gradient comes back from. Without an addition, return the variable.
     """
     active = wanted_by(body, (True,) * len(body.outputs))
-    while variable not in body.outputs:
+    while variable not in body.outputs and variable not in moved:
         users = [e for e in body.equations if not active.isdisjoint(e.results) for a in differentiated(e) if a == variable]
         if len(users) != 1 or users[0].name not in ("add", "add_any", "name"):
             return variable

@@ -33,11 +33,15 @@ def around_scatter(placing: Placing, variable: int) -> tuple[Type, Type] | None:
     return before, after
 
 
+def moved_waists(placing: Placing) -> frozenset[int]:
+    """Return the variables inside a body that are moved to other slices, or gathered, along some axis."""
+    return frozenset(v for s in placing if s is not None for v in s.scattered if s.states[v].kind == "P")
+
+
 def moved_bytes(body: Body, placing: Placing, axes: Sequence[Axis]) -> float:
     """Return the bytes on one device of the waists that are moved inside a body: before the move, and after it."""
-    moves = ((v, s) for s in placing if s is not None for v in s.scattered if s.states[v].kind == "P")
-    around = ((v, types) for v in dict.fromkeys(v for v, _ in moves) for types in [around_scatter(placing, v)] if types is not None)
-    return sum(body.tensors[v].nbytes / slice_count(t, axes) for v, types in around for t in types)
+    around = ((v, around_scatter(placing, v)) for v in sorted(moved_waists(placing)))
+    return sum(body.tensors[v].nbytes / slice_count(t, axes) for v, types in around for t in types or ())
 
 
 @lru_cache(maxsize=65536)
