@@ -1,4 +1,4 @@
-"""Recurrent networks with the product of their inputs in the loop: planned without rules of loops, with them, and written by hand.
+"""Recurrent networks with their products in the loop: planned without rules of loops, with them, and written by hand.
 
 `python -m benchmarks.loops`. On 8 A100s and 8 H100s. Seconds of a step and bytes on a device are predicted; search seconds are of
 the whole call.
@@ -22,30 +22,37 @@ from unity.machine.machine import Machine
 
 MACHINES = {"8 A100": Machine.preset("dgx-a100"), "8 H100": Machine.preset("dgx-h100")}
 WAYS: dict[str, dict[str, Any]] = {
-    "in the loop": {"constraints": unity.without_rules("*-before-loop")},
+    "in the loop": {"constraints": unity.without_rules("*-loop")},
     "rules of loops": {},
     "by hand": {},
 }
 
 
-def network(cell: Callable[..., Any], states: int, gates: int, *, layers: int, hidden: int, steps: int, batch: int) -> Any:
-    """Return a language model of recurrent cells: its loss, with products in the loop or before it, and its arguments."""
+def network(
+    cell: Callable[..., Any], states: int, gates: int, *, layers: int, hidden: int, steps: int, batch: int, output: bool = False
+) -> Any:
+    """Return a language model of recurrent cells: its loss, with products in the loops or outside of them, and its arguments.
+
+    With `output`, the output layer is a product of the last loop, too, as in a decoder.
+    """
     vocab = 10_000
 
-    def loss(before: bool) -> Callable[..., Any]:
+    def loss(outside: bool) -> Callable[..., Any]:
         def run(params: Any, tokens: Any, labels: Any) -> Any:
             x = params["table"][tokens.T]
-            for w in params["layers"]:
+            for k, w in enumerate(params["layers"]):
                 zero = (jnp.zeros((batch, hidden)),) * states
+                last = output and k == layers - 1
 
-                def in_loop(state: Any, row: Any, w: Any = w) -> Any:
-                    return cell(w, state, row @ w["x"] + w["b"])
+                def in_loop(state: Any, row: Any, w: Any = w, last: bool = last) -> Any:
+                    state, y = cell(w, state, row @ w["x"] + w["b"])
+                    return state, y @ params["out"] if last else y
 
                 def before_loop(state: Any, row: Any, w: Any = w) -> Any:
                     return cell(w, state, row)
 
-                x = lax.scan(before_loop, zero, x @ w["x"] + w["b"])[1] if before else lax.scan(in_loop, zero, x)[1]
-            logits = x @ params["out"]
+                x = lax.scan(before_loop, zero, x @ w["x"] + w["b"])[1] if outside else lax.scan(in_loop, zero, x)[1]
+            logits = x if output and not outside else x @ params["out"]
             return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels.T[..., None], -1))
 
         return run
@@ -90,6 +97,7 @@ CASES = {
     "LSTM of 256 units": (lstm, 2, 4, PTB | {"hidden": 256, "steps": 128}),
     "GRU": (gru, 1, 3, PTB),
     "Elman": (simple, 1, 1, PTB | {"layers": 1}),
+    "RNNLM (LSTM), output layer in the loop": (lstm, 2, 4, PTB | {"output": True}),
 }
 
 

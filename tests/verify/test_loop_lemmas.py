@@ -49,6 +49,7 @@ APPLICATIONS = {
     "select by a scalar": (lambda x, y: lax.select(y > 0, x, -x), X, ()),
     "clamp": (lambda x: lax.clamp(-0.5, x, 0.5), X),
     "convert": (lambda x: x.astype("float16"), X),
+    "stopped gradient": (lax.stop_gradient, X),
     "broadcast": (lambda x: lax.broadcast_in_dim(x, (4, 7, 3, 2), (0, 2, 3)), X),
     "transpose": (lambda x: jnp.transpose(x, (2, 0, 1)), X),
     "reshape": (lambda x: x.reshape(4, 6), X),
@@ -144,6 +145,40 @@ def test_a_program_that_computes_something_else_is_refused(fn):
     before, after = (capture(f, *ARGUMENTS).body for f in (inside, fn))
     with pytest.raises(DerivationError):
         check_loops(before, after)
+
+
+def output_layer(after):
+    """A loop that returns its states, and a function of them after it, or of each in it."""
+
+    def fn(inside, x, h, xs):
+        def step(state, row):
+            state = jnp.tanh(row + state @ h)
+            return state, (inside(state, x), state)
+
+        return lax.scan(step, xs[0], xs)
+
+    def one(x, h, xs):
+        return fn(lambda state, x: jnp.exp(state @ x).sum(-1), x, h, xs)
+
+    def other(x, h, xs):
+        last, (_, states) = fn(lambda state, x: None, x, h, xs)
+        return last, (after(states, x, h), states)
+
+    return [capture(f, *ARGUMENTS).body for f in (one, other)]
+
+
+def test_an_output_layer_for_all_steps_is_derived_and_another_one_is_refused():
+    check_loops(*output_layer(lambda states, x, h: jnp.exp(states @ x).sum(-1)))
+    wrong = [
+        lambda states, x, h: jnp.exp(states @ h).sum(-1),
+        lambda states, x, h: jnp.exp(states[::-1] @ x).sum(-1),
+        lambda states, x, h: jnp.exp((states - states.mean(0)) @ x).sum(-1),
+        lambda states, x, h: jnp.exp(states[:1] @ x).sum(-1).repeat(states.shape[0], 0),
+        lambda states, x, h: jnp.sin(states @ x).sum(-1),
+    ]
+    for after in wrong:
+        with pytest.raises(DerivationError):
+            check_loops(*output_layer(after))
 
 
 def moments(x, h, xs):

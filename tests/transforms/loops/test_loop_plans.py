@@ -64,6 +64,22 @@ def test_the_product_of_the_inputs_is_taken_before_the_loop_where_that_is_cheape
     assert abs(plan.time - by_hand.time) < 0.02 * by_hand.time
 
 
+def decoder(params, xs):
+    def step(h, x):
+        h = jnp.tanh(x + h @ params["h"])
+        return h, jax.nn.log_softmax(h @ params["out"])
+
+    return -jnp.mean(lax.scan(step, jnp.zeros_like(xs[0]), xs)[1][..., 0])
+
+
+def test_an_output_layer_is_taken_after_the_loop_where_that_is_cheaper():
+    args = {"h": f(256, 256), "out": f(256, 4096)}, f(20, 64, 256)
+    plan = planned(decoder, *args)
+    assert {rule.name: n for rule, n in plan.program.loop_rewriting.applied.items()} == {"products-after-loop": 1}
+    plan.program.check_derivation()
+    assert plan.time < 0.8 * planned(decoder, *args, constraints=unity.without_rules("products-after-loop")).time
+
+
 def test_a_plan_with_rules_of_loops_is_not_slower_than_one_without_where_a_step_has_many_rows():
     plan = planned(lstm, *arguments(batch=49152, width=64, steps=4))
     without = planned(lstm, *arguments(batch=49152, width=64, steps=4), constraints=unity.without_rules("*-before-loop"))

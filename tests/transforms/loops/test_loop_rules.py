@@ -8,7 +8,7 @@ from jax import lax
 
 from unity.pcg.capture.capture import capture
 from unity.pcg.local.interpreter import run_body
-from unity.substitutions.language.loop_rules import INVARIANTS, JOINED, LOOP_RULES, PRODUCTS, SUMS
+from unity.substitutions.language.loop_rules import INVARIANTS, JOINED, LOOP_RULES, PRODUCTS, RESULTS, SUMS
 from unity.transforms.loops import applicable, loop_rewriting, scans
 from unity.transforms.loops.choose import everywhere
 from unity.transforms.loops.dependences import ScanParts
@@ -140,6 +140,31 @@ def joined(x, h, xs):
     return lax.scan(step, xs[0], xs)
 
 
+def output_layer(x, h, xs):
+    """Results from the carry: a product, and all that is computed from it; the state and slices are results, too."""
+
+    def step(state, row):
+        state = jnp.tanh(row + state @ h)
+        logits = jnp.tanh(state) @ x + row
+        return state, (jax.nn.log_softmax(logits), logits.sum(), row * 2, state)
+
+    return lax.scan(step, xs[0], xs, reverse=True)
+
+
+def nested_output_layers(x, h, xs):
+    """The inner loop's results leave the outer one, too."""
+
+    def outer(state, row):
+        def inner(state, column):
+            state = jnp.tanh(state @ h + column)
+            return state, (state * 2) @ x
+
+        state, results = lax.scan(inner, state, row[:, None] * jnp.ones((B, 2, 1)))
+        return state, results @ h
+
+    return lax.scan(outer, jnp.zeros((2, D)), xs)
+
+
 CASES = {
     "recurrent": (recurrent(), {PRODUCTS.name: 1}),
     "reverse": (recurrent(reverse=True), {PRODUCTS.name: 1}),
@@ -158,6 +183,8 @@ CASES = {
     "sums of one operand": (sums_of_one_operand, {SUMS.name: 1}),
     "joined": (joined, {JOINED.name: 1, PRODUCTS.name: 1, INVARIANTS.name: 1}),
     "with keys": (with_keys, {PRODUCTS.name: 1}),
+    "output layer": (output_layer, {RESULTS.name: 1}),
+    "nested output layers": (nested_output_layers, {RESULTS.name: 3}),
 }
 
 
@@ -225,6 +252,15 @@ def test_the_loop_reads_neither_the_slices_nor_the_weight_of_the_product():
     assert [e.name for e in parts.step.equations].count("dot_general") == 1
     assert len(parts.fixed) == len(parts.slices) == 1
     assert [n.kind for n in together(captured).after.graph.nodes if n.kind in ("dot_general", "scan")] == ["dot_general", "scan"]
+
+
+def test_an_output_layer_runs_once_for_all_steps():
+    captured = capture(output_layer, *arrays(W, "float32"))
+    (scan,) = scans(together(captured).after.body)
+    parts = ScanParts.of(scan)
+    assert [e.name for e in parts.step.equations].count("dot_general") == 1
+    assert len(parts.fixed) == 1
+    assert len(scan.results) == 1 + 2 + 1  # the carry, two results, and the product's operand; the slices are there already
 
 
 def test_factors_of_sums_are_emitted_once_and_not_beside_an_equal_result():
@@ -324,8 +360,23 @@ def no_steps(x, h, xs):
     return lax.scan(lambda state, row: (state @ jnp.log(x - x) + row @ h, None), xs[0], xs[:0])
 
 
+def sorted_results(x, h, xs):
+    """A product waits for no step, but no lemma is about what is computed from it."""
+    return lax.scan(lambda state, row: (jnp.tanh(state + row), jnp.sort(jnp.tanh(state) @ x)), xs[0], xs)
+
+
+def result_twice(x, h, xs):
+    """A result is the next carry."""
+
+    def step(state, row):
+        state = jnp.tanh(state @ x) + row
+        return state, state
+
+    return lax.scan(step, xs[0], xs)
+
+
 STAYING = [carried_product, read_sum, narrow_joined, half_precision, rounded_product, random_in_the_loop, in_remat, of_one_position]
-STAYING += [no_steps]
+STAYING += [no_steps, sorted_results, result_twice]
 
 
 @pytest.mark.parametrize("fn", STAYING, ids=lambda fn: fn.__name__)

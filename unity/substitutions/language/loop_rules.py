@@ -68,7 +68,14 @@ JOINED = LoopRule(
     "A product of joined values is a sum of products, of which that of the step's slices does not wait for the carry.",
     "recurrent cells that join input and state, as Haiku's do: the products of the inputs can leave the loop",
 )
-LOOP_RULES: Mapping[str, LoopRule] = {rule.name: rule for rule in (JOINED, PRODUCTS, INVARIANTS, SUMS)}
+RESULTS = LoopRule(
+    "products-after-loop",
+    "scan(c, x in xs: step(c, x), g(dot(f(c, x), w)))",
+    "g(dot(fs, w)) of all steps at once, where fs = scan(c, x in xs: step(c, x), f(c, x))",
+    "A product that no later step waits for is one product of all steps, and so is what is computed from it alone.",
+    "recurrent networks and decoders with an output layer in the step: its weight is read once, and its gradient is one product",
+)
+LOOP_RULES: Mapping[str, LoopRule] = {rule.name: rule for rule in (JOINED, PRODUCTS, INVARIANTS, SUMS, RESULTS)}
 
 SUM_OVER_STEPS, PRODUCT_OF_JOINED = "sum-of-dot-over-steps", "product-of-joined"  # the lemmas of the other two rules
 
@@ -81,6 +88,7 @@ STEPPED: Mapping[str, tuple[str, ...]] = {
     "mul": (FUNCTIONS[1],),
     "sub": (FUNCTIONS[1],),
     "convert_element_type": (FUNCTIONS[0],),
+    "stop_gradient": (FUNCTIONS[0],),
     "select_n": ("step-of-select",),
     "dot_general": ("step-of-dot", "step-of-dot-on-the-right", "step-of-batched-dot"),
     "broadcast_in_dim": ("step-of-broadcast", "step-of-constant"),

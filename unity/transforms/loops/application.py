@@ -9,10 +9,11 @@ from functools import partial
 from unity.pcg.ir.equation_writer import EquationWriter
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.propagation.scan_programs import inside
-from unity.substitutions.language.loop_rules import INVARIANTS, JOINED, PRODUCTS, SUMS, LoopRule
+from unity.substitutions.language.loop_rules import INVARIANTS, JOINED, PRODUCTS, RESULTS, SUMS, LoopRule
 from unity.transforms.loops.dependences import ScanParts, takes_steps
 from unity.transforms.loops.hoisting import add_hoisted, invariants, needed, products
 from unity.transforms.loops.joined import add_with_parts, joined_products
+from unity.transforms.loops.results import add_with_final_results, final_equations
 from unity.transforms.loops.sums import add_with_sums, summed_products
 
 
@@ -34,6 +35,7 @@ WAYS: Mapping[str, _Way] = {
     PRODUCTS.name: _Way(partial(needed, targets=products), partial(add_hoisted, targets=products)),
     INVARIANTS.name: _Way(partial(needed, targets=invariants), partial(add_hoisted, targets=invariants)),
     SUMS.name: _Way(lambda parts: [s.product for s in summed_products(parts)], add_with_sums),
+    RESULTS.name: _Way(final_equations, add_with_final_results),
 }
 
 

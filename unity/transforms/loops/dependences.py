@@ -80,11 +80,11 @@ class ScanParts:
         depends |= dict.fromkeys(self.carry, Dependence.CARRY) | dict.fromkeys(self.slices, Dependence.SLICES)
         for e in self.step.equations:
             operands = [depends[a] for a in e.operands if isinstance(a, int)]
-            level = max(operands, default=Dependence.CONSTANTS) if self._moves(e) else Dependence.CARRY
+            level = max(operands, default=Dependence.CONSTANTS) if self.moves(e) else Dependence.CARRY
             depends |= dict.fromkeys(e.results, level)
         return depends
 
-    def _moves(self, e: Equation) -> bool:
+    def moves(self, e: Equation) -> bool:
         """Return whether an equation may be applied to all steps at once.
 
         In types of a small range, such as float16, the gradient of a constant could overflow as one sum over all steps.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -72,7 +72,7 @@ def add_hoisted(writer: EquationWriter, parts: ScanParts, targets: Targets) -> b
     if not moving:
         writer.equations.append(scan)
         return False
-    values = _Outside(writer, parts)
+    values = Outside(writer, parts)
     for e in parts.cone(set(moving)):
         values.add(e)
     read = variables_read(rest)
@@ -87,14 +87,25 @@ def add_hoisted(writer: EquationWriter, parts: ScanParts, targets: Targets) -> b
     return True
 
 
-class _Outside:
-    """The values of a step as the program around the scan computes them, of all steps at once where they are stacked."""
+class Outside:
+    """The values of a step as the program around the scan computes them, of all steps at once where they are stacked.
 
-    def __init__(self, writer: EquationWriter, parts: ScanParts) -> None:
-        self.writer, self.length = writer, parts.length
-        self.atoms: dict[int, Atom] = dict(zip(parts.step.inputs, parts.scan.operands, strict=True))
-        self.stacked = set(parts.slices)
+    Args:
+        writer: the program around the scan.
+        parts: the scan.
+        names: the variables of the program for some values of the step; others get new ones.
+    """
+
+    def __init__(self, writer: EquationWriter, parts: ScanParts, names: Mapping[Atom, int] | None = None) -> None:
+        self.writer, self.length, self.names = writer, parts.length, names or {}
+        self.atoms: dict[Atom, Atom] = dict(zip(parts.step.inputs, parts.scan.operands, strict=True))
+        self.stacked: set[Atom] = set(parts.slices)
         self.tensors = parts.step.tensors
+
+    def stack(self, stacks: Mapping[Atom, int]) -> None:
+        """Add values of the step that the program has for all steps."""
+        self.atoms |= stacks
+        self.stacked.update(stacks)
 
     def add(self, e: Equation) -> None:
         """Add an equation of the step: as it is if no operand is stacked, and else mapped over the steps."""
@@ -106,8 +117,9 @@ class _Outside:
         else:
             mapped = _mapped(e, variables, [a in self.stacked for a in variables])
             types = [self.tensors[a] for a in (*variables, *e.results)]
+            named = {k: self.names[v] for k, v in enumerate(e.results) if v in self.names}
             with without_mesh(), precision_of(types):
-                results = self.writer.trace(mapped, [self.atoms[a] for a in variables], e)
+                results = self.writer.trace(mapped, [self.atoms[a] for a in variables], e, named)
             self.stacked.update(e.results)
         self.atoms.update(zip(e.results, results, strict=True))
 

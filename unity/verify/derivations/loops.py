@@ -9,7 +9,7 @@ steps must be equal then, and so must those of the programs' outputs. None of th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -85,6 +85,7 @@ class _Evaluation:
         self.producers = {v: e for e in body.equations for v in e.results}
         self.remaining = iter(body.equations)
         self.count = 0
+        self.awaited: list[_Steps] = []  # loops with results that equations after them compute
 
     def until_nested(self) -> Equation | None:
         """Evaluate equations up to the next scan or checkpoint, and return that; None at the end."""
@@ -93,6 +94,8 @@ class _Evaluation:
                 self.count += 1
                 return e
             self.know(e, _applied(self.store, e, self.body, [self.of(a) for a in e.operands]))
+            for steps in self.awaited:
+                self.values.update((v, x) for v in e.results if (x := steps.learned(v)) is not None)
         return None
 
     def know(self, e: Equation, results: Values) -> None:
@@ -191,30 +194,31 @@ def _check_steps(old: _Scan, new: _Scan, gone: Sequence[int]) -> None:
     if [old.initial[k] for k in kept] != list(new.initial):
         raise DerivationError("a scan after rules of loops starts from another carry")
     carried = [store.unarranged("input", ("carry", k), (), _tensor(x, x.shape)) for k, x in enumerate(old.initial)]
-    steps = _Steps(store, second, set(old.constants), set(old.stacks))
+    steps = _Steps(store, second, set(old.constants), set(old.stacks), length=int(old.equation.params["length"]))
     arguments = [*map(steps.constant, old.constants), *carried, *map(steps.slice, old.stacks)]
     slices = [steps.at(a, 0) for a in new.atoms[1]]
     arguments_after = [*(steps.of_constant(a) for a in new.atoms[0]), *(carried[k] for k in kept), *slices]
     inner, inner_after = _walked(store, old.step, arguments, new.step, arguments_after)
-    outputs = [k for k in range(len(old.step.outputs)) if k not in gone]
-    shared, emitted = new.step.outputs[: len(outputs)], new.step.outputs[len(outputs) :]
-    if len(shared) < len(outputs) or (emitted and not gone):
-        raise DerivationError("a scan after rules of loops has another number of results")
-    _compare(inner, [old.step.outputs[k] for k in outputs], inner_after, shared)
+    carries = len(kept)
+    _compare(inner, [old.step.outputs[k] for k in kept], inner_after, new.step.outputs[:carries])
     # equal results of a step are equal in all steps at once, and so are a result and the stack of which it is a slice
     stacked = dict(zip(slices, new.stacks, strict=True)) | {steps.slice(x): x for x in old.stacks}
-    results: dict[int, CanonicalValue] = {}
-    for k, a in zip(outputs, shared, strict=True):
-        value = first.opaque(old.equation, k)
-        results[k] = value if k < len(old.initial) else stacked.setdefault(inner_after.of(a), value)
-    more = list[CanonicalValue]()
-    for j, a in enumerate(emitted):
-        value = first.opaque(new.equation, len(outputs) + j, ("emitted", j), second.body)
-        more.append(stacked.setdefault(inner_after.of(a), value))
+    carry = {k: first.opaque(old.equation, k) for k in kept}
+    for j, a in list(enumerate(new.step.outputs))[carries:]:
+        stacked.setdefault(inner_after.of(a), first.opaque(new.equation, j, ("emitted",), second.body))
+        steps.results[new.equation.results[j]] = inner_after.of(a)
+    results = dict[int, CanonicalValue](carry)
+    for k in range(len(old.initial), len(old.step.outputs)):
+        value = inner.of(old.step.outputs[k])
+        if value not in stacked:
+            stacked[value] = steps.missing[value] = first.opaque(old.equation, k)
+        results[k] = stacked[value]
     for k in gone:
         results[k] = _sum_over_steps(old, k, inner, stacked)
     first.know(old.equation, [results[k] for k in range(len(old.step.outputs))])
-    second.know(new.equation, [*(results[k] for k in outputs), *more])
+    second.know(new.equation, [*carry.values(), *(stacked[inner_after.of(a)] for a in new.step.outputs[carries:])])
+    if steps.missing:
+        second.awaited.append(steps)
 
 
 def _sum_over_steps(old: _Scan, k: int, inner: _Evaluation, stacked: Mapping[CanonicalValue, CanonicalValue]) -> CanonicalValue:
@@ -249,12 +253,18 @@ class _Steps:
         around: the program around the loop.
         constants: the values of that program that are constants of the loop.
         stacks: the values of which the loop reads a slice in every step.
+        results: the variables of the program that are results of the loop, with their values in one step.
+        missing: the results of the loop before rules that it does not have after them: the values of all steps, by that of one.
+        length: the number of steps.
     """
 
     store: NodeStore
     around: _Evaluation
     constants: set[CanonicalValue]
     stacks: set[CanonicalValue]
+    results: dict[int, CanonicalValue] = field(default_factory=dict)
+    missing: dict[CanonicalValue, CanonicalValue] = field(default_factory=dict)
+    length: int = 0
 
     def constant(self, x: CanonicalValue) -> CanonicalValue:
         """Return a constant of the loop as the step sees it."""
@@ -278,6 +288,8 @@ class _Steps:
         """Return one step of an atom that has the steps along dimension `d`. Raises DerivationError if it is not derived."""
         if isinstance(a, Literal):
             raise DerivationError("a scan after rules of loops reads slices of a literal")
+        if d == 0 and a in self.results:
+            return self.results[a]
         if d == 0 and self.around.values[a] in self.stacks:
             return self.slice(self.around.values[a])
         e, tensors = self._producer(a), self.around.body.tensors
@@ -290,6 +302,17 @@ class _Steps:
         one = replace(e, params=step.params, origin=None)
         results = _applied(self.store, one, replace(self.around.body, tensors=types), operands)
         return results[e.results.index(a)]
+
+    def learned(self, a: int) -> CanonicalValue | None:
+        """Return the missing result that a variable computed after the loop is, if it is one; it can be read like a result then."""
+        if self.around.body.tensors[a].shape[:1] != (self.length,):
+            return None
+        try:
+            value = self.at(a, 0)
+        except DerivationError:
+            return None
+        self.results[a] = value
+        return self.missing.get(value)
 
     def _producer(self, a: int) -> Equation:
         """Return the equation that computes a variable. Raises DerivationError if the variable is an input or a literal."""

@@ -32,7 +32,9 @@ class SingleStep:
 
 Reader = Callable[[Mapping[str, Any], Sequence[Shape], Shape, int], SingleStep | None]
 READERS: dict[str, Reader] = {}
-SAME = frozenset({"add", "add_any", "sub", "mul", "select_n", "convert_element_type"})  # and all that the table calls pointwise
+SAME = frozenset(
+    {"add", "add_any", "sub", "mul", "select_n", "convert_element_type", "stop_gradient"}
+)  # and all that the table calls pointwise
 
 
 def single_step(e: Equation, body: Body, d: int) -> SingleStep | None:
