@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runpy
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 
 import unity
 from benchmarks.fuzz.plans import Trial
-from benchmarks.fuzz.verdict import QUICK, Reference, plain
+from benchmarks.fuzz.verdict import QUICK, Difference, Reference, plain
 from unity.base.errors import DerivationError
 from unity.exec.compiled.check import predicted_elements
 from unity.export import ExportError
@@ -45,11 +45,18 @@ def words(reference: Reference, results: list[Any]) -> str:
 def eager(one: Trial, reference: Reference) -> str:
     """Run the plan without jit. XLA rewrites some NaNs of the jitted function into numbers: those without jit are right, too."""
     results = reference.step(one.plan)(reference.args, reference.cotangents)
-    if not words(reference, results):
-        return ""
-    without_jit = replace(reference)
-    without_jit.whole = [plain(x) for x in reference.step(reference.fn)(reference.args, reference.cotangents)]
-    return words(without_jit, results)
+    return words(reference, results) and words(reference.without_jit, results)
+
+
+def simplified(one: Trial, reference: Reference, results: list[Any], wrong: Sequence[Difference]) -> bool:
+    """Return whether a plan differs from the function because of XLA's simplifications and fusions of either.
+
+    A product with a mask becomes a choice, which is finite where the product is NaN; an integer divided by itself becomes one; an
+    element is computed twice, rounded differently, and so is not the largest.
+    """
+    if all(d.is_of_classes for d in wrong) and not eager(one, reference):
+        return True
+    return not words(reference.without_jit, results)
 
 
 def loaded(one: Trial, reference: Reference) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -202,12 +202,12 @@ class Reference:
             return " and ".join(p for p in parts if p)
         return self._real(x, y, others, dtype)
 
-    def may_be_simplified(self, differences: Sequence[Difference]) -> bool:
-        """Whether differences may come of XLA's simplifications of a jitted program, such as a product with a mask as a choice.
-
-        Then the program has finite gradients where an infinite argument makes them NaN, which it does not without jit.
-        """
-        return all(d.is_of_classes for d in differences) and not self.overflows
+    @cached_property
+    def without_jit(self) -> Reference:
+        """The results and gradients of the function without jit, where XLA simplifies no NaN and no `0 // 0` into a number."""
+        without = replace(self)
+        without.whole = [plain(x) for x in self.step(self.fn)(self.args, self.cotangents)]
+        return without
 
     @cached_property
     def overflows(self) -> bool:
