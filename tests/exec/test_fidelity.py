@@ -16,10 +16,12 @@ from small_models import MODELS, Small, arrays, counted, f, moves, random_point,
 import unity
 from unity.exec.compiled.check import predicted_elements
 from unity.pcg.capture.capture import capture
+from unity.pcg.propagation.placement import moved_waists
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
 from unity.search.cost.assembly import assemble
 from unity.search.cost.cost import Training
+from unity.search.cost.inner_values import inner_of
 from unity.search.cost.prediction import predict
 from unity.search.session import Candidate, Search
 
@@ -88,7 +90,11 @@ def test_a_value_that_moves_inside_an_operator_runs_as_predicted() -> None:
         for seed in (0, 5):  # gathered along one axis and moved along the other, for use and for none
             point = random_point(assembled, np.random.default_rng(seed))
             plan = Plan(PlanFamily(loss, captured, search, 0.0), Candidate(0.0, 0.0, assembled.assignment(point)))
-            assert any(map(moves, plan.program.pcg.nodes))
+            (node,) = filter(moves, plan.program.pcg.nodes)
+            inner = inner_of(node.body, tuple(v.type for v in node.operands), node.types, plan.program.pcg.axes)
+            kept, nbytes = inner.residuals((True,) * len(node.operands), False)  # the backward pass does not move it again
+            (at,) = (k for k, (v, _) in enumerate(kept.inner) if v in moved_waists(inner.placement))
+            assert nbytes[at] in (24 * 32 * 8 / 4, 24 * 32 * 8 / 2, 24 * 32 * 8), nbytes
             assert counted(assembled, point, "time") == pytest.approx(
                 predict(plan.program.pcg, machine, captured.differentiated).time
             )

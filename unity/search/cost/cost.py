@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from math import prod
@@ -300,17 +300,21 @@ def _scatters(site: Site, domain: Domain, machine: Machine, training: Training) 
 
 def _moved_bytes(site: Site, domain: Domain, machine: Machine) -> Array:
     """Return the bytes on one device of values that are moved inside an operator: written before the move, and read after it."""
-    total, sizes = np.zeros(len(domain)), np.array([a.size for a in machine.axes], float)
+    return sum((before + after for _, before, after in _moved_values(site, domain, machine)), np.zeros(len(domain)))
+
+
+def _moved_values(site: Site, domain: Domain, machine: Machine) -> Iterator[tuple[int, Array, Array]]:
+    """Yield the variables that are moved inside an operator, and their bytes on one device before and after; 0 if they are not."""
+    sizes = np.array([a.size for a in machine.axes], float)
     body = site.node.body if site.node is not None else None
     for variable in domain.scattered if body is not None else ():
         assert body is not None
-        around = [c.around_scatter(variable) for c in domain.choices]
         moves = np.array([any(x.moves and x.variable == variable for x in c.scattered) for c in domain.choices])[domain.picks]
-        for states in zip(*around, strict=True):
-            split = np.array([s.kind == "P" for s in states])[domain.picks]
-            pieces = body.tensors[variable].nbytes * np.prod(np.where(split, 1 / sizes, 1.0), axis=1)
-            total += np.where(moves.any(axis=1), pieces, 0.0)
-    return total
+        nbytes = np.where(moves.any(axis=1), float(body.tensors[variable].nbytes), 0.0)
+        around = [c.around_scatter(variable) for c in domain.choices]
+        split = (np.array([s.kind == "P" for s in states])[domain.picks] for states in zip(*around, strict=True))
+        before, after = (nbytes * np.prod(np.where(s, 1 / sizes, 1.0), axis=1) for s in split)
+        yield variable, before, after
 
 
 def _has_cotangents(site: Site, variable: int | tuple[int, ...], kind: str, training: Training) -> bool:
@@ -403,6 +407,9 @@ def _residuals(site: Site, domain: Domain, machine: Machine, training: Training)
     offloaded = () if machine.host is not None else ((v, runs * nbytes) for v, nbytes, runs in site.offloaded)
     saved = (*site.saved, *offloaded)
     total += _inside(site.inner, site.alive, domain, machine) + _inside(saved, 1.0, domain, machine)
+    if any(site.flows):  # the backward pass does not move a value again
+        kept = {v for v, _ in site.inner}
+        total += site.alive * sum(after for v, _, after in _moved_values(site, domain, machine) if v not in kept)
     return total + _extended(site, domain, machine)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from unity.pcg.analysis.residuals import Residuals, residuals
 from unity.pcg.ir.program import Body
 from unity.pcg.propagation.halos import extended
-from unity.pcg.propagation.placement import placing
+from unity.pcg.propagation.placement import moved_waists, placing
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import Type
@@ -22,7 +23,7 @@ class Inner:
 
     def __init__(self, body: Body, operands: tuple[Type, ...], results: tuple[Type, ...], axes: tuple[Axis, ...]) -> None:
         self.body = body
-        placement = placing(body, operands, results, len(axes))
+        placement = self.placement = placing(body, operands, results, len(axes))
         self.along = [(axis.size, s) for axis, s in zip(axes, placement, strict=True) if s is not None]
         elements = extended(body, placement, axes)
         self.extended = tuple(elements.get(v, 0) * body.tensors[v].itemsize for v in body.inputs)
@@ -58,6 +59,10 @@ class Inner:
         key = differentiated, stacked
         if key not in self.cache:
             needed = residuals(self.body, differentiated, stacked)
+            if any(differentiated):  # the backward pass does not move a value again
+                kept = {v for v, _ in needed.inner}
+                moved = sorted(moved_waists(self.placement) - kept)
+                needed = replace(needed, inner=(*needed.inner, *((v, self.body.tensors[v].nbytes) for v in moved)))
             self.cache[key] = needed, tuple(self.local(v, nbytes) for v, nbytes in needed.inner)
         return self.cache[key]
 
