@@ -77,7 +77,7 @@ def test_values_made_ahead_are_live_until_their_use() -> None:
 
 
 def planned(loss: Any, params: Any, x: Any) -> Plan:
-    return optimize(loss, params, x, machine=Machine.grid(1, 8, "a100"), progress=False)
+    return optimize(loss, params, x, machine=Machine.grid(1, 8, "a100"), progress=False, rules=())
 
 
 def predictions(plan: Plan) -> list[MemoryPrediction]:
