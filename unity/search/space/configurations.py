@@ -256,7 +256,10 @@ def _staged(
     assert site.staged is not None
     others = [k for k, axis in enumerate(axes) if axis.name not in site.along]
     inner = domain(replace(site, along=()), choices, rank, tuple(axes[k] for k in others), limits)
-    cs, shapes = (*inner.choices, site.staged), shapes_of(site)
+    # Inner slots are numbered over all choices of one listing, of which the staged choice may not be.
+    alike = (c for c in choices if c.states == site.staged.states)
+    staged = next(alike, replace(site.staged, inner_slots=()))
+    cs, shapes = (*inner.choices, staged), shapes_of(site)
     picks = np.full((len(inner), len(axes)), len(inner.choices), np.int16)
     picks[:, others] = inner.picks
     picks = allowed(mask, cs, picks[fits(cs, shapes, picks, axes)], axes)

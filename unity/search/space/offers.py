@@ -38,7 +38,18 @@ def offered(sites: Sequence[Site]) -> Offers:
             for n in {*(p.source for p in sites[s].ports), *(u for u, _, _ in users[s]), s} - waiting:
                 waiting.add(n)
                 queue.append(n)
-    return _reachable(sites, offers)
+    return _wanted(sites, _reachable(sites, offers), users)
+
+
+def _wanted(sites: Sequence[Site], offers: Offers, users: Users) -> Offers:
+    """Return the offers without partial sums of free sites that no user takes any more, such as both operands of `x @ x.T`."""
+
+    def is_wanted(s: int, choice: Choice) -> bool:
+        if sites[s].kind != "free" or sites[s].step or PARTIAL not in choice.results:
+            return True
+        return any(c.operands[p] == PARTIAL for u, p, _ in users[s] for c in offers[u])
+
+    return [tuple(c for c in cs if is_wanted(s, c)) for s, cs in enumerate(offers)]
 
 
 def _most_users(users: Sequence[tuple[int, int, int]]) -> int:
