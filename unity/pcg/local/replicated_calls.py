@@ -83,8 +83,8 @@ def _jvp(equation: Equation, value: Body, operands: Sequence[Any], run: Run) -> 
             active = tuple(flag or (p in unread and differentiable) for p, (flag, differentiable) in enumerate(flags))
         rule = jvp_body(equation, active)
         primals = with_checked_derivative(primals, rule.calls, equation.source)
-        chosen = [t for t, flag in zip(tangents, active, strict=True) if flag]
-        out = run(rule.body, (*primals, *(jnp.zeros(t.shape, t.dtype) if isinstance(t, SymbolicZero) else t for t in chosen)))
+        chosen = [(x, t) for x, t, flag in zip(primals, tangents, active, strict=True) if flag]
+        out = run(rule.body, (*primals, *(jnp.zeros_like(x) if isinstance(t, SymbolicZero) else t for x, t in chosen)))
         return out[: len(out) // 2], out[len(out) // 2 :]
 
     replicated.defjvp(derivative, symbolic_zeros=True)

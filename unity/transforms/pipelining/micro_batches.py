@@ -130,9 +130,13 @@ def _read(step: Body, consts: int, scan: LayerScan) -> tuple[tuple[int, int], ..
 
 def _legal(step: Body, consts: int, scan: LayerScan) -> bool:
     """Whether a step works sample by sample, so that it may run along an axis that partitions the samples."""
-    results = tuple(partitioned(d) for d in scan.samples)
+    operands, results = _states(step, consts, scan), tuple(partitioned(d) for d in scan.samples)
+    inputs = dict(zip(step.inputs, operands, strict=True))
+    handed_on = [(inputs[a], result) for a, result in zip(step.outputs, results, strict=True) if isinstance(a, int) and a in inputs]
+    if any(state != result for state, result in handed_on):  # a weight becomes the carry
+        return False
     try:
-        solution = along_axis(step, _states(step, consts, scan), results)
+        solution = along_axis(step, operands, results)
     except Unmatched:
         return False
     return (
