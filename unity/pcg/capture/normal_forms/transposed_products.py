@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import jax
 from jax.extend import core
 
 from unity.pcg.ir.dead_code import used
-from unity.pcg.ir.program import Atom, Body, Equation
+from unity.pcg.ir.program import Atom, Body, Equation, Tensor
 from unity.pcg.types.accumulation import narrow
 
 
@@ -32,7 +33,6 @@ def _absorb(body: Body, product: Equation, transposes: Mapping[int, Equation]) -
     """Return a product that reads the operands of the transposes that it read, or the product itself if it cannot."""
     eqn, tensors = product.origin, [body.tensor(a) for a in product.operands]
     assert eqn is not None
-    known = True  # whether JAX's variables of all operands are known
     contracted, batched = map(list, product.params["dimension_numbers"])
     operands: list[Atom] = list(product.operands)
     variables: list[core.Var | core.Literal] = list(eqn.invars)
@@ -44,17 +44,19 @@ def _absorb(body: Body, product: Equation, transposes: Mapping[int, Equation]) -
                 break
             contracted[k], batched[k] = _permuted(order, contracted[k]), _permuted(order, batched[k])
             atom = operands[k] = transpose.operands[0]
-            if transpose.origin is None:
-                known = False
-            else:
-                variables[k] = transpose.origin.invars[0]
+            variables[k] = _variable(body.tensor(atom)) if transpose.origin is None else transpose.origin.invars[0]
     if tuple(operands) == product.operands or (
         tensors[0].floating and narrow(tensors[0].dtype) and _is_unsupported([t.ndim for t in tensors], contracted, batched)
     ):
         return product
     params = {**product.params, "dimension_numbers": (tuple(contracted), tuple(batched))}
-    origin = eqn.replace(invars=variables, params=params) if known else None
-    return replace(product, params=params, operands=tuple(operands), origin=origin)
+    return replace(product, params=params, operands=tuple(operands), origin=eqn.replace(invars=variables, params=params))
+
+
+def _variable(tensor: Tensor) -> core.Var:
+    """Return a variable of JAX's of a tensor's type."""
+    with jax.enable_x64(True):  # the type is explicit
+        return jax.make_jaxpr(lambda x: x)(tensor.struct).jaxpr.invars[0]
 
 
 def _is_unsupported(ranks: Sequence[int], contracted: Sequence[tuple[int, ...]], batched: Sequence[tuple[int, ...]]) -> bool:
