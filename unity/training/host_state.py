@@ -136,22 +136,23 @@ class _Execution:
         self.values: dict[Any, Any] = {**consts, **dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))}
         self.values |= zip(self.jaxpr.invars, arrays, strict=True)
         self.waiting = {self.jaxpr.invars[k]: update for update in updates for k in update.state}  # still on the host
-        self.left = dict.fromkeys(range(len(self.jaxpr.eqns)))  # the equations that are not computed yet
+        self.left = set(range(len(self.jaxpr.eqns)))  # the equations that are not computed yet
 
     def results(self) -> list[Any]:
         """Return the results of the step."""
         arguments, hosted = frozenset(self.jaxpr.invars), {r for update in self.updates for r in update.state.values()}
         before = [v for v in named(self.jaxpr, GRADIENT) if v in self.program.read]
-        self.compute(self.program.equations(before))
+        self.compute(self.program.equations(before, self.values))
         for update in reversed(self.updates):
             outvars = [self.jaxpr.outvars[k] for k in (*update.state.values(), *update.others)]
             after = [v for v in outvars if not isinstance(v, core.Literal) and v not in arguments]
-            equations = self.program.equations(after)
+            equations = self.program.equations(after, self.values)
             self.fetch(equations, before)
             self.compute(equations)
             before = after
-        self.fetch(self.left, before)
-        self.compute(self.left)
+        rest = sorted(self.left)
+        self.fetch(rest, before)
+        self.compute(rest)
         return [self.sent(v, k in hosted) for k, v in enumerate(self.jaxpr.outvars)]
 
     def sent(self, atom: Any, is_hosted: bool) -> Any:
@@ -171,12 +172,10 @@ class _Execution:
                 self.values[v] = jax.device_put(self.values[v], DEVICE)
                 del self.waiting[v]
 
-    def compute(self, equations: Iterable[int]) -> None:
-        """Compute those equations that are left."""
-        chosen = [k for k in sorted(equations) if k in self.left]
-        for k in chosen:
-            del self.left[k]
-        eqns = [self.jaxpr.eqns[k] for k in chosen]
+    def compute(self, equations: Sequence[int]) -> None:
+        """Compute some of the equations that are left, in ascending order."""
+        self.left.difference_update(equations)
+        eqns = [self.jaxpr.eqns[k] for k in equations]
         computed = {v: None for eqn in eqns for v in eqn.outvars if v in self.program.read}
         read = {a: None for eqn in eqns for a in eqn.invars if not isinstance(a, core.Literal) and a not in computed}
         effects, unnamed = frozenset[Any]().union(*(eqn.effects for eqn in eqns)), core.DebugInfo("update", "", None, None)
@@ -193,21 +192,21 @@ class _Program:
         atoms = [*jaxpr.outvars, *(a for eqn in jaxpr.eqns for a in eqn.invars)]
         self.read = {a for a in atoms if not isinstance(a, core.Literal)}
 
-    def needed(self, atoms: Iterable[Any]) -> set[Any]:
-        """Return the variables that some values depend on, themselves included."""
+    def needed(self, atoms: Iterable[Any], known: Collection[Any] = ()) -> set[Any]:
+        """Return the variables that some values depend on, themselves included, without those that are known."""
         needed, pending = set[Any](), list(atoms)
         while pending:
             v = pending.pop()
-            if isinstance(v, core.Literal) or v in needed:
+            if isinstance(v, core.Literal) or v in needed or v in known:
                 continue
             needed.add(v)
             if v in self.producers:
                 pending += self.jaxpr.eqns[self.producers[v]].invars
         return needed
 
-    def equations(self, atoms: Iterable[Any]) -> list[int]:
-        """Return the numbers of the equations that some values depend on."""
-        return sorted({self.producers[v] for v in self.needed(atoms) if v in self.producers})
+    def equations(self, atoms: Iterable[Any], known: Collection[Any]) -> list[int]:
+        """Return the numbers of the equations, ascending, that compute some values from variables that are known."""
+        return sorted({self.producers[v] for v in self.needed(atoms, known) if v in self.producers})
 
 
 def inlined(jaxpr: core.Jaxpr) -> tuple[core.Jaxpr, dict[Any, Any]]:
