@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+from optax_steps import optax_step
 
 import unity
 
@@ -49,14 +50,7 @@ def started(plan: unity.Plan) -> tuple[Any, Any]:
 
 
 def step_of(fn: Callable[..., Any]) -> Callable[[Any, Any], tuple[Any, Any]]:
-    @jax.jit
-    def step(state: Any, batch: Any) -> Any:
-        params, moments = state
-        value, gradient = jax.value_and_grad(fn)(params, batch)
-        updates, moments = OPTIMIZER.update(gradient, moments, params)
-        return (optax.apply_updates(params, updates), moments), value
-
-    return step
+    return jax.jit(optax_step(fn, OPTIMIZER))
 
 
 def saved(state: Any, path: Path) -> None:

@@ -200,6 +200,6 @@ def test_a_machine_without_a_link_keeps_state_on_the_device_and_says_so() -> Non
     assert (plan.time, plan.memory, placed(plan)["pinned_host"]) == (plain.time, plain.memory, 0)
 
 
-def test_a_memory_that_is_none_is_refused() -> None:
+def test_a_host_that_is_no_boolean_is_refused() -> None:
     with pytest.raises(unity.OptionError, match="host='pinned': expected True"):
         unity.OptimizerState(host="pinned")  # pyright: ignore[reportArgumentType]

@@ -11,6 +11,7 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from jax import lax
+from optax_steps import optax_step
 
 import unity
 
@@ -47,14 +48,7 @@ def placed(plan: unity.Plan) -> Any:
 
 
 def step_of(plan: unity.Plan) -> Any:
-    @jax.jit
-    def step(state: Any, x: Any) -> Any:
-        params, moments = state
-        value, gradient = jax.value_and_grad(plan)(params, x)
-        updates, moments = OPTIMIZER.update(gradient, moments, params)
-        return (optax.apply_updates(params, updates), moments), value
-
-    return step
+    return jax.jit(optax_step(plan, OPTIMIZER))
 
 
 def moved(state: Any, plan: unity.Plan, path: Path) -> Any:
