@@ -255,9 +255,12 @@ class Search:
 
         The hull has only some points between all of this state on the host and all on the device, since a byte takes about the same
         time whatever weight it belongs to. Small weights are the first to return, because latency makes their bytes expensive.
+        Each needs more memory, but the last may need less: the update then has no state twice on the device.
         """
         seconds = self.state_seconds(candidate.assignment)
-        fits, exceeds, best = 0, len(seconds) + 1, candidate
+        if seconds and (fewer := self.returned(candidate, seconds)).memory <= memory:
+            return fewer
+        fits, exceeds, best = 0, len(seconds), candidate
         while exceeds - fits > 1:
             middle = (fits + exceeds) // 2
             fewer = self.returned(candidate, dict(islice(seconds.items(), middle)))
