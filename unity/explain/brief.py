@@ -12,7 +12,7 @@ from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.types.parallel_type import Type
 from unity.plan.plan import Plan
 from unity.plan.undivided import headline, undivided
-from unity.search.cost.prediction import Prediction, predict
+from unity.search.cost.prediction import Prediction
 
 ROUNDING = 1e-6  # the largest gap that the order of sums and the margins of a bound explain
 SHARED = 1e-3  # the largest part of a step that is counted twice without a word
@@ -21,8 +21,7 @@ ROWS = 3  # rows of each subject that are shown; the others are counted
 
 def brief(plan: Plan) -> str:
     """Return a plan's decisions in about six lines."""
-    family = plan.program.family
-    prediction = predict(plan.program.pcg, plan.inspect.machine, family.differentiated, family.search.training.state)
+    prediction = plan.program.prediction
     devices = plan.inspect.machine.devices
     on = f"each of {devices} devices" if devices > 1 else "the device"
     lines = [
@@ -34,13 +33,13 @@ def brief(plan: Plan) -> str:
     if "bound" in vars(plan.inspect) and plan.inspect.bound is not None:
         lines += _rows("bound", [gap_in_words(plan)])
     inputs, names = plan.program.pcg.inputs, plan.program.axis_names
-    weights = family.captured.differentiated
+    weights = plan.program.family.captured.differentiated
     lines += _rows("weights", _arguments([n for k, n in enumerate(inputs) if k in weights], names))
     lines += _rows("inputs", _arguments([n for k, n in enumerate(inputs) if k not in weights], names))
     lines += _rows("sent", _sent(prediction, names))
     lines += _rows("offload", [*state_in_words(plan, prediction), *offloading_in_words(plan, prediction)])
     lines += _rows("changed", [t.described(names) for t in plan.program.transformations])
-    undivided_rows = undivided(plan.program, prediction)
+    undivided_rows = undivided(plan.program)
     return "\n".join([*lines, *([headline(undivided_rows)] if undivided_rows else [])])
 
 

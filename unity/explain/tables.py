@@ -23,7 +23,7 @@ from unity.pcg.types.parallel_type import slice_count
 from unity.plan.plan import Plan
 from unity.plan.undivided import Undivided, headline, undivided
 from unity.plan.warnings import misaligned, undividable
-from unity.search.cost.prediction import CollectiveTerm, OperatorTerm, Prediction, predict
+from unity.search.cost.prediction import CollectiveTerm, OperatorTerm, Prediction
 from unity.search.cost.profile_lookup import ROOFLINE
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction, predict_memory
@@ -49,7 +49,7 @@ def explain(plan: Plan, file: Any = None) -> None:
     console = Console(file=file, markup=False, highlight=False)
     console.width = max(console.width, 140)  # wide enough for a type and a line number side by side
     family, machine, names = plan.program.family, plan.inspect.machine, plan.program.axis_names
-    prediction = predict(plan.program.pcg, machine, family.differentiated, family.search.training.state)
+    prediction = plan.program.prediction
     computed = {str(v.tensor.dtype) for node, _ in plan.program.serial.walk() if node.kind != "input" for v in node.results}
     console.print(f"{plan.__name__} on {machine.described(computed)}", style="bold")
     console.print(
@@ -62,7 +62,7 @@ def explain(plan: Plan, file: Any = None) -> None:
         console.print(f"simulated: {overlap}")
     if gap := gap_in_words(plan):
         console.print(gap)
-    undivided_rows = undivided(plan.program, prediction)
+    undivided_rows = undivided(plan.program)
     if undivided_rows:
         console.print(headline(undivided_rows), style="yellow")
     changes = (*_constraints(plan), *_transformations(plan), *_applications(plan))
@@ -75,7 +75,7 @@ def explain(plan: Plan, file: Any = None) -> None:
     console.print(_memory(predict_memory(plan.program.pcg, family.differentiated, family.search.training, backend_of(machine))))
     console.print(_operators(prediction, names))
     console.print(_collectives(prediction, names))
-    for line in blocked(plan, prediction):
+    for line in blocked(plan):
         console.print(line, style="yellow")
 
 
@@ -199,9 +199,9 @@ def _collectives(prediction: Prediction, names: AxisNames) -> Table:
     return _filled(table, [(k[0], str(n), k[1], k[2], duration(s), k[3], k[4]) for k, n, s in rows], "kinds of collectives")
 
 
-def blocked(plan: Plan, prediction: Prediction | None = None) -> list[str]:
+def blocked(plan: Plan) -> list[str]:
     """Return lines about what cannot be divided, with reasons, and about products that their sizes make slow."""
-    return [*map(str, undividable(plan.program)), *map(str, misaligned(plan.program, prediction))]
+    return [*map(str, undividable(plan.program)), *map(str, misaligned(plan.program))]
 
 
 def frontier_table(candidates: Sequence[Candidate], chosen: Candidate, exact: bool) -> Table:

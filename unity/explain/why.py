@@ -23,7 +23,7 @@ from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.parallel.serial_view import twins
 from unity.pcg.types.parallel_type import local_shape
 from unity.plan.plan import Plan
-from unity.search.cost.prediction import CollectiveTerm, Prediction, TransferTerm, predict
+from unity.search.cost.prediction import CollectiveTerm, Prediction, TransferTerm
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import Held, predict_memory
 
@@ -115,10 +115,9 @@ class Costs:
 
     plan: Plan
 
-    @cached_property
+    @property
     def prediction(self) -> Prediction:
-        program = self.plan.program
-        return predict(program.pcg, self.plan.inspect.machine, program.family.differentiated, program.family.search.training.state)
+        return self.plan.program.prediction
 
     def compute(self, node: Node) -> float:
         """Return the seconds of an operator itself."""

@@ -16,6 +16,7 @@ from unity.pcg.parallel.traffic import traffic
 from unity.plan.plan_family import PlanFamily
 from unity.plan.shardings.specs import Boundary
 from unity.search.cost.cost import Training
+from unity.search.cost.prediction import Prediction, predict
 from unity.search.cost.state_sizes import NO_STATE
 from unity.search.session import Candidate
 from unity.search.substitution.trace import RuleApplication
@@ -74,6 +75,12 @@ class PlannedProgram:
         """The names and sizes of the mesh axes of `named_pcg`, outermost first. One device is one axis of size 1."""
         machine = self.family.search.machine
         return dict(machine.mesh) or {axis.name: axis.size for axis in self.axis_names.shown} or self._single_axis
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """The predicted seconds of a step, by operator, collective and transfer."""
+        search = self.family.search
+        return predict(self.pcg, search.machine, self.family.differentiated, search.training.state)
 
     @cached_property
     def named_pcg(self) -> PCG:

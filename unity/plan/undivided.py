@@ -14,7 +14,6 @@ from unity.pcg.propagation.choices import choices
 from unity.pcg.propagation.halos import undivided_windows
 from unity.pcg.types.axis import Axis
 from unity.plan.planned_program import PlannedProgram
-from unity.search.cost.prediction import Prediction, predict
 from unity.search.space.configurations import fits
 
 WORTH_SAYING = 0.05  # share of the predicted computation; less is not reported
@@ -38,9 +37,9 @@ class Undivided:
     reason: str
 
 
-def undivided(program: PlannedProgram, prediction: Prediction | None = None) -> tuple[Undivided, ...]:
+def undivided(program: PlannedProgram) -> tuple[Undivided, ...]:
     """Return the operators that every device of a plan runs whole, the most expensive first; none if their share is small."""
-    prediction = prediction or predict(program.pcg, program.family.search.machine, program.family.differentiated)
+    prediction = program.prediction
     total = prediction.computing
     if program.family.search.machine.devices == 1 or not total:
         return ()

@@ -22,7 +22,7 @@ from unity.plan.effects import dropped_effects
 from unity.plan.planned_program import PlannedProgram
 from unity.plan.undivided import undivided
 from unity.search.cost.alignment import depends_on_alignment, misaligned_rows
-from unity.search.cost.prediction import Prediction, local_shapes, operator_seconds, predict
+from unity.search.cost.prediction import local_shapes, operator_seconds
 from unity.search.cost.roofline import dense_work
 
 LARGE = 16  # indices of a dimension that is worth dividing
@@ -52,12 +52,12 @@ class PlanWarning(Record):
         return f"{self.text} ({self.line})" if self.line else self.text
 
 
-def warnings_of(program: PlannedProgram, prediction: Prediction | None = None) -> tuple[PlanWarning, ...]:
+def warnings_of(program: PlannedProgram) -> tuple[PlanWarning, ...]:
     """Return the warnings about a plan."""
     refused = tuple(undividable(program))
     known = {(w.line, w.subject) for w in refused}
-    whole = (w for w in _whole(program, prediction) if (w.line, w.subject) not in known)
-    return (*_dropped(program), *refused, *whole, *misaligned(program, prediction))
+    whole = (w for w in _whole(program) if (w.line, w.subject) not in known)
+    return (*_dropped(program), *refused, *whole, *misaligned(program))
 
 
 def undividable(program: PlannedProgram) -> Iterator[PlanWarning]:
@@ -97,14 +97,14 @@ def _dropped(program: PlannedProgram) -> Iterator[PlanWarning]:
         yield PlanWarning("dropped", short(notice.line), notice.text.partition(" is ")[0], notice.text)
 
 
-def _whole(program: PlannedProgram, prediction: Prediction | None) -> Iterator[PlanWarning]:
-    for row in undivided(program, prediction):
+def _whole(program: PlannedProgram) -> Iterator[PlanWarning]:
+    for row in undivided(program):
         if row.part >= WORTH_WARNING:
             text = f"{row.kind} runs whole on every device, {row.part:.0%} of the computing: {row.reason}"
             yield PlanWarning("whole", row.line, row.kind, text)
 
 
-def misaligned(program: PlannedProgram, prediction: Prediction | None = None) -> Iterator[PlanWarning]:
+def misaligned(program: PlannedProgram) -> Iterator[PlanWarning]:
     """Yield the matrix products that are slow because rows do not begin at multiples of `ALIGNMENT` bytes, with their sizes.
 
     A product that mostly waits for memory, such as one with a single column, is as fast with any rows, and yields no warning.
@@ -112,7 +112,7 @@ def misaligned(program: PlannedProgram, prediction: Prediction | None = None) ->
     machine = program.family.search.machine
     if machine.device.misaligned == 1:
         return
-    prediction = prediction or predict(program.pcg, machine, program.family.differentiated)
+    prediction = program.prediction
     flow = gradients(program.pcg, program.family.differentiated)
     taken, lost = (defaultdict[tuple[str, str, tuple[int, ...]], float](float) for _ in range(2))
     for term in prediction.operators:

@@ -18,7 +18,6 @@ from unity.report import costs, steps
 from unity.report.picture import Rows
 from unity.report.steps import ReportStep
 from unity.report.timeline import timeline_of
-from unity.search.cost.prediction import predict
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import predict_memory
 
@@ -52,16 +51,15 @@ class FunctionFigures:
 def figures_of(plan: Plan) -> FunctionFigures:
     """Return the figures of a plan."""
     differentiated = plan.program.family.differentiated
-    prediction = predict(plan.program.pcg, plan.inspect.machine, differentiated, plan.program.family.search.training.state)
     memory = predict_memory(plan.program.pcg, differentiated, plan.program.family.search.training, backend_of(plan.inspect.machine))
-    description = costs.exact_costs(prediction, memory, plan.program.axis_names)
+    description = costs.exact_costs(plan.program.prediction, memory, plan.program.axis_names)
     by_node = {id(node): description(node) for node, _ in plan.program.pcg.walk()}
     return FunctionFigures(
         steps.steps_between(plan),
         by_node,
         costs.live_memory(memory),
         timeline_of(plan.inspect.simulate()),
-        tuple(blocked(plan, prediction)),
+        tuple(blocked(plan)),
         gap_in_words(plan),
     )
 

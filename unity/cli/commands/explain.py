@@ -25,7 +25,6 @@ from unity.pcg.types.parallel_type import slice_count
 from unity.plan.plan import Plan
 from unity.plan.summary import RuleUse, Summary, summary_of
 from unity.plan.undivided import undivided
-from unity.search.cost.prediction import predict
 from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import predict_memory
 
@@ -87,7 +86,6 @@ def data_with_model(plan: Plan, about: str | None) -> dict[str, Any] | list[dict
     if about is not None:
         return answers(plan, about)
     graph, family, machine = plan.program.pcg, plan.program.family, plan.inspect.machine
-    prediction = predict(graph, machine, family.differentiated, family.search.training.state)
     memory = predict_memory(graph, family.differentiated, family.search.training, backend_of(machine))
     held = [{"why": h.why, "made_by": h.node.kind, "line": line_behind(h.node), "nbytes": h.nbytes} for h in memory.held]
     offloaded = [{"made_by": h.node.name or h.node.kind, "line": line_behind(h.node), "nbytes": h.nbytes} for h in memory.offloaded]
@@ -95,8 +93,8 @@ def data_with_model(plan: Plan, about: str | None) -> dict[str, Any] | list[dict
         **data(summary_of(plan.program).in_user_names()),
         "held": held,
         **({"offloaded": offloaded} if offloaded else {}),
-        "undivided": [asdict(row) for row in undivided(plan.program, prediction)],
-        "blocked": blocked(plan, prediction),
+        "undivided": [asdict(row) for row in undivided(plan.program)],
+        "blocked": blocked(plan),
     }
 
 
