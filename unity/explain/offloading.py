@@ -1,6 +1,6 @@
 """The values that checkpoint policies offload to the host, with the transfers, and the reason if they stay on the device.
 
-Likewise the optimizer's state, which the user or the search puts on the host.
+Likewise the optimizer's state in the memory of the host.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def offloading_in_words(plan: Plan, prediction: Prediction) -> list[str]:
     Values that stay on the device although a policy offloads them have a text with the reason.
     """
     rows: dict[tuple[str, str], tuple[int, float, float]] = {}
-    for t in (t for t in prediction.transfers if t.node.kind != "input"):
+    for t in (t for t in prediction.transfers if not t.of_state):
         key = t.node.kind, short(t.node.source)
         count, nbytes, seconds = rows.get(key, (0, 0.0, 0.0))
         rows[key] = count + t.count, nbytes + t.count * t.nbytes, seconds + t.seconds
@@ -30,8 +30,8 @@ def offloading_in_words(plan: Plan, prediction: Prediction) -> list[str]:
 
 
 def state_in_words(plan: Plan, prediction: Prediction) -> list[str]:
-    """Return a text about the optimizer's state in the memory of the host, as a list of one; of none if there is no such state."""
-    moved = [t for t in prediction.transfers if t.node.kind == "input"]
+    """Return a list of one text about the optimizer's state in the memory of the host, or an empty list without such state."""
+    moved = [t for t in prediction.transfers if t.of_state]
     if not moved:
         return []
     weights = plan.program.family.captured.differentiated
@@ -51,8 +51,8 @@ def _on_device(plan: Plan, offloaded: set[int]) -> list[str]:
     graph, machine = plan.program.pcg, plan.inspect.machine
     if not any(node.policy is not None or has_conditional(node) for node, _ in graph.walk()):
         return []
-    wanted = recomputation(graph, gradients(graph, plan.program.family.differentiated), kept=())
-    nodes = (node for node, _ in graph.walk() if id(node) not in offloaded and wanted.host_values(node))
+    policies = recomputation(graph, gradients(graph, plan.program.family.differentiated), kept=())
+    nodes = (node for node, _ in graph.walk() if id(node) not in offloaded and policies.host_values(node))
     unlinked = f"{machine.name} has no link to the memory of a host"
     why = unlinked if machine.host is None else "values of pipelines and branches are not offloaded"
     return [

@@ -314,12 +314,8 @@ def _costs(costs: Costs, node: Node, names: AxisNames) -> Iterator[str]:
         yield f"{c.direction} of {c.node.kind}: {c.kind} of {size(c.nbytes)} over {over}, {c.count} ×, {duration(t.seconds)}"
     if not collectives:
         yield "no collectives"
-    until = (
-        "optimizer's state on the host until the update"
-        if node.kind == "input"
-        else "offloaded to the host until the backward pass"
-    )
     for t in costs.transfers(node):
+        until = "optimizer's state on the host until the update" if t.of_state else "offloaded to the host until the backward pass"
         yield f"{until}: {t.count} × {size(t.nbytes)}, {duration(t.seconds)} there and back"
     held = costs.held(node)
     if held:

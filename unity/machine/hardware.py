@@ -156,6 +156,10 @@ class HostLink:
         """Return the seconds of a transfer, or of several in an array."""
         return self.latency + nbytes / self.bandwidth  # pyright: ignore[reportReturnType]
 
+    def there_and_back(self, nbytes: T) -> T:
+        """Return the seconds of a transfer and of its return."""
+        return 2 * self.seconds(nbytes)  # pyright: ignore[reportReturnType, reportOperatorIssue]
+
 
 @dataclass(frozen=True)
 class Curve:

@@ -232,9 +232,8 @@ def _costs(prediction: Prediction, graph: PCG) -> tuple[tuple[Work, ...], tuple[
         old = talk.get(key, Talk(*key[:4], 0, c.nbytes, 0.0, *key[5:]))
         talk[key] = replace(old, count=old.count + c.count, seconds=old.seconds + t.seconds)
     for t in prediction.transfers:
-        of_state = t.node.kind == "input"
-        purpose, nbytes = "optimizer's state" if of_state else f"offload of {t.node.kind}", round(t.nbytes)
-        value = pattern(t.node.name) if of_state else t.node.kind
+        purpose, nbytes = "optimizer's state" if t.of_state else f"offload of {t.node.kind}", round(t.nbytes)
+        value = pattern(t.node.name) if t.of_state else t.node.kind
         key = line_behind(t.node), HOST_TRANSFER, "", purpose, nbytes, uses.get(id(t.node), short(t.node.source)), value
         old = talk.get(key, Talk(*key[:4], 0, nbytes, 0.0, *key[5:]))
         talk[key] = replace(old, count=old.count + 2 * t.count, seconds=old.seconds + t.seconds)

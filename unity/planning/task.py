@@ -38,7 +38,7 @@ from unity.search.cost.state_sizes import StateMemory
 from unity.search.joint.joint import GAIN
 from unity.search.joint.pricing import Prices
 from unity.search.memory.backend import backend_of
-from unity.search.memory.lower_bound import LeastMemory
+from unity.search.memory.lower_bound import LeastMemory, least_memory
 from unity.search.request import Wish
 from unity.search.session import Candidate, Search
 from unity.transforms.branches import BranchesWish, Forked
@@ -274,7 +274,7 @@ class Task(Request):
         if state.memory is not StateMemory.DEVICE or search.machine.host is None:
             return ""
         training = replace(self.training, state=replace(state, memory=StateMemory.EITHER))
-        least = replace(search, training=training).least_memory
+        least = least_memory(search.graph, search.differentiated, training, search.machine.devices)
         is_way_out = least.total < search.least_memory.total and least.total <= self.limit
         return f"offload=True, with at least {size(least.total)}, or " if is_way_out else ""
 

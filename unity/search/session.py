@@ -288,7 +288,7 @@ class Search:
         for node in self.graph.inputs:
             if id(node) in assignment.hosted and self.machine.host is not None:
                 nbytes = state.of(node) * node.tensors[0].nbytes / slice_count(assignment.results[id(node)][0], assignment.axes)
-                seconds[id(node)] = 2 * self.machine.host.seconds(nbytes)
+                seconds[id(node)] = self.machine.host.there_and_back(nbytes)
         return dict(sorted(seconds.items(), key=lambda item: item[1]))
 
     def returned(self, candidate: Candidate, seconds: Mapping[int, float]) -> Candidate:

@@ -396,8 +396,9 @@ def _residuals(site: Site, domain: Domain, machine: Machine, training: Training)
     """Return the bytes of arguments with their gradients and optimizer slots, or of the residuals: results and inner values."""
     n = len(site.ports)
     if site.kind == "input":
-        gradient_and_slots = 1 + _slots_on_device(site, training) if site.weight and training.backward else 0
-        return (1 + gradient_and_slots) * site.results[0].nbytes * fraction(domain, n, machine)
+        slots = 0 if site.node is None else training.state.on_device(site.node)
+        count = 1 + (1 + slots if site.weight and training.backward else 0)
+        return count * site.results[0].nbytes * fraction(domain, n, machine)
     total = np.zeros(len(domain))
     if not training.backward:
         return total
@@ -418,21 +419,14 @@ def slots_of(site: Site, training: Training) -> float:
     return training.state.of(site.node) if site.weight and site.node is not None else 0
 
 
-def _slots_on_device(site: Site, training: Training) -> float:
-    """Return those of the `slots_of` a site that are on the device, unless the search puts them on the host."""
-    return 0 if training.state.memory is StateMemory.HOST else slots_of(site, training)
-
-
 def _with_state_on_host(cost: SiteCost, site: Site, domain: Domain, machine: Machine, training: Training) -> SiteCost:
     """Return the cost of a weight with its optimizer's state in the memory of the host, or with that as an alternative."""
     memory, slots = training.state.memory, slots_of(site, training)
     if memory is StateMemory.DEVICE or machine.host is None or not (slots and site.kind == "input" and training.backward):
         return cost
     nbytes = slots * site.results[0].nbytes * fraction(domain, len(site.ports), machine)
-    there_and_back = 2 * machine.host.seconds(nbytes)
-    return (
-        replace(cost, transfers=there_and_back) if memory is StateMemory.HOST else replace(cost, saved=nbytes, once=there_and_back)
-    )
+    seconds = machine.host.there_and_back(nbytes)
+    return replace(cost, transfers=seconds) if memory is StateMemory.HOST else replace(cost, saved=nbytes, once=seconds)
 
 
 def _transfers(site: Site, domain: Domain, machine: Machine) -> Array | None:
@@ -442,7 +436,7 @@ def _transfers(site: Site, domain: Domain, machine: Machine) -> Array | None:
     host = machine.host
     total = np.zeros(len(domain))
     for variable, nbytes, _ in site.offloaded:
-        total += 2 * site.times * host.seconds(_inside([(variable, nbytes)], 1.0, domain, machine))
+        total += site.times * host.there_and_back(_inside([(variable, nbytes)], 1.0, domain, machine))
     return total
 
 

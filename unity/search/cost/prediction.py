@@ -80,6 +80,11 @@ class TransferTerm:
     count: int
     seconds: float
 
+    @property
+    def of_state(self) -> bool:
+        """Whether the optimizer's state is moved."""
+        return self.node.kind == "input"
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -128,7 +133,7 @@ def predict(graph: PCG, machine: Machine, differentiated: Collection[int], state
         transfers += _transfers(graph, facts, 1)
         weights = [node for k, node in enumerate(graph.inputs) if k in differentiated and node.tensors[0].floating]
         state_bytes = ((node, state.on_host(node) * local(Value(node), graph)) for node in weights)
-        transfers += (TransferTerm(node, n, 1, 2 * machine.host.seconds(n)) for node, n in state_bytes if n)
+        transfers += (TransferTerm(node, n, 1, machine.host.there_and_back(n)) for node, n in state_bytes if n)
     return Prediction(operators, collectives, tuple(transfers))
 
 
@@ -178,7 +183,7 @@ def _transfers(graph: PCG, facts: _ProgramFacts, times: int) -> Iterator[Transfe
             inner_values = inner_of(node.body, tuple(v.type for v in node.operands), node.types, graph.axes)
             for variable, whole, _ in offloaded:
                 nbytes = inner_values.local(variable, whole)
-                yield TransferTerm(node, nbytes, times, 2 * times * host.seconds(nbytes))
+                yield TransferTerm(node, nbytes, times, times * host.there_and_back(nbytes))
 
 
 def operator_seconds(node: Node, body: Body, graph: PCG, flow: Gradients, machine: Machine) -> tuple[float, float, str]:

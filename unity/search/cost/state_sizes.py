@@ -44,13 +44,13 @@ class StateSizes:
         return self._by_name.get(weight.name, self.slots)
 
     def on_host(self, weight: Node) -> float:
-        """Return those of them that are in the memory of the host: all or none."""
+        """Return the part of `of` that is in the memory of the host: all or nothing."""
         chosen = isinstance(weight.payload, Input) and weight.payload.state_on_host
         is_there = self.memory is StateMemory.HOST or (self.memory is StateMemory.EITHER and chosen)
         return self.of(weight) if is_there else 0
 
     def on_device(self, weight: Node) -> float:
-        """Return those of them that are on the device: all or none."""
+        """Return the part of `of` that is on the device: all or nothing."""
         return self.of(weight) - self.on_host(weight)
 
     @property

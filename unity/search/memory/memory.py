@@ -50,8 +50,11 @@ class MemoryPrediction:
 
     @cached_property
     def step(self) -> float:
-        """Bytes of one gradient step as a compiled program counts them: without the optimizer's slots."""
-        return sum(h.nbytes for h in self.held if h.why not in (SLOTS, UPDATED))
+        """Bytes at the peak without the optimizer's slots that stay on the device.
+
+        A compiled gradient step takes as many, unless the peak is the update.
+        """
+        return sum(h.nbytes for h in self.held if h.why != SLOTS)
 
     @cached_property
     def by_reason(self) -> Mapping[str, float]:

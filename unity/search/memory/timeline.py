@@ -70,7 +70,10 @@ class MemoryTimeline:
 
     @property
     def step(self) -> int:
-        """Bytes of one gradient step as a compiled program counts them: without the optimizer's slots."""
+        """Bytes at the peak without the optimizer's slots that stay on the device.
+
+        A compiled gradient step takes as many, unless the peak is the update.
+        """
         return self.arguments + self.outputs + self.temporaries
 
     @property
