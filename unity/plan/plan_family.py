@@ -24,7 +24,7 @@ class Tried:
     predicted: float  # seconds by the cost model
     memory: float  # bytes on one device, predicted
     simulated: float  # seconds
-    measured: float | None = None  # seconds, if the plan was run
+    measured: float | None = None  # seconds, if the plan was run; those of moving optimizer state are predicted
 
 
 @dataclass(frozen=True, eq=False)

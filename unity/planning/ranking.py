@@ -46,7 +46,8 @@ def measured(family: PlanFamily, best: Candidate, limit: float, say: Callable[[s
     """Return the plan that runs fastest, of the frontier's points near `best` that fit the limit.
 
     They are simulated first, because the cost model's sum of all terms does not see what overlaps. The best of them are run in
-    turns, `best` always among them if the devices can run it. A plan that is not clearly faster does not replace `best`: two runs
+    turns, `best` always among them if the devices can run it. The gradients are measured; the predicted time of moving the
+    optimizer's state is added. A plan that is not clearly faster does not replace `best`: two runs
     of one program differ as much.
     """
     say("simulating what is nearly as fast")
@@ -59,7 +60,7 @@ def measured(family: PlanFamily, best: Candidate, limit: float, say: Callable[[s
         return Ranking(best, tuple(tried[k] for k in (0, *order)))
     say(f"running {len(runnable)} plans")
     steps = [step_of(plans[k], family.search.training) for k in runnable]
-    times = dict(zip(runnable, relative(steps), strict=True))
+    times = {k: time + plans[k].program.prediction.updating for k, time in zip(runnable, relative(steps), strict=True)}
     fastest = min(runnable, key=times.__getitem__)
     winner = fastest if times[fastest] < CLEARLY * times[runnable[0]] else runnable[0]
     ranks = dict.fromkeys((winner, *runnable, 0, *order))

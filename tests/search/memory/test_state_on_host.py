@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import unity
+from unity.planning.ranking import measured
 from unity.search.cost.cost import Training
 from unity.search.cost.prediction import predict
 from unity.search.cost.state_sizes import StateMemory, StateSizes
@@ -164,6 +165,14 @@ def test_the_leanest_plan_keeps_the_state_of_a_weight_that_the_update_would_have
     back = search.with_state_back(search.leanest, search.fastest.memory)
     assert (back.memory, back.assignment.hosted) == (search.fastest.memory, frozenset())
     assert back.time == pytest.approx(search.fastest.time)
+
+
+def test_measured_seconds_count_the_moves_of_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs that are measured compute gradients, without an update."""
+    monkeypatch.setattr("unity.planning.ranking.relative", lambda steps: [1.0] * len(steps))
+    plan = planned(optimizer=ON_HOST)
+    ranking = measured(plan.program.family, plan.program.candidate, math.inf, lambda stage: None)
+    assert ranking.tried[0].measured == 1.0 + plan.program.prediction.offloading > 1.0
 
 
 def test_counts_and_factored_moments_stay_on_the_device() -> None:

@@ -114,6 +114,11 @@ class Prediction:
         """Seconds of all transfers to the host and back."""
         return sum(t.seconds for t in self.transfers)
 
+    @property
+    def updating(self) -> float:
+        """Seconds of moving the optimizer's state to the devices and back."""
+        return sum(t.seconds for t in self.transfers if t.of_state)
+
 
 def predict(graph: PCG, machine: Machine, differentiated: Collection[int], state: StateSizes = NO_STATE) -> Prediction:
     """Price a parallel graph.
