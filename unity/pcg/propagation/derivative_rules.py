@@ -21,7 +21,7 @@ from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Body, Equation, close
 from unity.pcg.jaxprs.effects import pruned, warn
 from unity.pcg.jaxprs.foreign_primitives import first_order, outside, ruled_calls, with_foreign
-from unity.pcg.jaxprs.jaxprs import callable_of, chosen_of, equations, floating, merged
+from unity.pcg.jaxprs.jaxprs import NESTING, callable_of, chosen_of, equations, floating, merged
 from unity.pcg.jaxprs.pullbacks import EquationPullback
 from unity.pcg.jaxprs.weak_types import struct_of
 from unity.pcg.operators.kernel_primitive import KERNEL
@@ -75,8 +75,15 @@ class VjpRule:
 
 def as_function(equation: Equation) -> Callable[..., list]:
     """Return an equation as a function of all its operands (including literals and duplicates), on whole tensors."""
-    assert equation.origin is not None
-    return callable_of(equation.origin)
+    if equation.origin is not None:
+        return callable_of(equation.origin)
+    assert equation.name not in NESTING  # JAX has no program of a rewritten equation with nested ones
+
+    def run(*operands: Any) -> list:
+        results = equation.primitive.bind(*operands, **equation.params)
+        return list(results) if equation.primitive.multiple_results else [results]
+
+    return run
 
 
 def _abstract_operands(equation: Equation) -> list[jax.ShapeDtypeStruct]:

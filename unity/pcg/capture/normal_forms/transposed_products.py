@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import jax
-from jax.extend import core
-
 from unity.pcg.ir.dead_code import used
-from unity.pcg.ir.program import Atom, Body, Equation, Tensor
+from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.types.accumulation import narrow
 
 
@@ -31,11 +28,9 @@ def _variables(equation: Equation) -> list[int]:
 
 def _absorb(body: Body, product: Equation, transposes: Mapping[int, Equation]) -> Equation:
     """Return a product that reads the operands of the transposes that it read, or the product itself if it cannot."""
-    eqn, tensors = product.origin, [body.tensor(a) for a in product.operands]
-    assert eqn is not None
+    tensors = [body.tensor(a) for a in product.operands]
     contracted, batched = map(list, product.params["dimension_numbers"])
     operands: list[Atom] = list(product.operands)
-    variables: list[core.Var | core.Literal] = list(eqn.invars)
     for k, atom in enumerate(product.operands):
         while isinstance(atom, int) and (transpose := transposes.get(atom)) is not None:
             order = transpose.params["permutation"]
@@ -44,19 +39,12 @@ def _absorb(body: Body, product: Equation, transposes: Mapping[int, Equation]) -
                 break
             contracted[k], batched[k] = _permuted(order, contracted[k]), _permuted(order, batched[k])
             atom = operands[k] = transpose.operands[0]
-            variables[k] = _variable(body.tensor(atom)) if transpose.origin is None else transpose.origin.invars[0]
     if tuple(operands) == product.operands or (
         tensors[0].floating and narrow(tensors[0].dtype) and _is_unsupported([t.ndim for t in tensors], contracted, batched)
     ):
         return product
     params = {**product.params, "dimension_numbers": (tuple(contracted), tuple(batched))}
-    return replace(product, params=params, operands=tuple(operands), origin=eqn.replace(invars=variables, params=params))
-
-
-def _variable(tensor: Tensor) -> core.Var:
-    """Return a variable of JAX's of a tensor's type."""
-    with jax.enable_x64(True):  # the type is explicit
-        return jax.make_jaxpr(lambda x: x)(tensor.struct).jaxpr.invars[0]
+    return replace(product, params=params, operands=tuple(operands), origin=None)
 
 
 def _is_unsupported(ranks: Sequence[int], contracted: Sequence[tuple[int, ...]], batched: Sequence[tuple[int, ...]]) -> bool:
