@@ -25,7 +25,7 @@ from jax.extend import core
 from layered_model import towers, towers_arguments
 from operator_cases import CASES
 from precision import in_64_bits
-from small_models import MODELS, Small, arrays, f, gpt, i, random_point
+from small_models import MODELS, Small, arrays, f, gpt, i, joint_attention, random_point
 
 import unity
 from unity.exec.compiled.hlo import collectives
@@ -120,7 +120,7 @@ def dlrm() -> Small:
     return Small(loss, params, {"x": f(8, 4), "ids": i(8, 2)})
 
 
-EVERY = {**MODELS, "gpt": partial(gpt, d=16, s=8), "mlp": mlp, "dlrm": dlrm}
+EVERY = {**MODELS, "gpt": partial(gpt, d=16, s=8), "mlp": mlp, "dlrm": dlrm, "joint attention": joint_attention}
 
 
 QUICK = ("cnn", "dlrm", "mlp")

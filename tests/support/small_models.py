@@ -93,6 +93,18 @@ def gpt(layers: int = 1, d: int = 32, vocabulary: int = 48, b: int = 8, s: int =
     return Small(loss, params, {"x": i(b, s), "y": i(b, s)})
 
 
+def joint_attention(b: int = 2, s: int = 6, heads: int = 2) -> Small:
+    """Attention of one projection, which `moveaxis` takes apart, and a product of a tensor with itself: capture rewrites both."""
+    d = 2 * heads
+
+    def loss(w: Any, x: Any) -> Any:
+        q, k, v = jnp.moveaxis((x @ w).reshape(b, s, 3, heads, 2), 2, 0).transpose(0, 1, 3, 2, 4)
+        y = jax.nn.softmax(q @ k.swapaxes(-1, -2)) @ v
+        return jnp.sum((y[0, 0] @ y[0, 0].T) ** 2) + jnp.mean(y**2)
+
+    return Small(loss, f(d, 3 * d), f(b, s, d))
+
+
 def gpt_scanned(
     layers: int = 2, d: int = 16, vocabulary: int = 32, b: int = 8, s: int = 8, layer_fn: Callable[[Any, Any], Any] = block
 ) -> Small:

@@ -225,19 +225,8 @@ def bodies(graph: PCG) -> dict[str, Body]:
     return found
 
 
-def joint_attention() -> small_models.Small:
-    """One projection to queries, keys and values, which `moveaxis` takes apart, and a product of a tensor with itself."""
-
-    def loss(w, x):
-        q, k, v = jnp.moveaxis((x @ w).reshape(2, 6, 3, 2, 2), 2, 0).transpose(0, 1, 3, 2, 4)
-        y = (jax.nn.softmax(q @ k.swapaxes(-1, -2)) @ v)[0, 0]
-        return jnp.sum(y @ y.T)
-
-    return small_models.Small(loss, small_models.f(4, 12), small_models.f(2, 6, 4))
-
-
 COMPOSITES = {"gpt": lambda: small_models.gpt(1, 8, 6, 2, 4), "lstm": lambda: small_models.lstm(2, 3, 4, 6)}
-COMPOSITES |= {"cnn": lambda: small_models.cnn(2, 2), "joint attention": joint_attention}
+COMPOSITES |= {"cnn": lambda: small_models.cnn(2, 2), "joint attention": small_models.joint_attention}
 
 
 @pytest.mark.parametrize("name", COMPOSITES)
