@@ -33,10 +33,11 @@ def with_known_indices(body: Body) -> Body:
 class _Component(NamedTuple):
     """One coordinate of the indices of a look-up.
 
-    atom: the array with it, whose last dimension has size one.
-    dim: the dimension of the operand that it is an index of.
-    values: its values in one dimension, if they are known and vary along at most one dimension.
-    along: the dimension along which they vary; None if all are equal.
+    Attributes:
+        atom: the array with it, whose last dimension has size one.
+        dim: the dimension of the operand that it is an index of.
+        values: its values in one dimension, if they are known and vary along at most one dimension.
+        along: the dimension along which they vary; None if all are equal.
     """
 
     atom: Atom
@@ -122,7 +123,8 @@ class _KnownIndices:
         """Return a look-up whose coordinates that number the rows are batching dimensions."""
         if len(dims) < 2:  # the last coordinate stays, as a look-up without one would be a transpose
             return e
-        components, numbers, shape = self.components(e.operands[1], dims), e.params["dimension_numbers"], self.shape(e.operands[0])
+        components, numbers = self.components(e.operands[1], dims), e.params["dimension_numbers"]
+        shape = self.body.tensor(e.operands[0]).shape
         pairs = dict(zip(numbers.operand_batching_dims, getattr(numbers, names["batched"]), strict=True))
         rest = list(components)
         for c in components:
@@ -147,15 +149,15 @@ class _KnownIndices:
 
     def joined(self, e: Equation, atoms: Sequence[Atom]) -> int:
         """Concatenate coordinates along their last dimension."""
-        shape, first = [self.shape(a) for a in atoms], self.body.tensor(atoms[0])
-        tensor = replace(first, shape=(*np.broadcast_shapes(*shape)[:-1], len(atoms)))
-        return self.emit(e, primitives.concatenate_p, {"dimension": len(shape[0]) - 1}, atoms, tensor)
+        first = self.body.tensor(atoms[0])
+        tensor = replace(first, shape=(*first.shape[:-1], len(atoms)))
+        return self.emit(e, primitives.concatenate_p, {"dimension": first.ndim - 1}, atoms, tensor)
 
     # Slices
 
     def sliced_gather(self, e: Equation) -> Equation | None:
         """Return a gather at one known index, or at consecutive ones, as a slice; None if it is another."""
-        numbers, sizes, shape = e.params["dimension_numbers"], e.params["slice_sizes"], self.shape(e.operands[0])
+        numbers, sizes, shape = e.params["dimension_numbers"], e.params["slice_sizes"], self.body.tensor(e.operands[0]).shape
         components = self.components(e.operands[1], numbers.start_index_map)
         if numbers.operand_batching_dims or not components or any(c.values is None for c in components):
             return None
@@ -174,17 +176,18 @@ class _KnownIndices:
         result = self.body.tensors[e.results[0]]
         offsets = iter(numbers.offset_dims)
         rows = [k for k in range(result.ndim) if k not in numbers.offset_dims]
+        row_of = {c.dim: rows[c.along] for c in components if c.along is not None}
         for d in range(len(shape)):
             if d not in numbers.collapsed_slice_dims:
                 places[d] = next(offsets)
-            elif (c := next((c for c in components if c.dim == d and c.along is not None), None)) is not None:
-                places[d] = rows[c.along]  # type: ignore[index]
+            elif d in row_of:
+                places[d] = row_of[d]
         order = [places[d] for d in sorted(places)]
         return self.slice(e, starts, limits, sorted(places), order) if order == sorted(order) else None
 
     def static_slice(self, e: Equation) -> Equation | None:
         """Return a dynamic slice at known indices as a slice; None if any is not known."""
-        shape, sizes = self.shape(e.operands[0]), e.params["slice_sizes"]
+        shape, sizes = self.body.tensor(e.operands[0]).shape, e.params["slice_sizes"]
         tables = [self.known.of(a) for a in e.operands[1:]]
         if len(tables) != len(shape) or any(t is None or t.root is not None or t.values.dtype.kind not in "iu" for t in tables):
             return None
@@ -224,9 +227,6 @@ class _KnownIndices:
             atom = self.emit(e, primitive, params, (atom,), replace(source, shape=size))
         primitive, params, _ = steps[-1]
         return replace(e, primitive=primitive, params=params, operands=(atom,), origin=None)
-
-    def shape(self, atom: Atom) -> tuple[int, ...]:
-        return self.tensors[atom].shape if isinstance(atom, int) else atom.tensor.shape
 
     def emit(self, e: Equation, primitive: Any, params: dict[str, Any], operands: Sequence[Atom], tensor: Tensor) -> int:
         """Append an equation with a new result, in the place of `e`; return the result."""

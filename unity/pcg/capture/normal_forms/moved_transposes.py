@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from jax.extend.core import primitives
+
 from unity.pcg.capture.heavy_operators import light
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Atom, Body, Equation, Tensor
+from unity.pcg.operators.table.reduction import REDUCTIONS, WHOLE_REDUCTIONS
 
 PARTS = ("slice", "split", "unstack", "squeeze")
-REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or")
-MOVABLE = ("transpose", *PARTS, *REDUCTIONS)
+MOVABLE = ("transpose", *PARTS, *REDUCTIONS, *WHOLE_REDUCTIONS)
 
 
 def with_moved_transposes(body: Body) -> Body:
@@ -52,8 +54,10 @@ def _is_fused(body: Body, atom: Atom, makers: Mapping[int, Equation], users: Map
 class _Moving:
     """The rewriting of one body, equation by equation.
 
-    movable: the variables that only parts and reductions read.
-    moved: the transposed variables that have no equation, each with its source and the order of the source's dimensions.
+    Attributes:
+        movable: the variables that only parts and reductions read.
+        moved: the transposed variables that have no equation, each with its source and the order of the source's dimensions.
+        same: the results that equal another variable.
     """
 
     def __init__(self, body: Body, movable: set[int]) -> None:
@@ -62,7 +66,6 @@ class _Moving:
         self.next = max(body.tensors) + 1
         self.moved: dict[int, tuple[Atom, tuple[int, ...]]] = {}
         self.same: dict[int, Atom] = {}
-        self.transpose: Equation | None = None
         self.equations: list[Equation] = []
 
     def run(self) -> Body:
@@ -71,9 +74,8 @@ class _Moving:
             first = e.operands[0] if e.operands else None
             transposed = self.moved.get(first) if isinstance(first, int) else None
             if e.name == "transpose":
-                self.transpose = e
                 source, order = transposed or (e.operands[0], tuple(range(len(e.params["permutation"]))))
-                self.give(e.results[0], source, tuple(order[d] for d in e.params["permutation"]), e)
+                self.define(e.results[0], source, tuple(order[d] for d in e.params["permutation"]), e)
             elif transposed is not None:
                 self.move(e, *transposed)
             else:
@@ -83,8 +85,8 @@ class _Moving:
     def read(self, atom: Atom) -> Atom:
         return self.same.get(atom, atom) if isinstance(atom, int) else atom
 
-    def give(self, v: int, source: Atom, order: tuple[int, ...], e: Equation) -> None:
-        """Let `v` be a transpose of `source`: without an equation, if its users move before it or it is in order."""
+    def define(self, v: int, source: Atom, order: tuple[int, ...], e: Equation) -> None:
+        """Let a result of `e` be a transpose of `source`: without an equation if its users move before it, or it is in order."""
         if order == tuple(range(len(order))):
             self.same[v] = source
         elif v in self.movable:
@@ -92,9 +94,8 @@ class _Moving:
         elif e.name == "transpose" and source == e.operands[0]:
             self.equations.append(e)
         else:
-            assert self.transpose is not None
-            params = {**self.transpose.params, "permutation": order}
-            self.equations.append(replace(self.transpose, params=params, operands=(source,), results=(v,), origin=None))
+            transpose = {"primitive": primitives.transpose_p, "params": {"permutation": order}}
+            self.equations.append(replace(e, **transpose, operands=(source,), results=(v,), origin=None))
 
     def move(self, e: Equation, source: Atom, order: tuple[int, ...]) -> None:
         """Let an equation of a transpose take its parts, or its reduction, of the source, and transpose the results."""
@@ -110,7 +111,7 @@ class _Moving:
             self.next += 1
         self.equations.append(replace(e, params=params, operands=(source,), results=tuple(results), origin=None))
         for v, u in zip(e.results, results, strict=True):
-            self.give(v, u, after, e)
+            self.define(v, u, after, e)
 
 
 def _of_source(e: Equation, order: Sequence[int]) -> tuple[dict[str, Any], set[int]]:
