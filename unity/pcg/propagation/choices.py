@@ -157,13 +157,14 @@ def choices_with_moves(body: Body, seeds: Iterable[Seed] = (), users: int = 1) -
 
     Args:
         seeds: as for `choices`.
-        users: the number of operators, 1 or 2 for more, that would each change the type of a result for itself.
+        users: the number of operators that read a result, at most 2. Instead of the move, each could change the result's type.
     """
     return _choices(body, tuple(sorted(set(seeds))), users)
 
 
 @lru_cache(maxsize=8192)
 def _choices(body: Body, seeds: tuple[Seed, ...], users: int) -> tuple[Choice, ...]:
+    """Return the choices for these seeds; without those that move a waist if `users` is 0."""
     if users and not waists(body):
         return _choices(body, seeds, 0)
     replicated = Choice("replicated", (REPLICATED,) * len(body.inputs), (REPLICATED,) * len(body.outputs), 0, 0.0)

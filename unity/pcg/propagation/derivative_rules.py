@@ -103,14 +103,15 @@ def _result_types(equation: Equation) -> list[Any]:
 def differentiable_operands(equation: Equation) -> Flags:
     """Return for each operand of a call whether its rule differentiates it: floating ones that gradients flow to.
 
+    If gradients flow to no operand of a custom_jvp, its rule differentiates all floating ones.
     A custom_vjp differentiates no operand that it closes over. JAX reports how many these are only until the call is traced again;
     after that they are constants.
     """
     floats = tuple(map(floating, _abstract_operands(equation)))
     inactive = equation.still or (False,) * len(floats)
     if not equation.name.startswith("custom_vjp_call"):
-        moving = tuple(f and not still for f, still in zip(floats, inactive, strict=True))
-        return moving if any(moving) else floats
+        active = tuple(f and not still for f, still in zip(floats, inactive, strict=True))
+        return active if any(active) else floats
     closed_over = equation.params.get("num_consts", 0)
     flagged = enumerate(zip(equation.operands, inactive, strict=True))
     constant = [k < closed_over or not isinstance(a, int) or still for k, (a, still) in flagged]

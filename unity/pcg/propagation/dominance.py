@@ -37,7 +37,7 @@ def superfluous(body: Body, choice: Choice, others: Collection[Choice], users: i
         body: the operator's body.
         choice: the choice.
         others: the other choices.
-        users: the number of operators that would each change the type of a result for itself.
+        users: the number of operators that read a result, each of which would change its type.
     """
     if PARTIAL not in choice.operands and any(r.kind for r in choice.reduced):
         others = [c for c in others if _partitions(c) == _partitions(choice) and _leaves_results(c, choice)]
@@ -67,7 +67,7 @@ def _replaces(body: Body, choice: Choice, other: Choice, limits: tuple[float, fl
         other: the choice that it would replace.
         limits: the bytes that it may send, forward and backward.
         reduce_in: the narrow type whose partial sums are sent in that type; "" for none.
-        users: the number of operators that would each change the type of a result for itself.
+        users: the number of operators that read a result, each of which would change its type.
     """
     if choice.halos or choice.divided < other.divided or (choice.size and (not other.size or choice.size % other.size)):
         return False

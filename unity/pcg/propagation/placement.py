@@ -51,7 +51,10 @@ def placing(body: Body, operands: tuple[Type, ...], results: tuple[Type, ...], n
 
 
 def placed(body: Body, operands: tuple[State, ...], results: tuple[State, ...]) -> Solution | None:
-    """Return the solution along one axis with these boundary states, as `along_axis`. Only if there is none, a waist is moved."""
+    """Return the solution of `along_axis` with these boundary states; where it has no solution, one in which a waist is moved.
+
+    Raises Unmatched if the body cannot have these states even so.
+    """
     try:
         solution = along_axis(body, operands, results)
     except Unmatched:
@@ -79,7 +82,7 @@ def along_axis(body: Body, operands: tuple[State, ...], results: tuple[State, ..
 def _known(body: Body, operands: Sequence[State], results: Sequence[State]) -> dict[int, State]:
     """Return the states by variable from which a solution with these boundary states follows."""
     known = {v: REPLICATED if s == UNUSED else s for v, s in zip(body.inputs, operands, strict=True)}
-    return known | {a: s for a, s in zip(body.outputs, results, strict=False) if isinstance(a, int) and s != UNUSED}
+    return known | {a: s for a, s in zip(body.outputs, results, strict=True) if isinstance(a, int) and s != UNUSED}
 
 
 def _solution(body: Body, operands: tuple[State, ...], results: tuple[State, ...]) -> Solution:
@@ -111,7 +114,7 @@ class Waist:
     lower: Body
 
     def around(self, upper: Iterable[Any], lower: Iterable[Any]) -> dict[int, Any]:
-        """Return by variable what is known of the operands of both parts."""
+        """Return the values of the operands of both parts, such as states, by variable."""
         return dict(zip((*self.upper.inputs, *self.lower.inputs), (*upper, *lower), strict=True))
 
 
@@ -162,7 +165,7 @@ def _waist(body: Body, variable: int, above: Collection[int], inputs: Collection
 
 
 def around_moves(body: Body, choices_of: Callable[[Body], Iterable[Any]]) -> Iterator[tuple[tuple[State, ...], tuple[State, ...]]]:
-    """Yield the boundary states of a body in all choices of a waist's two parts between which it is moved.
+    """Yield the boundary states of a body for each pair of choices of a waist's two parts that need the waist in different slices.
 
     `choices_of` returns the choices of a part.
     """
@@ -181,7 +184,7 @@ def _is_move(before: State, after: State) -> bool:
 def moved(body: Body, operands: tuple[State, ...], results: tuple[State, ...]) -> Solution:
     """Return the solution along one axis with these boundary states in which a waist is moved.
 
-    Raises Unmatched if there is none.
+    Raises Unmatched if no waist can be moved so.
     """
     solutions = (_moved_at(body, waist, operands, results) for waist in waists(body))
     solution = next((s for s in solutions if s is not None), None)
@@ -198,7 +201,7 @@ def _moved_at(body: Body, waist: Waist, operands: tuple[State, ...], results: tu
     states = dict(zip(body.inputs, operands, strict=True))
     above, below = ([states.get(v, UNUSED) for v in part.inputs] for part in (waist.upper, waist.lower))
     try:
-        before = solve_either(waist.upper, _known(waist.upper, above, ())).results[0]
+        before = solve_either(waist.upper, _known(waist.upper, above, (UNUSED,))).results[0]
         upper = along_axis(waist.upper, tuple(above), (before,))
     except Unmatched:
         return None

@@ -409,8 +409,9 @@ def _residuals(site: Site, domain: Domain, machine: Machine, training: Training)
     saved = (*site.saved, *offloaded)
     total += _inside(site.inner, site.alive, domain, machine) + _inside(saved, 1.0, domain, machine)
     if any(site.flows):  # the backward pass does not move a value again
-        kept = {v for v, _ in site.inner}
-        total += site.alive * sum(after for v, _, after in _moved_values(site, domain, machine) if v not in kept)
+        residual_variables = {v for v, _ in site.inner}
+        moved = (after for v, _, after in _moved_values(site, domain, machine) if v not in residual_variables)
+        total += site.alive * sum(moved)
     return total + _extended(site, domain, machine)
 
 

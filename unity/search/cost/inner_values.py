@@ -60,8 +60,7 @@ class Inner:
         if key not in self.cache:
             needed = residuals(self.body, differentiated, stacked)
             if any(differentiated):  # the backward pass does not move a value again
-                kept = {v for v, _ in needed.inner}
-                moved = sorted(moved_waists(self.placement) - kept)
+                moved = sorted(moved_waists(self.placement).difference(v for v, _ in needed.inner))
                 needed = replace(needed, inner=(*needed.inner, *((v, self.body.tensors[v].nbytes) for v in moved)))
             self.cache[key] = needed, tuple(self.local(v, nbytes) for v, nbytes in needed.inner)
         return self.cache[key]

@@ -215,7 +215,7 @@ def _narrowed(cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> 
 
 
 def _filled(cs: Sequence[Choice], picks: np.ndarray, more: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
-    """Return values, and of those that move or scatter what is inside, which are rarely better, as many as there is room for."""
+    """Return `picks` and as many of `more` as there is room for: those that move or scatter a value inside are rarely better."""
     if not len(more):
         return picks
     others = _measured(cs, more, axes)
@@ -224,7 +224,7 @@ def _filled(cs: Sequence[Choice], picks: np.ndarray, more: np.ndarray, axes: Seq
 
 
 def _with_moving(cs: tuple[Choice, ...], moving: np.ndarray, shapes: Shapes, axes: tuple[Axis, ...]) -> tuple[np.ndarray, bool]:
-    """Return the values that move what is inside, if there are few enough to list, and whether these are all."""
+    """Return the values that move a value inside, if there are few enough to list, and whether these are all."""
     orders = len(cs) ** len(axes) if len(axes) < ORDERED else math.prod(math.comb(len(cs) + n - 1, n) for n in _groups(axes))
     if orders > LISTED:
         return np.zeros((0, len(axes)), np.int16), False

@@ -53,7 +53,7 @@ def _wanted(sites: Sequence[Site], offers: Offers, users: Users) -> Offers:
 
 
 def _most_users(users: Sequence[tuple[int, int, int]]) -> int:
-    """Return how many others use one result of a site: 2 for more, and at least 1."""
+    """Return the number of users of a site's most used result, at least 1 and at most 2."""
     return min(max(Counter(index for _, _, index in users).values(), default=1), 2)
 
 
