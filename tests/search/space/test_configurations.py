@@ -2,16 +2,18 @@
 
 import itertools
 import random
+from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 from small_functions import Function, function, functions
-from small_models import MODELS
+from small_models import MODELS, Small, f
 
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
-from unity.pcg.propagation.choices import Choice
+from unity.pcg.propagation.choices import Choice, choices
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, misfit, partitioned
 from unity.search.space.configurations import EXACT, IDLE, ORDERED, VALUES, Limits, domain, fits, ranks, shapes_of
@@ -105,3 +107,25 @@ def test_samples_come_first() -> None:
         if site.kind == "input" and not site.weight:
             first = min(rank)
             assert cs[rank.index(first)].results[0] == partitioned(0)
+
+
+def test_a_staged_choice_is_numbered_like_the_choices_beside_it() -> None:
+    """A pipeline lists its choices without moves inside, and a site those with moves: more variables are divided there."""
+
+    def loss(w, x):
+        y = (jnp.tanh(x) * w).reshape(8, 4, 12)
+        return jnp.concatenate([y[..., :6] * y[..., 6:], y[..., :2]], -1).reshape(32, 8)
+
+    machine = Machine.grid(2, 2, "v100")
+    stage = machine.axes[0].name
+    site, offers, rank = next(
+        (s, cs, r) for s, cs, r, _ in listed(Small(loss, f(8, 48), f(8, 48)), machine) if any(c.moves for c in cs)
+    )
+    assert site.node is not None
+    assert site.node.body is not None
+    slots = {c.states: c.inner_slots for c in offers}
+    others = [c for c in choices(site.node.body) if c.states in slots]
+    assert any(c.inner_slots != slots[c.states] for c in others)
+    for staged in others:
+        *_, own = domain(replace(site, along=(stage,), staged=staged), offers, rank, machine.axes).choices
+        assert (own.states, own.inner_slots) == (staged.states, slots[staged.states])
