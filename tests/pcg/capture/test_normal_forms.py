@@ -100,6 +100,18 @@ def test_a_part_in_another_order_is_transposed_alone() -> None:
     assert primitives(graph).index("slice") < primitives(graph).index("transpose")
 
 
+def test_a_transpose_that_moved_belongs_to_the_part_that_is_transposed() -> None:
+    def fn(x: Any, i: Any) -> Any:
+        first, other = x.reshape(2, 3, 5).transpose(2, 0, 1), x.reshape(5, 3, 2).transpose(2, 0, 1)
+        with jax.named_scope("one"):
+            one = first[1:3]
+        with jax.named_scope("two"):
+            return one.sum() * other[:, 2:].reshape(-1) * jnp.cos(one).mean()
+
+    equations = [e for node, _ in is_computed(fn).walk() if node.body is not None for e in node.body.equations]
+    assert [e.scope for e in equations if e.name == "transpose"] == ["one", "two"]
+
+
 def test_a_product_of_a_tensor_with_itself_divides_by_rows() -> None:
     """Its two factors have types of their own. An inner product reads the tensor once."""
     (gram,) = [n for n, _ in is_computed(lambda x, i: x @ x.T).walk() if n.kind == "dot_general"]
