@@ -175,10 +175,57 @@ def test_an_output_layer_for_all_steps_is_derived_and_another_one_is_refused():
         lambda states, x, h: jnp.exp((states - states.mean(0)) @ x).sum(-1),
         lambda states, x, h: jnp.exp(states[:1] @ x).sum(-1).repeat(states.shape[0], 0),
         lambda states, x, h: jnp.sin(states @ x).sum(-1),
+        lambda states, x, h: jnp.exp(states @ x.T).sum(-1),
+        lambda states, x, h: jnp.exp(jnp.roll(states, 1, 0) @ x).sum(-1),
     ]
     for after in wrong:
         with pytest.raises(DerivationError):
             check_loops(*output_layer(after))
+
+
+def two_states(state, *, last=lambda a, b: (a, b), inside=True):
+    """A loop of two carries of one type, with an output layer in its step or after it, on a carry before or after a step."""
+    when, k = state
+
+    def fn(x, h, xs):
+        def step(carry, row):
+            a, b = carry
+            new = jnp.tanh(row + a @ h), jnp.sin(row + a + b)
+            value = {"old": carry, "new": new}[when][k]
+            return new, jnp.exp(value @ x) if inside else value
+
+        carry, values = lax.scan(step, (xs[0], xs[1]), xs)
+        return last(*carry), values if inside else jnp.exp(values @ x)
+
+    return capture(fn, *ARGUMENTS).body
+
+
+STATES = {f"{when} {name}": (when, k) for when in ("old", "new") for k, name in enumerate("ab")}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_an_output_layer_reads_its_own_carry_at_its_own_step(state):
+    before = two_states(STATES[state])
+    check_loops(before, two_states(STATES[state], inside=False))
+    wrong = [two_states(other, inside=False) for name, other in STATES.items() if name != state]
+    wrong.append(two_states(STATES[state], last=lambda a, b: (b, a), inside=False))
+    for after in wrong:
+        with pytest.raises(DerivationError):
+            check_loops(before, after)
+
+
+def test_a_value_that_is_read_twice_is_derived_once():
+    """Otherwise the time would double with each of these, and the planning of a deep network in a loop would not end."""
+
+    def deep(y):
+        for _ in range(30):
+            y = jnp.sin(y) + jnp.cos(y)
+        return y
+
+    def before(x, h, xs):
+        return lax.scan(lambda state, row: (jnp.tanh(deep(row) @ x + state @ h), state), jnp.zeros((B, D)), xs)
+
+    check_loops(*(capture(fn, *ARGUMENTS).body for fn in (before, loop(lambda x, h, xs: deep(xs) @ x))))
 
 
 def moments(x, h, xs):

@@ -21,9 +21,10 @@ from unity.pcg.propagation.scan_programs import inside
 from unity.verify.derivations.canonical_form import apply_body
 from unity.verify.derivations.nodes import CanonicalValue, NodeStore
 from unity.verify.derivations.products_by_parts import by_parts
-from unity.verify.derivations.single_steps import single_step
+from unity.verify.derivations.single_steps import SingleStep, single_step
 
 Values = Sequence[CanonicalValue]
+_OneStep = tuple[Atom, int | None]  # an atom, and the dimension of the steps; None where it is the same in every step
 
 
 def check_loops(before: Body, after: Body) -> None:
@@ -197,7 +198,7 @@ def _check_steps(old: _Scan, new: _Scan, gone: Sequence[int]) -> None:
     steps = _Steps(store, second, set(old.constants), set(old.stacks), length=int(old.equation.params["length"]))
     arguments = [*map(steps.constant, old.constants), *carried, *map(steps.slice, old.stacks)]
     slices = [steps.at(a, 0) for a in new.atoms[1]]
-    arguments_after = [*(steps.of_constant(a) for a in new.atoms[0]), *(carried[k] for k in kept), *slices]
+    arguments_after = [*(steps.at(a, None) for a in new.atoms[0]), *(carried[k] for k in kept), *slices]
     inner, inner_after = _walked(store, old.step, arguments, new.step, arguments_after)
     carries = len(kept)
     _compare(inner, [old.step.outputs[k] for k in kept], inner_after, new.step.outputs[:carries])
@@ -206,7 +207,7 @@ def _check_steps(old: _Scan, new: _Scan, gone: Sequence[int]) -> None:
     carry = {k: first.opaque(old.equation, k) for k in kept}
     for j, a in list(enumerate(new.step.outputs))[carries:]:
         stacked.setdefault(inner_after.of(a), first.opaque(new.equation, j, ("emitted",), second.body))
-        steps.results[new.equation.results[j]] = inner_after.of(a)
+        steps.known[new.equation.results[j], 0] = inner_after.of(a)
     results = dict[int, CanonicalValue](carry)
     for k in range(len(old.initial), len(old.step.outputs)):
         value = inner.of(old.step.outputs[k])
@@ -253,7 +254,9 @@ class _Steps:
         around: the program around the loop.
         constants: the values of that program that are constants of the loop.
         stacks: the values of which the loop reads a slice in every step.
-        results: the variables of the program that are results of the loop, with their values in one step.
+        known: the values in one step of results of the loop, and of all that is derived so far, by variable and dimension of the
+            steps. Each is derived once, however often it is read.
+        underived: variables, with the dimension of the steps, that are not derived from the others.
         missing: the results of the loop before rules that it does not have after them: the values of all steps, by that of one.
         length: the number of steps.
     """
@@ -262,7 +265,8 @@ class _Steps:
     around: _Evaluation
     constants: set[CanonicalValue]
     stacks: set[CanonicalValue]
-    results: dict[int, CanonicalValue] = field(default_factory=dict)
+    known: dict[_OneStep, CanonicalValue] = field(default_factory=dict)
+    underived: set[_OneStep] = field(default_factory=set)
     missing: dict[CanonicalValue, CanonicalValue] = field(default_factory=dict)
     length: int = 0
 
@@ -274,52 +278,71 @@ class _Steps:
         """Return a slice of a value as the step sees it."""
         return _input(self.store, "slice", x, x.shape[1:])
 
-    def of_constant(self, a: Atom) -> CanonicalValue:
-        """Return an atom that is the same in every step. Raises DerivationError if it is not derived from constants."""
-        if isinstance(a, Literal):
-            return _literal(self.store, a)
-        if self.around.values[a] in self.constants:
-            return self.constant(self.around.values[a])
-        e = self._producer(a)
-        results = _applied(self.store, e, self.around.body, [self.of_constant(x) for x in e.operands])
-        return results[e.results.index(a)]
+    def at(self, a: Atom, d: int | None) -> CanonicalValue:
+        """Return one step of an atom. Raises DerivationError if it is not derived.
 
-    def at(self, a: Atom, d: int) -> CanonicalValue:
-        """Return one step of an atom that has the steps along dimension `d`. Raises DerivationError if it is not derived."""
-        if isinstance(a, Literal):
-            raise DerivationError("a scan after rules of loops reads slices of a literal")
-        if d == 0 and a in self.results:
-            return self.results[a]
-        if d == 0 and self.around.values[a] in self.stacks:
-            return self.slice(self.around.values[a])
-        e, tensors = self._producer(a), self.around.body.tensors
-        step = single_step(e, self.around.body, d)
-        if step is None:
-            raise DerivationError(f"no lemma is about one step of {e.name}, which is computed before a loop")
-        operands = [self.of_constant(x) if k is None else self.at(x, k) for x, k in zip(e.operands, step.dims, strict=True)]
-        shapes = [(*tensors[v].shape[:d], *tensors[v].shape[d + 1 :]) for v in e.results]
-        types = {v: tensor_type(shape, tensors[v].dtype) for v, shape in zip(e.results, shapes, strict=True)}
-        one = replace(e, params=step.params, origin=None)
-        results = _applied(self.store, one, replace(self.around.body, tensors=types), operands)
-        return results[e.results.index(a)]
+        Args:
+            a: the atom.
+            d: the dimension of the steps; None for an atom that is the same in every step.
+        """
+        waiting: list[_OneStep] = [(a, d)]
+        while waiting:
+            if self._known(*waiting[-1]) is None:
+                variable, along = waiting[-1]
+                e, step = self._equation(variable, along)
+                needed = list(zip(e.operands, step.dims, strict=True))
+                operands = [self._known(*x) for x in needed]
+                if None in operands:
+                    waiting += [x for x, value in zip(needed, operands, strict=True) if value is None]
+                    continue
+                results = self._results(e, step, along, [x for x in operands if x is not None])
+                self.known.update(((v, along), x) for v, x in zip(e.results, results, strict=True))
+            waiting.pop()
+        value = self._known(a, d)
+        assert value is not None
+        return value
 
     def learned(self, a: int) -> CanonicalValue | None:
         """Return the missing result that a variable computed after the loop is, if it is one; it can be read like a result then."""
         if self.around.body.tensors[a].shape[:1] != (self.length,):
             return None
         try:
-            value = self.at(a, 0)
+            return self.missing.get(self.at(a, 0))
         except DerivationError:
+            self.underived.add((a, 0))
             return None
-        self.results[a] = value
-        return self.missing.get(value)
 
-    def _producer(self, a: int) -> Equation:
-        """Return the equation that computes a variable. Raises DerivationError if the variable is an input or a literal."""
-        e = self.around.producers.get(a)
-        if e is None or inside(e) is not None:
+    def _known(self, a: Atom, d: int | None) -> CanonicalValue | None:
+        """Return one step of an atom if no equation is needed to derive it."""
+        if isinstance(a, Literal):
+            if d is not None:
+                raise DerivationError("a scan after rules of loops reads slices of a literal")
+            return _literal(self.store, a)
+        if (a, d) in self.known:
+            return self.known[a, d]
+        value = self.around.values[a]
+        if d is None:
+            return self.constant(value) if value in self.constants else None
+        return self.slice(value) if d == 0 and value in self.stacks else None
+
+    def _equation(self, a: Atom, d: int | None) -> tuple[Equation, SingleStep]:
+        """Return the equation that computes a variable, and one step of it. Raises DerivationError if there is none."""
+        e = self.around.producers.get(a) if isinstance(a, int) else None
+        if e is None or inside(e) is not None or (a, d) in self.underived:
             raise DerivationError("a scan after rules of loops reads a value that its steps did not read before")
-        return e
+        step = SingleStep(e.params, (None,) * len(e.operands)) if d is None else single_step(e, self.around.body, d)
+        if step is None:
+            raise DerivationError(f"no lemma is about one step of {e.name}, which is computed before a loop")
+        return e, step
+
+    def _results(self, e: Equation, step: SingleStep, d: int | None, operands: Values) -> list[CanonicalValue]:
+        """Return the results of one step of an equation."""
+        if d is None:
+            return _applied(self.store, e, self.around.body, operands)
+        tensors = {v: self.around.body.tensors[v] for v in e.results}
+        types = {v: tensor_type((*t.shape[:d], *t.shape[d + 1 :]), t.dtype) for v, t in tensors.items()}
+        one = replace(e, params=step.params, origin=None)
+        return _applied(self.store, one, replace(self.around.body, tensors=types), operands)
 
 
 def _applied(store: NodeStore, e: Equation, body: Body, operands: Values) -> list[CanonicalValue]:
