@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runpy
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 
 import unity
 from benchmarks.fuzz.plans import Trial
-from benchmarks.fuzz.verdict import QUICK, Difference, Reference, plain
+from benchmarks.fuzz.verdict import QUICK, Reference, plain
 from unity.base.errors import DerivationError
 from unity.exec.compiled.check import predicted_elements
 from unity.export import ExportError
@@ -45,18 +45,18 @@ def words(reference: Reference, results: list[Any]) -> str:
 def eager(one: Trial, reference: Reference) -> str:
     """Run the plan without jit. XLA rewrites some NaNs of the jitted function into numbers: those without jit are right, too."""
     results = reference.step(one.plan)(reference.args, reference.cotangents)
-    return words(reference, results) and words(reference.without_jit, results)
+    return words(reference, results) and words(reference, reference.as_with_jit(results))
 
 
-def simplified(one: Trial, reference: Reference, results: list[Any], wrong: Sequence[Difference]) -> bool:
-    """Return whether a plan differs from the function because of XLA's simplifications and fusions of either.
+def simplified(one: Trial, reference: Reference, results: list[Any]) -> bool:
+    """Return whether XLA's simplifications and fusions explain all differences of a plan's results from the function's.
 
     A product with a mask becomes a choice, which is finite where the product is NaN; an integer divided by itself becomes one; an
-    element is computed twice, rounded differently, and so is not the largest.
+    element is computed twice, rounded differently, and so is not the largest. Every element must be the function's, with or without
+    jit, or a number where the function has NaN in both, if the plan without jit is right.
     """
-    if all(d.is_of_classes for d in wrong) and not eager(one, reference):
-        return True
-    return not words(reference.without_jit, results)
+    right = reference.as_with_jit(results)
+    return not words(reference, right) or (not words(reference, reference.with_nans(right)) and not eager(one, reference))
 
 
 def loaded(one: Trial, reference: Reference) -> str:

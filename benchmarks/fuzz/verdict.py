@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,6 @@ from jax.extend import core
 
 from benchmarks.fuzz.noise import perturber
 
-CLASSES = " (finite or not)"
 NAN = " (NaN may be, for an infinity beside a partial sum)"  # docs/numerics.md, "What is promised?"
 QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 DRAWS, MORE = 6, 40  # perturbed evaluations, before anybody is accused and before it is certain
@@ -34,11 +33,6 @@ class Difference:
     def known(self) -> bool:
         """Whether docs/numerics.md excludes it from what is promised: NaN where the function is infinite."""
         return self.words.endswith(NAN)
-
-    @property
-    def is_of_classes(self) -> bool:
-        """Whether one is finite where the other is infinite or NaN."""
-        return self.words.endswith(CLASSES)
 
     def __str__(self) -> str:
         return f"{self.where}: {self.words}"
@@ -203,11 +197,23 @@ class Reference:
         return self._real(x, y, others, dtype)
 
     @cached_property
-    def without_jit(self) -> Reference:
+    def without_jit(self) -> list[np.ndarray]:
         """The results and gradients of the function without jit, where XLA simplifies no NaN and no `0 // 0` into a number."""
-        without = replace(self)
-        without.whole = [plain(x) for x in self.step(self.fn)(self.args, self.cotangents)]
-        return without
+        return [plain(x) for x in self.step(self.fn)(self.args, self.cotangents)]
+
+    def as_with_jit(self, results: Sequence[Any]) -> list[np.ndarray]:
+        """Return results with the elements that the function has without jit replaced by those that it has with jit."""
+        return [
+            replaced(x, alike(plain(x), z, kind), y)
+            for x, y, z, kind in zip(results, self.whole, self.without_jit, self.kinds, strict=True)
+        ]
+
+    def with_nans(self, results: Sequence[Any]) -> list[np.ndarray]:
+        """Return results with finite elements replaced by NaN where the function has NaN both with and without jit."""
+        return [
+            replaced(x, np.isnan(y) & np.isnan(z) & np.isfinite(plain(x)), y) if plain(x).shape == y.shape else np.asarray(x)
+            for x, y, z in zip(results, self.whole, self.without_jit, strict=True)
+        ]
 
     @cached_property
     def overflows(self) -> bool:
@@ -222,7 +228,7 @@ class Reference:
             bad = (classified(x) != classes) & ~free
             lost = bad & np.isinf(y) & np.isnan(x)
             if (bad & ~lost).any():
-                return _shown(x, y, bad, CLASSES)
+                return _shown(x, y, bad, " (finite or not)")
             finite = np.isfinite(y) & np.isfinite(x) & ~free
             away = np.abs(np.where(finite, others - y, 0))
             fine, away = away[1::2].max(0) if self.coarse else away.max(0), away.max(0)
@@ -258,6 +264,24 @@ def plain(x: Any) -> np.ndarray:
     if x.dtype.kind == "V" or x.dtype in (ml_dtypes.bfloat16, np.float16) or "float8" in str(x.dtype):
         return x.astype(np.float64)
     return x.astype(np.float64) if x.dtype == np.float32 else x
+
+
+def alike(x: np.ndarray, y: np.ndarray, dtype: Any) -> np.ndarray:
+    """Whether each element of `x` is that of `y`: equal, both NaN, or numbers that agree in half of their digits."""
+    if x.shape != y.shape:
+        return np.zeros(x.shape, bool)
+    with np.errstate(all="ignore"):
+        same = (x == y) | (np.isnan(x) & np.isnan(y))
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            return same
+        return same | (np.isfinite(x) & np.isfinite(y) & (np.abs(x - y) <= float(jnp.finfo(dtype).eps) ** 0.5 * np.abs(y)))
+
+
+def replaced(x: Any, where: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return an array, in its own type, with the elements of another in some places."""
+    x = np.array(x)
+    x[where] = y[where].astype(x.dtype)
+    return x
 
 
 def near(x: np.ndarray, y: np.ndarray, dtype: Any) -> bool:

@@ -12,19 +12,21 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 import unity
+from benchmarks.fuzz import examine
 from benchmarks.fuzz.data import drawn
 from benchmarks.fuzz.examine import Outcome, judge, reference_of, wrong_plans
-from benchmarks.fuzz.lives import checked
+from benchmarks.fuzz.lives import checked, simplified
 from benchmarks.fuzz.minimize import as_test, minimized, runs
 from benchmarks.fuzz.plans import Trial, captured_of
 from benchmarks.fuzz.programs import draw_program
@@ -197,6 +199,68 @@ def test_nan_for_an_infinity_is_known_and_for_any_other_value_is_wrong() -> None
     assert not result.known
     reference = Reference(lambda x: x / 0.0, [x[1:]], ["x"], 0, 0)
     assert [d.known for d in reference.differences([np.array([np.nan, np.inf], "float32")])] == [True]
+
+
+def quotient(x: jax.Array) -> jax.Array:
+    """With jit the quotient is 1, as some versions of XLA simplify it; without, that of zeros is -1."""
+    return jnp.ones_like(x) if isinstance(x, Tracer) else lax.div(x, x)
+
+
+def masked(x: jax.Array) -> jax.Array:
+    """With jit the product is 0 where the mask is, as XLA simplifies it; without, it is NaN where `x` is infinite as well."""
+    return jnp.where(x < 5, x, 0) if isinstance(x, Tracer) else x * (x < 5).astype(x.dtype)
+
+
+def subtracted(x: jax.Array) -> jax.Array:
+    """NaN where `x` is infinite, with and without jit."""
+    return jnp.where(x < 9, x, lax.optimization_barrier(x) - x)
+
+
+INFINITE = jnp.array([jnp.inf, 1.0, 7.0], jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("fn", "x", "results", "excused"),
+    [
+        (quotient, jnp.array([0, 3, 4]), [-1, 1, 1], True),
+        (quotient, jnp.array([0, 3, 4]), [7, 1, 1], False),
+        (quotient, jnp.array([0, 3, 4]), [-1, 1, -1], False),
+        (masked, INFINITE, [np.nan, 1, 0], True),
+        (masked, INFINITE, [3, 1, 0], False),
+        (masked, INFINITE, [np.inf, 1, 0], False),
+        (masked, INFINITE, [np.nan, np.nan, 0], False),
+        (masked, INFINITE, [np.nan, 2, 0], False),
+        (subtracted, INFINITE, [0, 1, 7], True),
+        (subtracted, INFINITE, [np.inf, 1, 7], False),
+        (subtracted, INFINITE, [0, np.nan, 7], False),
+        (subtracted, INFINITE, [0, 2, 7], False),
+    ],
+)
+def test_only_what_xla_simplifies_is_excused(fn: Callable[..., Any], x: jax.Array, results: list[float], excused: bool) -> None:
+    """The plan is the function, but for the results with jit."""
+    reference = Reference(fn, [x], ["x"], 0, 0)
+    wrong = [np.array(results, x.dtype)]
+    assert [d for d in reference.differences(wrong) if not d.known]
+    assert simplified(Trial("searched", PAIR, cast(Any, fn)), reference, wrong) == excused
+
+
+def test_a_number_in_the_place_of_nan_is_wrong_if_the_plan_has_it_without_jit() -> None:
+    reference = Reference(subtracted, [INFINITE], ["x"], 0, 0)
+    finite = Trial("searched", PAIR, cast(Any, jnp.nan_to_num))
+    assert not simplified(finite, reference, [np.array([0, 1, 7], "float32")])
+
+
+def test_a_plan_that_does_not_run_without_jit_is_found_wrong_and_the_next_one_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(x: jax.Array) -> jax.Array:
+        raise FloatingPointError("not without jit")
+
+    reference, outcome = Reference(subtracted, [INFINITE], ["x"], 0, 0), Outcome(0)
+    trials = [Trial("searched", PAIR, cast(Any, fn)) for fn in (raises, subtracted)]
+    monkeypatch.setattr(examine, "run", lambda trials, reference: [[np.array([0, 1, 7], "float32")] for _ in trials])
+    judge(trials, 0, reference, outcome, lambda at: None)
+    assert [(f.fault, f.kind) for f in outcome.findings] == [("crash", "eager"), ("wrong", "searched")]
+    assert outcome.plans["searched"] == 2
+    assert outcome.known["searched"] == 1
 
 
 @pytest.mark.parametrize(
