@@ -6,12 +6,11 @@ from collections import Counter
 from dataclasses import replace
 
 from unity.pcg.capture.heavy_operators import is_fused_product
-from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.equation_writer import EquationWriter
-from unity.pcg.ir.program import Body, Equation, tensor_type
-from unity.transforms.loops.dependences import Dependence, ScanParts, variables_read
+from unity.pcg.ir.program import Equation
+from unity.transforms.loops.dependences import Dependence, ScanParts
 from unity.transforms.loops.hoisting import Outside
-from unity.transforms.loops.scan_parameters import with_step
+from unity.transforms.loops.scan_parameters import add_emitting
 
 
 def final_equations(parts: ScanParts) -> list[Equation]:
@@ -54,17 +53,8 @@ def add_with_final_results(writer: EquationWriter, parts: ScanParts) -> bool:
     outside = Outside(writer, parts, names)
     outside.stack({a: scan.results[k] for k in kept if k >= parts.carries and isinstance(a := step.outputs[k], int)})
     emitted = [v for v in read if parts.dependences[v] == Dependence.CARRY and v not in outside.stacked]
-    types = [tensor_type((parts.length, *step.tensors[v].shape), step.tensors[v].dtype) for v in emitted]
-    outside.stack(dict(zip(emitted, map(writer.new, types), strict=True)))
-    rest = used(replace(step, outputs=(*(step.outputs[k] for k in kept), *emitted)))
-    inner = variables_read(rest)
-    fixed, slices = [v for v in parts.fixed if v in inner], [v for v in parts.slices if v in inner]
-    program = Body((*fixed, *parts.carry, *slices), rest.outputs, rest.equations, rest.tensors)
-    operands = dict(zip(step.inputs, scan.operands, strict=True))
-    results = (*(scan.results[k] for k in kept), *(outside.atoms[v] for v in emitted))
-    params = with_step(scan.params, program, len(fixed), parts.carries)
-    atoms = tuple(operands[v] for v in program.inputs)
-    writer.equations.append(replace(scan, params=params, operands=atoms, results=results, origin=None))
+    rest = replace(step, outputs=tuple(step.outputs[k] for k in kept))
+    outside.stack(add_emitting(writer, parts, rest, parts.carry, [scan.results[k] for k in kept], emitted))
     before = parts.cone({v for v in read if parts.dependences[v] != Dependence.CARRY and v not in outside.stacked})
     for e in (*before, *final):
         outside.add(e)

@@ -1,17 +1,21 @@
-"""The parameters of a scan with other numbers of operands and results, as the installed version of JAX has them."""
+"""Scans with other numbers of operands and results, with the parameters that the installed version of JAX gives them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unity.pcg.ir.program import Body
+from unity.pcg.ir.dead_code import used
+from unity.pcg.ir.equation_writer import EquationWriter
+from unity.pcg.ir.program import Atom, Body, tensor_type
 from unity.pcg.jaxprs.jaxprs import SCANNED
 from unity.pcg.jaxprs.trace_contexts import without_mesh
+from unity.transforms.loops.dependences import ScanParts, variables_read
 
 
 def with_step(params: Mapping[str, Any], step: Body, constants: int, carries: int) -> Mapping[str, Any]:
@@ -39,3 +43,30 @@ def with_step(params: Mapping[str, Any], step: Body, constants: int, carries: in
         program = jax.make_jaxpr(run)([scalar] * constants, [scalar] * carries, [stack] * slices)
     (traced,) = [e for e in program.eqns if e.primitive.name in SCANNED]
     return {**traced.params, "jaxpr": step}
+
+
+def add_emitting(
+    writer: EquationWriter, parts: ScanParts, step: Body, carry: Sequence[int], results: Sequence[int], emitted: Sequence[int]
+) -> dict[Atom, int]:
+    """Append a scan that also returns some values of every step. Return the variables of these for all steps.
+
+    Args:
+        writer: the program around the scan.
+        parts: the scan.
+        step: the step, with the inputs of the scan's step and the outputs of `results`.
+        carry: the inputs that it carries.
+        results: the variables of the program for its outputs.
+        emitted: the variables of the step that are returned, too.
+    """
+    scan, operands = parts.scan, dict(zip(parts.step.inputs, parts.scan.operands, strict=True))
+    stacks: dict[Atom, int] = {
+        v: writer.new(tensor_type((parts.length, *step.tensors[v].shape), step.tensors[v].dtype)) for v in emitted
+    }
+    rest = used(replace(step, outputs=(*step.outputs, *emitted)))
+    read = variables_read(rest)
+    fixed, slices = [v for v in parts.fixed if v in read], [v for v in parts.slices if v in read]
+    program = Body((*fixed, *carry, *slices), rest.outputs, rest.equations, rest.tensors)
+    params = with_step(scan.params, program, len(fixed), len(carry))
+    atoms = tuple(operands[v] for v in program.inputs)
+    writer.equations.append(replace(scan, params=params, operands=atoms, results=(*results, *stacks.values()), origin=None))
+    return stacks

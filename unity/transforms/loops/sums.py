@@ -10,13 +10,13 @@ from typing import Any
 from jax import lax
 
 from unity.pcg.capture.heavy_operators import multiplies, pure
-from unity.pcg.ir.dead_code import deduplicated, used
+from unity.pcg.ir.dead_code import deduplicated
 from unity.pcg.ir.equation_writer import EquationWriter
-from unity.pcg.ir.program import Atom, Body, Equation, tensor_type
+from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.trace_contexts import precision_of, without_mesh
 from unity.pcg.types.accumulation import limited
-from unity.transforms.loops.dependences import Dependence, ScanParts, variables_read
-from unity.transforms.loops.scan_parameters import with_step
+from unity.transforms.loops.dependences import Dependence, ScanParts
+from unity.transforms.loops.scan_parameters import add_emitting
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,17 +82,8 @@ def add_with_sums(writer: EquationWriter, parts: ScanParts) -> bool:
     stacked |= {v: operands[v] for v in parts.slices}
     emitted = [v for v in dict.fromkeys(same.values()) if isinstance(v, int) and v not in stacked]
     carry = tuple(v for k, v in enumerate(parts.carry) if k not in removed)
-    rest = used(replace(merged, outputs=(*shared, *emitted)))
-    read = variables_read(rest)
-    fixed, slices = [v for v in parts.fixed if v in read], [v for v in parts.slices if v in read]
-    program = Body((*fixed, *carry, *slices), rest.outputs, rest.equations, rest.tensors)
-    types = [tensor_type((parts.length, *step.tensors[v].shape), step.tensors[v].dtype) for v in emitted]
-    stacks = [writer.new(t) for t in types]
-    stacked.update(zip(emitted, stacks, strict=True))
-    results = (*(scan.results[k] for k in kept), *stacks)
-    params = with_step(scan.params, program, len(fixed), len(carry))
-    atoms = tuple(operands[v] for v in program.inputs)
-    writer.equations.append(replace(scan, params=params, operands=atoms, results=results, origin=None))
+    rest = replace(merged, outputs=shared)
+    stacked |= add_emitting(writer, parts, rest, carry, [scan.results[k] for k in kept], emitted)
     for s in sums:
         atoms = (*(stacked[same[v]] for v in s.operands), operands[parts.carry[s.number]])
         with without_mesh(), precision_of([writer.tensor(a) for a in atoms]):
