@@ -133,7 +133,7 @@ def is_group(node: ast.expr) -> str:
     return name.id if isinstance(name, ast.Name) and name.id[0].isupper() else ""
 
 
-def a(kind: str) -> str:
+def with_article(kind: str) -> str:
     """Return a kind with its article."""
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
@@ -204,7 +204,8 @@ class Checker:
         for kind, wanted in zip(kinds, expected, strict=True):
             if wanted != ALIKE and kind != wanted and (kind, wanted) != (NUMBER, BOUND):
                 raise Inexpressible(
-                    f"{ast.unparse(node)}: {name} of {a(kind)}; expected {a(wanted)}" + HINTS.get((kind, wanted), "")
+                    f"{ast.unparse(node)}: {name} of {with_article(kind)}; expected {with_article(wanted)}"
+                    + HINTS.get((kind, wanted), "")
                 )
         alike = self._joined(node, [k for k, wanted in zip(kinds, expected, strict=True) if wanted in (ALIKE, BOUND)])
         return alike if result == ALIKE else result
@@ -258,14 +259,14 @@ class Checker:
                 raise refuse(f"{word.id} is no commutative monoid; there are {', '.join(MONOIDS)}")
             kind = MONOIDS[word.id].kind
             if kinds[0] != kind and (kinds[0], kind) != (NUMBER, BOUND):
-                raise refuse(f"{word.id} of {a(kinds[0])}")
+                raise refuse(f"{word.id} of {with_article(kinds[0])}")
             return kind
         if name in ("dot", "conv") and set(kinds) != {NUMBER}:
-            raise refuse(f"a product of {a(kinds[0])} and {a(kinds[1])}")
+            raise refuse(f"a product of {with_article(kinds[0])} and {with_article(kinds[1])}")
         expected = tuple(map(kind_of, COMPOSITES[name].operands)) if name in COMPOSITES else EXPECTED.get(name, ())
         for kind, wanted in zip(kinds, expected, strict=False):
             if wanted not in (kind, ALIKE):
-                raise refuse(f"an operand is {a(kind)}; expected {a(wanted)}")
+                raise refuse(f"an operand is {with_article(kind)}; expected {with_article(wanted)}")
         if name in COMPOSITES:
             definition = COMPOSITES[name]
             body = with_groups(definition, [is_group(g) for g in bare])

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from unity.base.errors import RuleError
 from unity.verify.ranks.composites import COMPOSITES, with_groups
-from unity.verify.ranks.forms import BOUND, NUMBER, WORDED, Checker, Inexpressible, a, check_names, is_group
+from unity.verify.ranks.forms import BOUND, NUMBER, WORDED, Checker, Inexpressible, check_names, is_group, with_article
 
 SINGLE = {"concat", "iota", "lookup", "is_at"}  # operators whose bare group is one dimension
 POWERS = {"exp", "pow"}
@@ -252,7 +252,7 @@ def signature(rule: RankRule) -> Signature:
         checker.number(size, group)
     kinds = [checker.kind(side) for side in (rule.left, rule.right)]
     if kinds[0] != kinds[1] and {*kinds} != {NUMBER, BOUND}:
-        raise Inexpressible(f"one side is {a(kinds[0])}, the other {a(kinds[1])}")
+        raise Inexpressible(f"one side is {with_article(kinds[0])}, the other {with_article(kinds[1])}")
     for condition in rule.conditions:
         checker.condition(condition, groups)
     return Signature(
