@@ -40,7 +40,7 @@ from benchmarks.models.layers import concat, conv, image_classifier, image_mean,
 from benchmarks.models.model import Model, Tree, f32
 from benchmarks.models.recommenders import dlrm
 from benchmarks.models.resnet import resnext50_unity
-from benchmarks.models.squeezenet import _fire
+from benchmarks.models.squeezenet import fire_module
 from benchmarks.models.unrolled import rnnlm_unrolled
 from benchmarks.record import record_cases
 from unity.machine.machine import Machine
@@ -67,7 +67,7 @@ LIGHT = frozenset(
     {"Add", "Sub", "Mul", "Map", "Scale", "Bias", "Concat", "Split0", "Split1"}
 )  # a captured graph joins them to their users
 SPREAD = 2_000  # a rule that adds more operators in a round is not applied in later ones
-GROWTH = 8_000  # a rule that adds more operators in a round is left out of the next one, for twice as many each time
+GROWTH = 8_000  # a rule that adds more operators in a round is undone
 
 
 def attention(*, seq: int = 512, hidden: int = 1024, heads: int = 16, batch: int = 8) -> Model:
@@ -108,7 +108,7 @@ def nasnet_cell(*, batch: int = 32, channels: int = 128, image: int = 28) -> Mod
 
 def fire(*, batch: int = 64, channels: int = 64, image: int = 55) -> Model:
     """One fire module of SqueezeNet, and a mean."""
-    network = serial(_fire(16, 64), image_mean)
+    network = serial(fire_module(16, 64), image_mean)
     return image_classifier(network, batch, (channels, image, image), 128)
 
 

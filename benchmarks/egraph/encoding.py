@@ -35,7 +35,6 @@ from unity.substitutions.language.rearrangement import (
 from unity.substitutions.language.term import Apply, Variable
 from unity.substitutions.language.typecheck import TensorType
 from unity.substitutions.language.vocabulary import FUNCTIONS, VOCABULARY
-from unity.substitutions.rewriting.occurrences import Occurrence
 from unity.substitutions.rewriting.reading import Application, Reading, Viewed, clamping, rearrangement_of
 from unity.substitutions.rewriting.writing import WRITERS, ViewedArray, unarranged
 
@@ -313,10 +312,6 @@ class Writer:
         """Return the equation whose further parameters the current operator copies."""
         return self.encoding.examples.get(self.word)
 
-    @property
-    def occurrence(self) -> Occurrence:
-        raise NotImplementedError
-
     def of(self, key: str) -> Any:
         """Return the value of a class."""
         stack = [key]
@@ -395,7 +390,6 @@ def _part(writer: Writer, o: Operation, x: ViewedArray) -> ViewedArray:
 
 def program(encoding: Encoding, chosen: Mapping[str, Operation], shapes: Mapping[str, Shape], roots: Sequence[str]) -> Body:
     """Return the program that a choice of an operator for every class is."""
-
     needed, stack = dict[str, Operation](), list(roots)
     while stack:
         key = stack.pop()
