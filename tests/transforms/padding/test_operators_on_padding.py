@@ -120,7 +120,16 @@ def test_concatenations_and_pads():
     def fn(w):
         joined = jnp.concatenate([w, jnp.ones((9, 5))], 1), jnp.concatenate([w, w[:2]], 0), jnp.stack([w, 0 * w + 3], 1)
         pads = jnp.pad(w, 1), jnp.pad(w, ((0, 0), (2, 1)), constant_values=3.0), jnp.pad(w, 2, mode="reflect")
-        return *joined, *pads, jnp.roll(w, 2, 0), jnp.roll(w, 1), w[::-2], jnp.diff(w, axis=1)
+        return (
+            *joined,
+            *pads,
+            *jnp.unstack(w, axis=1)[:2],
+            *jnp.unstack(w)[1:3],
+            jnp.roll(w, 2, 0),
+            jnp.roll(w, 1),
+            w[::-2],
+            jnp.diff(w, axis=1),
+        )
 
     check(fn, jnp.asarray(MATRIX))
 
