@@ -75,7 +75,8 @@ def decoder(params, xs):
 def test_an_output_layer_is_taken_after_the_loop_where_that_is_cheaper():
     args = {"h": f(256, 256), "out": f(256, 4096)}, f(20, 64, 256)
     plan = planned(decoder, *args)
-    assert {rule.name: n for rule, n in plan.program.loop_rewriting.applied.items()} == {"products-after-loop": 1}
+    assert (rewriting := plan.program.loop_rewriting) is not None
+    assert {rule.name: n for rule, n in rewriting.applied.items()} == {"products-after-loop": 1}
     plan.program.check_derivation()
     assert plan.time < 0.8 * planned(decoder, *args, constraints=unity.without_rules("products-after-loop")).time
 
