@@ -49,12 +49,12 @@ def walked(o: Operators, seed: int, proposals: int, **options):
 
 
 @settings(max_examples=2)
-@given(name=st.sampled_from(sorted(MODELS)), seed=st.integers(0, 2**32 - 1), beta=st.sampled_from([0.0, 1.0, 20.0]))
+@given(name=st.sampled_from(["cnn", "gpt_scanned", "lstm"]), seed=st.integers(0, 2**32 - 1), beta=st.sampled_from([0.0, 1.0, 20.0]))
 def test_full_and_delta_simulation_lead_through_the_same_chain(name: str, seed: int, beta: float) -> None:
     """To the last bit; and so does the same seed."""
     o = model(name)
-    found = walked(o, seed, 15, beta=beta)
-    assert found == walked(o, seed, 15, beta=beta, delta=False) == walked(o, seed, 15, beta=beta)
+    found = walked(o, seed, 8, beta=beta)
+    assert found == walked(o, seed, 8, beta=beta, delta=False) == walked(o, seed, 8, beta=beta)
 
 
 @settings(max_examples=8)

@@ -30,7 +30,7 @@ def spread(model: Small) -> list[Plan]:
     """The fastest plan, one from the middle of the frontier, and the leanest."""
     machine = unity.Machine.grid(1, 8, "a100")
     frontier = unity.optimize(model.loss, model.params, model.batch, machine=machine, progress=False).frontier
-    return [frontier[k] for k in (0, len(frontier) // 2, -1)]
+    return [frontier[0], frontier[-1]]
 
 
 @pytest.mark.usefixtures("as_users_compile")

@@ -102,14 +102,6 @@ def test_processes_with_different_numbers_of_devices_are_refused(tmp_path: Path)
             assert "PlanError: the processes have different numbers of devices:\n    process 0: 2 devices\n    process 1: 1" in said
 
 
-def test_four_processes_train_as_one_device(tmp_path: Path) -> None:
-    first, *others = (one["trained"] for one in together("trained", (2, 2, 2, 2), tmp_path))
-    np.testing.assert_allclose(first["together"], first["alone"], rtol=1e-10)
-    assert len(set(first["together"])) > 1
-    assert all(one["together"] == first["together"] for one in others)
-    assert any("n0" in spec for spec in first["specs"])
-
-
 def test_a_pipeline_and_branches_in_one_plan_train_as_one_device(tmp_path: Path) -> None:
     first, second = (one["both"] for one in together("both", (4, 4), tmp_path))
     assert first == second

@@ -296,9 +296,9 @@ def test_what_does_not_compile_is_said_and_the_rest_is_measured(tmp_path: Any, m
 
 
 def test_curves_of_every_kind_and_size() -> None:
-    found = curves.curves(jax.devices()[:4], sizes=(1 << 10, 1 << 12), rounds=1)
+    found = curves.curves(jax.devices()[:2], sizes=(1 << 10, 1 << 12), rounds=1)
     kinds = {(kind, turned) for kind in KINDS for turned in (False, kind in TURNING)}
-    assert {(c.kind, c.turned, c.size) for c in found} == {(*kind, size) for kind in kinds for size in (2, 4)}
+    assert {(c.kind, c.turned, c.size) for c in found} == {(*kind, 2) for kind in kinds}
     for c in found:
         assert c.alpha > 0
         assert c.beta > 0

@@ -44,7 +44,7 @@ ROUNDED = {  # published in millions, or in GiB of float32
 EPSILON = 2.0**-23  # of float32
 DEPTH = 100  # roundings that follow each other in a tiny transformer's step, to within a factor of two
 EVERY_KIND_OF_LAYER = (
-    *("mlp_unity", "lenet5", "inception_v3_unity", "resnext50", "gpt2", "llama3_8b", "bert_large", "bert_unity"),
+    *("mlp_unity", "lenet5", "resnext50", "gpt2", "llama3_8b", "bert_large", "bert_unity"),
     *("mixtral_8x7b", "vit_large"),
     *("dlrm", "dlrm_kaggle", "candle_uno", "rnnlm", "rnntc", "nmt"),
 )
@@ -62,15 +62,6 @@ def test_parameters_are_as_many_as_published(name: str) -> None:
 def test_parameters_round_to_what_was_published(name: str) -> None:
     count, rounding = ROUNDED[name]
     assert abs(published(name).parameters - count) <= rounding
-
-
-@pytest.mark.parametrize("name", models.names())
-def test_gradient_traces_at_published_size(name: str) -> None:
-    model = published(name)
-    loss, gradient = jax.eval_shape(jax.value_and_grad(model.loss), model.params, model.batch)
-    assert loss.shape == ()
-    assert loss.dtype == jnp.float32
-    assert same_types(gradient, model.params)
 
 
 @pytest.mark.parametrize("name", models.names())

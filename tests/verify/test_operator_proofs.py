@@ -25,7 +25,8 @@ from unity.verify.proofs.operators import GradientProof, OperatorProof, check_bo
 # An older JAX has other primitives and derivatives, which every kind of case meets; the variants of a kind follow from the table.
 DERIVED = CASES if jax.__version_info__ >= (0, 12) else KINDS
 LARGE = {"batch norm", "group norm"}  # their derivatives: proved on smaller ones
-AGAIN = {"conv, 2-D", "conv, other dimension numbers", "dot product attention"}  # they take seconds, and others say the same
+# They take seconds, and others say the same.
+AGAIN = {"conv, 2-D", "conv in a scan", "conv, other dimension numbers", "dot product attention"}
 PAIRED = (
     "dot_general",
     "dot_general, batch",

@@ -265,7 +265,7 @@ def windows(body: Body, length: int) -> Iterator[Body]:
             yield extract(body, some, uses.outputs(some, set(some)), constant)[0]
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(programs())
 def test_lossless_is_what_all_choices_together_say(program):
     body, _ = program_of(jax.make_jaxpr(lambda x: interpret(program, x))(X[0, :4, :4]))

@@ -97,7 +97,7 @@ def test_a_rewritten_plan_computes_the_same(fn, tmp_path):
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("fn", [chained, layers])
+@pytest.mark.parametrize("fn", [chained])
 def test_algebra_first_and_then_parallelization_is_never_faster(fn):
     """The program is that of one device, whatever machine it is parallelized for."""
     found = planned(fn, search="sequential")

@@ -283,8 +283,8 @@ def test_of_a_replicated_loss_the_gradient_is_a_partial_sum(kind):
     search = plan.program.family.search
     drawn = (search.candidate(search.assembled, random_point(search.assembled, np.random.default_rng(k))) for k in range(200))
     drawn = (Plan(plan.program.family, candidate) for candidate in drawn)
-    plans = [*islice((one for one in drawn if REPLICATED in next(tails(one)).types[0]), 2)]
-    assert len(plans) == 2
+    plans = [*islice((one for one in drawn if REPLICATED in next(tails(one)).types[0]), 1)]
+    assert plans
     wanted = jax.jit(jax.value_and_grad(lambda *a: 3 * loss(*a)))(*args)
     for one in plans:
         if kind == TWO_BW:
