@@ -29,31 +29,49 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def network(
-    cell: Callable[..., Any], states: int, gates: int, *, layers: int, hidden: int, steps: int, batch: int, output: bool = False
+    cell: Callable[..., Any],
+    states: int,
+    gates: int,
+    *,
+    layers: int,
+    hidden: int,
+    steps: int,
+    batch: int,
+    looped: tuple[str, ...] = (),
 ) -> Any:
     """Return a language model of recurrent cells: its loss, with products in the loops or outside of them, and its arguments.
 
-    With `output`, the output layer is a product of the last loop, too, as in a decoder.
+    The loops also have the parts of the model that `looped` names, as in a decoder: the embedding is in the first loop, the output
+    layer, and the loss, in the last one.
     """
     vocab = 10_000
 
+    def error(logits: Any, labels: Any) -> Any:
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1)
+
     def loss(outside: bool) -> Callable[..., Any]:
+        here = () if outside else looped
+
         def run(params: Any, tokens: Any, labels: Any) -> Any:
-            x = params["table"][tokens.T]
+            x = tokens.T if "embedding" in here else params["table"][tokens.T]
             for k, w in enumerate(params["layers"]):
                 zero = (jnp.zeros((batch, hidden)),) * states
-                last = output and k == layers - 1
+                embeds, last = "embedding" in here and k == 0, k == layers - 1
 
-                def in_loop(state: Any, row: Any, w: Any = w, last: bool = last) -> Any:
+                def in_loop(state: Any, slices: Any, w: Any = w, embeds: bool = embeds, last: bool = last) -> Any:
+                    row, label = slices
+                    row = params["table"][row] if embeds else row
                     state, y = cell(w, state, row @ w["x"] + w["b"])
-                    return state, y @ params["out"] if last else y
+                    y = y @ params["out"] if last and "output" in here else y
+                    return state, error(y, label) if last and "loss" in here else y
 
                 def before_loop(state: Any, row: Any, w: Any = w) -> Any:
                     return cell(w, state, row)
 
-                x = lax.scan(before_loop, zero, x @ w["x"] + w["b"])[1] if outside else lax.scan(in_loop, zero, x)[1]
-            logits = x if output and not outside else x @ params["out"]
-            return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels.T[..., None], -1))
+                x = lax.scan(before_loop, zero, x @ w["x"] + w["b"])[1] if outside else lax.scan(in_loop, zero, (x, labels.T))[1]
+            if "loss" in here:
+                return jnp.mean(x)
+            return jnp.mean(error(x if "output" in here else x @ params["out"], labels.T))
 
         return run
 
@@ -97,7 +115,9 @@ CASES = {
     "LSTM of 256 units": (lstm, 2, 4, PTB | {"hidden": 256, "steps": 128}),
     "GRU": (gru, 1, 3, PTB),
     "Elman": (simple, 1, 1, PTB | {"layers": 1}),
-    "RNNLM (LSTM), output layer in the loop": (lstm, 2, 4, PTB | {"output": True}),
+    "RNNLM (LSTM), output layer in the loop": (lstm, 2, 4, PTB | {"looped": ("output",)}),
+    "RNNLM (LSTM), loss in the loop": (lstm, 2, 4, PTB | {"looped": ("output", "loss")}),
+    "RNNLM (LSTM), embedding and loss in the loop": (lstm, 2, 4, PTB | {"looped": ("embedding", "output", "loss")}),
 }
 
 

@@ -40,6 +40,12 @@ def test_every_moved_primitive_has_a_reader_of_its_own():
 
 
 X, Y = (4, 3, 2), (4, 2, 5)
+
+
+def indices(*shape):
+    return jax.ShapeDtypeStruct(shape, "int32")
+
+
 APPLICATIONS = {
     "function": (jnp.sin, X),
     "functions of two": (lambda x, y: x * y - x, X, X),
@@ -66,6 +72,13 @@ APPLICATIONS = {
     "concatenation": (lambda x, y: lax.concatenate([x, y], 2), X, (4, 3, 5)),
     "split": (lambda x: lax.split(x, (1, 2), 1)[1], X),
     "slice": (lambda x: x[:, 1:, ::2], X),
+    "stack": (lambda x, y: jnp.stack([x, y], 1), X, X),
+    "unstack": (lambda x: jnp.unstack(x, axis=1)[1], X),
+    "comparisons": (lambda x, y: (x < y) | ~(x == y), X, X),
+    "rows of a table": (lambda x, i: jnp.take(x, i, 0, mode="clip"), (3, 2, 5), indices(4, 6)),
+    "columns of a table": (lambda x, i: jnp.take(x, i, 1, mode="clip"), (4, 3, 2), indices(5)),
+    "labels": (jax.vmap(jax.vmap(lambda x, i: jnp.take(x, i, 0, mode="clip")), (1, 0)), X, indices(3, 4)),
+    "windows": (lambda x, i: jax.vmap(lambda i: lax.dynamic_slice(x, (i, 0, i), (2, 3, 1)))(i), X, indices(7)),
 }
 
 
@@ -73,8 +86,8 @@ APPLICATIONS = {
 def test_a_single_step_is_that_of_all_steps(fn, shapes):
     """Runs every equation, and its single step along every dimension that has one, on random numbers."""
     rng, dims = np.random.default_rng(2), 0
-    body = close(jax.make_jaxpr(fn)(*(jnp.zeros(s, "float32") for s in shapes)))
-    values = {v: jnp.asarray(rng.normal(size=body.tensors[v].shape), body.tensors[v].dtype) for v in body.inputs}
+    body = close(jax.make_jaxpr(fn)(*(jax.ShapeDtypeStruct(s, "float32") if isinstance(s, tuple) else s for s in shapes)))
+    values = {v: jnp.asarray(3 * rng.normal(size=body.tensors[v].shape), body.tensors[v].dtype) for v in body.inputs}
 
     def run(e, params, operands):
         out = e.primitive.bind(*operands, **params)
@@ -181,6 +194,38 @@ def test_an_output_layer_for_all_steps_is_derived_and_another_one_is_refused():
     for after in wrong:
         with pytest.raises(DerivationError):
             check_loops(*output_layer(after))
+
+
+def labelled(look_up):
+    """A loop that returns the element of a label in every step, or all elements for a look-up after it."""
+    labels = jnp.arange(T * B).reshape(T, B) % (D + 2)
+
+    def fn(x, h, xs):
+        def step(state, slices):
+            row, label = slices
+            state = jnp.tanh(row + state @ h)
+            return state, jnp.take_along_axis(state @ x, label[:, None], 1) if look_up is None else state
+
+        last, states = lax.scan(step, xs[0], (xs, labels))
+        return last, states if look_up is None else look_up(states @ x, labels[..., None])
+
+    return capture(fn, *ARGUMENTS).body
+
+
+def test_a_look_up_of_labels_for_all_steps_is_derived_and_another_one_is_refused():
+    check_loops(labelled(None), labelled(lambda logits, labels: jnp.take_along_axis(logits, labels, 2)))
+    wrong = [
+        lambda logits, labels: jnp.take_along_axis(logits, labels[::-1], 2),
+        lambda logits, labels: jnp.take_along_axis(logits[::-1], labels, 2),
+        lambda logits, labels: jnp.take_along_axis(logits, labels[:1].repeat(T, 0), 2),
+        lambda logits, labels: jnp.take_along_axis(logits, labels[:, ::-1], 2),
+        lambda logits, labels: jnp.take_along_axis(logits, labels, 2, mode="clip"),
+        lambda logits, labels: jnp.take_along_axis(logits, labels + 0, 2),
+        lambda logits, labels: jnp.take_along_axis(logits, labels, 1)[:, :, :1],
+    ]
+    for after in wrong:
+        with pytest.raises(DerivationError):
+            check_loops(labelled(None), labelled(after))
 
 
 def two_states(state, *, last=lambda a, b: (a, b), inside=True):

@@ -8,7 +8,7 @@ from jax import lax
 
 from unity.pcg.capture.capture import capture
 from unity.pcg.local.interpreter import run_body
-from unity.substitutions.language.loop_rules import INVARIANTS, JOINED, LOOP_RULES, PRODUCTS, RESULTS, SUMS
+from unity.substitutions.language.loop_rules import INVARIANTS, JOINED, LOOK_UPS, LOOP_RULES, PRODUCTS, RESULTS, SUMS
 from unity.transforms.loops import applicable, loop_rewriting, scans
 from unity.transforms.loops.choose import everywhere
 from unity.transforms.loops.dependences import ScanParts
@@ -165,6 +165,33 @@ def nested_output_layers(x, h, xs):
     return lax.scan(outer, jnp.zeros((2, D)), xs)
 
 
+LABELS = np.random.default_rng(0).integers(-5, 6, (T, B))  # some lie outside of D
+
+
+def decoder(x, h, xs):
+    """Every step embeds tokens, and looks up labels' logits in the other modes and by one-hot rows."""
+
+    def step(state, slices):
+        row, label = slices
+        state = jnp.tanh(row + state @ h + x.at[label].get(mode="promise_in_bounds"))
+        logits = state @ x
+        read = [jnp.take_along_axis(logits, label[:, None], 1, mode=mode) for mode in ("fill", "clip")]
+        return state, (*read, logits * jax.nn.one_hot(label, D))
+
+    return lax.scan(step, xs[0], (xs, jnp.asarray(LABELS)))
+
+
+def embedded_and_joined(x, h, xs):
+    """Rows of a table that every step joins, and joins with the state."""
+
+    def step(state, labels):
+        weight = jnp.concatenate([x, h])
+        rows = jnp.take(weight, labels, 0, mode="clip")
+        return jnp.tanh(jnp.concatenate([rows, state], 1) @ weight), None
+
+    return lax.scan(step, xs[0], jnp.asarray(LABELS))
+
+
 CASES = {
     "recurrent": (recurrent(), {PRODUCTS.name: 1}),
     "reverse": (recurrent(reverse=True), {PRODUCTS.name: 1}),
@@ -185,6 +212,8 @@ CASES = {
     "with keys": (with_keys, {PRODUCTS.name: 1}),
     "output layer": (output_layer, {RESULTS.name: 1}),
     "nested output layers": (nested_output_layers, {RESULTS.name: 3}),
+    "look-ups": (decoder, {LOOK_UPS.name: 1, RESULTS.name: 1}),
+    "embedded and joined": (embedded_and_joined, {INVARIANTS.name: 1, LOOK_UPS.name: 1, JOINED.name: 1, PRODUCTS.name: 1}),
 }
 
 
@@ -375,8 +404,23 @@ def result_twice(x, h, xs):
     return lax.scan(step, xs[0], xs)
 
 
+def rounded_table(x, h, xs):
+    """The gradient of the table would be summed over the steps in bfloat16."""
+    return lax.scan(lambda s, t: (s + x.astype("bfloat16")[t].astype(s.dtype), None), xs[0], jnp.asarray(LABELS))
+
+
+def sorted_look_up(x, h, xs):
+    """Indices are sorted in each step alone."""
+    indices = jnp.asarray(np.sort(LABELS, 1))
+    return lax.scan(lambda s, t: (s + x.at[t].get(mode="clip", indices_are_sorted=True), None), xs[0], indices)
+
+
+def carried_table(x, h, xs):
+    return lax.scan(lambda s, t: (jnp.tanh(s[t] @ x), None), xs[0], jnp.asarray(LABELS))
+
+
 STAYING = [carried_product, read_sum, narrow_joined, half_precision, rounded_product, random_in_the_loop, in_remat, of_one_position]
-STAYING += [no_steps, sorted_results, result_twice]
+STAYING += [no_steps, sorted_results, result_twice, rounded_table, sorted_look_up, carried_table]
 
 
 @pytest.mark.parametrize("fn", STAYING, ids=lambda fn: fn.__name__)

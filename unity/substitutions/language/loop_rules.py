@@ -47,6 +47,13 @@ PRODUCTS = LoopRule(
     "A product of a step's slices with constants does not wait for the carry, so one product computes it for all steps.",
     "recurrent networks whose products of a single step are small: the weight is read once, and its gradient is one product",
 )
+LOOK_UPS = LoopRule(
+    "look-ups-before-loop",
+    "scan(c, i in is: step(c, lookup(table, i)))",
+    "scan(c, y in lookup(table, is): step(c, y))",
+    "Rows of a constant table at a step's slices do not wait for the carry, so one look-up reads those of all steps.",
+    "recurrent networks and decoders that embed tokens in the step: the table's gradient is not read and written in every step",
+)
 INVARIANTS = LoopRule(
     "invariants-before-loop",
     "scan(c, x in xs: step(c, x, f(w)))",
@@ -75,14 +82,17 @@ RESULTS = LoopRule(
     "A product that no later step waits for is one product of all steps, and so is what is computed from it alone.",
     "recurrent networks and decoders with an output layer in the step: its weight is read once, and its gradient is one product",
 )
-LOOP_RULES: Mapping[str, LoopRule] = {rule.name: rule for rule in (JOINED, PRODUCTS, INVARIANTS, SUMS, RESULTS)}
+LOOP_RULES: Mapping[str, LoopRule] = {rule.name: rule for rule in (JOINED, LOOK_UPS, PRODUCTS, INVARIANTS, SUMS, RESULTS)}
 
 SUM_OVER_STEPS, PRODUCT_OF_JOINED = "sum-of-dot-over-steps", "product-of-joined"  # the lemmas of the other two rules
 
 # The primitives that may be applied to all steps at once, with the lemma of `rules/loops.ranks` about each. Of others that
 # compute each element by itself, the operator table knows that they do; their lemmas are the first three, by number of operands.
 FUNCTIONS = ("step-of-function", "step-of-function-of-two", "step-of-function-of-three")
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor")
 STEPPED: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(COMPARISONS, (FUNCTIONS[1],)),
+    "not": (FUNCTIONS[0],),
     "add": (FUNCTIONS[1],),
     "add_any": (FUNCTIONS[1],),
     "mul": (FUNCTIONS[1],),
@@ -97,8 +107,11 @@ STEPPED: Mapping[str, tuple[str, ...]] = {
     "reduce_max": ("step-of-reduction",),
     "reduce_min": ("step-of-reduction",),
     "concatenate": ("step-of-concat",),
+    "stack": ("step-of-concat", "step-of-broadcast"),
+    "unstack": ("step-of-slice", "step-of-reshape"),
     "slice": ("step-of-slice",),
     "split": ("step-of-slice",),
+    "gather": ("step-of-look-up", "step-of-look-up-in-constant", "step-of-look-up-at-constant"),
     "reshape": ("step-of-reshape",),
     "squeeze": ("step-of-reshape",),
 }

@@ -9,9 +9,9 @@ from functools import partial
 from unity.pcg.ir.equation_writer import EquationWriter
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.propagation.scan_programs import inside
-from unity.substitutions.language.loop_rules import INVARIANTS, JOINED, PRODUCTS, RESULTS, SUMS, LoopRule
+from unity.substitutions.language.loop_rules import INVARIANTS, JOINED, LOOK_UPS, PRODUCTS, RESULTS, SUMS, LoopRule
 from unity.transforms.loops.dependences import ScanParts, takes_steps
-from unity.transforms.loops.hoisting import add_hoisted, invariants, needed, products
+from unity.transforms.loops.hoisting import add_hoisted, invariants, look_ups, needed, products
 from unity.transforms.loops.joined import add_with_parts, joined_products
 from unity.transforms.loops.results import add_with_final_results, final_equations
 from unity.transforms.loops.sums import add_with_sums, summed_products
@@ -32,6 +32,7 @@ class _Way:
 
 WAYS: Mapping[str, _Way] = {
     JOINED.name: _Way(lambda parts: [j.product for j in joined_products(parts)], add_with_parts),
+    LOOK_UPS.name: _Way(partial(needed, targets=look_ups), partial(add_hoisted, targets=look_ups)),
     PRODUCTS.name: _Way(partial(needed, targets=products), partial(add_hoisted, targets=products)),
     INVARIANTS.name: _Way(partial(needed, targets=invariants), partial(add_hoisted, targets=invariants)),
     SUMS.name: _Way(lambda parts: [s.product for s in summed_products(parts)], add_with_sums),

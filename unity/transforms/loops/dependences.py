@@ -9,12 +9,12 @@ from functools import cached_property
 
 from unity.pcg.capture.heavy_operators import constants
 from unity.pcg.ir.dead_code import used
-from unity.pcg.ir.program import Body, Equation
+from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.jaxprs import SCANNED
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.propagation.nested_programs import nested_body
 from unity.pcg.propagation.scan_programs import inside
-from unity.pcg.types.accumulation import limited
+from unity.pcg.types.accumulation import limited, narrow
 from unity.pcg.types.factors import facts_of
 from unity.substitutions.language.loop_rules import STEPPED
 
@@ -80,17 +80,38 @@ class ScanParts:
         depends |= dict.fromkeys(self.carry, Dependence.CARRY) | dict.fromkeys(self.slices, Dependence.SLICES)
         for e in self.step.equations:
             operands = [depends[a] for a in e.operands if isinstance(a, int)]
-            level = max(operands, default=Dependence.CONSTANTS) if self.moves(e) else Dependence.CARRY
+            table = e.operands[0] if e.name == "gather" else None
+            rounds = isinstance(table, int) and depends[table] == Dependence.CONSTANTS and self.rounded(table)
+            level = max(operands, default=Dependence.CONSTANTS) if self.moves(e) and not rounds else Dependence.CARRY
             depends |= dict.fromkeys(e.results, level)
         return depends
+
+    def depends(self, a: Atom) -> Dependence:
+        """Return the dependence of an atom of the step."""
+        return self.dependences[a] if isinstance(a, int) else Dependence.CONSTANTS
 
     def moves(self, e: Equation) -> bool:
         """Return whether an equation may be applied to all steps at once.
 
-        In types of a small range, such as float16, the gradient of a constant could overflow as one sum over all steps.
+        In types of a small range, such as float16, the gradient of a constant could overflow as one sum over all steps. Indices
+        that are promised to be sorted or unique are so in each step alone.
         """
+        if e.name == "gather" and (e.params["indices_are_sorted"] or e.params["unique_indices"]):
+            return False
         known = e.name in STEPPED or facts_of(e.name).pointwise or bool(e.results and e.results[0] in self.literal)
         return known and not any(limited(self.step.tensors[v].dtype) for v in e.results)
+
+    def rounded(self, v: int) -> bool:
+        """Return whether a value has a narrower floating type than a constant that it depends on.
+
+        If it is read by all steps at once, its gradient is summed over them in that type.
+        """
+        tensors = self.step.tensors
+        if not narrow(tensors[v].dtype):
+            return False
+        read = {a for e in self.cone({v}) for a in e.operands if isinstance(a, int)}
+        floating = [tensors[a] for a in read.intersection(self.fixed) if tensors[a].floating]
+        return any(t.itemsize > tensors[v].itemsize for t in floating)
 
     def cone(self, variables: set[int]) -> list[Equation]:
         """Return the equations of the step that some variables depend on, in order."""

@@ -14,7 +14,6 @@ from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.equation_writer import EquationWriter
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.jaxprs.trace_contexts import precision_of, without_mesh
-from unity.pcg.types.accumulation import narrow
 from unity.pcg.types.factors import facts_of
 from unity.transforms.loops.dependences import Dependence, ScanParts, variables_read
 from unity.transforms.loops.scan_parameters import with_step
@@ -28,28 +27,25 @@ def products(parts: ScanParts) -> frozenset[int]:
     return frozenset(v for e in heavy for v in e.results if parts.dependences[v] == Dependence.SLICES)
 
 
+def look_ups(parts: ScanParts) -> frozenset[int]:
+    """Return the look-ups of a step in constants, at indices that depend on its slices."""
+    reads = (e for e in parts.step.equations if e.name == "gather" and parts.dependences[e.results[0]] == Dependence.SLICES)
+    fixed = (e for e in reads if parts.depends(e.operands[0]) == Dependence.CONSTANTS)
+    return frozenset(v for e in fixed for v in e.results)
+
+
 def invariants(parts: ScanParts) -> frozenset[int]:
     """Return the values of a step that depend on constants alone, but for those that only move or convert others.
 
-    The gradient of a value is summed over the steps in the value's type. So one of a narrower type than the constants that it
-    depends on, such as a product of weights that a step rounds to bfloat16, stays in the loop.
+    Rounded values, such as a product of weights that a step rounds to bfloat16, stay in the loop.
     """
     return frozenset(
         v
         for e in parts.step.equations
         if not facts_of(e.name).moves
         for v in e.results
-        if parts.dependences[v] == Dependence.CONSTANTS and v not in parts.literal and not _rounded(parts, v)
+        if parts.dependences[v] == Dependence.CONSTANTS and v not in parts.literal and not parts.rounded(v)
     )
-
-
-def _rounded(parts: ScanParts, v: int) -> bool:
-    """Return whether a value has a narrower floating type than a constant that it depends on."""
-    if not narrow(parts.step.tensors[v].dtype):
-        return False
-    tensors, read = parts.step.tensors, {a for e in parts.cone({v}) for a in e.operands if isinstance(a, int)}
-    floating = [tensors[a] for a in read.intersection(parts.fixed) if tensors[a].floating]
-    return any(t.itemsize > tensors[v].itemsize for t in floating)
 
 
 def needed(parts: ScanParts, targets: Targets) -> list[Equation]:

@@ -271,8 +271,8 @@ class _Steps:
     length: int = 0
 
     def constant(self, x: CanonicalValue) -> CanonicalValue:
-        """Return a constant of the loop as the step sees it."""
-        return _input(self.store, "constant", x, x.shape)
+        """Return a constant of the loop as the step sees it: a literal as if the step had it itself."""
+        return x if x.node.kind == "literal" else _input(self.store, "constant", x, x.shape)
 
     def slice(self, x: CanonicalValue) -> CanonicalValue:
         """Return a slice of a value as the step sees it."""
@@ -314,15 +314,11 @@ class _Steps:
 
     def _known(self, a: Atom, d: int | None) -> CanonicalValue | None:
         """Return one step of an atom if no equation is needed to derive it."""
-        if isinstance(a, Literal):
-            if d is not None:
-                raise DerivationError("a scan after rules of loops reads slices of a literal")
-            return _literal(self.store, a)
-        if (a, d) in self.known:
+        if not isinstance(a, Literal) and (a, d) in self.known:
             return self.known[a, d]
-        value = self.around.values[a]
+        value = self.around.of(a)
         if d is None:
-            return self.constant(value) if value in self.constants else None
+            return self.constant(value) if isinstance(a, Literal) or value in self.constants else None
         return self.slice(value) if d == 0 and value in self.stacks else None
 
     def _equation(self, a: Atom, d: int | None) -> tuple[Equation, SingleStep]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from jax import lax
+
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import Shape
@@ -34,6 +36,7 @@ Reader = Callable[[Mapping[str, Any], Sequence[Shape], Shape, int], SingleStep |
 READERS: dict[str, Reader] = {}
 SAME = frozenset(
     {"add", "add_any", "sub", "mul", "select_n", "convert_element_type", "stop_gradient"}
+    | {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not"}
 )  # and all that the table calls pointwise
 
 
@@ -56,7 +59,7 @@ def _reads(*primitives: str) -> Callable[[Reader], Reader]:
 
 def _without(dims: Sequence[int], d: int) -> tuple[int, ...]:
     """Return the numbers of some dimensions of a tensor that loses dimension `d`."""
-    return tuple(int(k) - (k > d) for k in dims if k != d)
+    return tuple(int(k) - int(k > d) for k in dims if k != d)
 
 
 def _dropped(items: Sequence[Any], d: int) -> tuple[Any, ...]:
@@ -131,6 +134,19 @@ def _concatenation(params: Mapping[str, Any], operands: Sequence[Shape], shape: 
     return None if along == d else SingleStep({**params, "dimension": along - (along > d)}, (d,) * len(operands))
 
 
+@_reads("stack")
+def _stack(params: Mapping[str, Any], operands: Sequence[Shape], shape: Shape, d: int) -> SingleStep | None:
+    along = int(params["axis"])
+    return None if along == d else SingleStep({**params, "axis": along - int(along > d)}, (d - int(d > along),) * len(operands))
+
+
+@_reads("unstack")
+def _unstack(params: Mapping[str, Any], operands: Sequence[Shape], shape: Shape, d: int) -> SingleStep:
+    along = int(params["axis"])
+    k = d + int(d >= along)
+    return SingleStep({**params, "axis": along - int(along > k)}, (k,))
+
+
 @_reads("split")
 def _split(params: Mapping[str, Any], operands: Sequence[Shape], shape: Shape, d: int) -> SingleStep | None:
     along = int(params["axis"])
@@ -144,3 +160,28 @@ def _slice(params: Mapping[str, Any], operands: Sequence[Shape], shape: Shape, d
         return None
     bounds = {"start_indices": _dropped(starts, d), "limit_indices": _dropped(limits, d)}
     return SingleStep({**params, **bounds, "strides": None if strides is None else _dropped(strides, d)}, (d,))
+
+
+@_reads("gather")
+def _look_up(params: Mapping[str, Any], operands: Sequence[Shape], shape: Shape, d: int) -> SingleStep | None:
+    numbers, sizes, (table, indices) = params["dimension_numbers"], tuple(params["slice_sizes"]), operands
+    windowed = [k for k in range(len(table)) if k not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)]
+    x: int | None
+    i: int | None
+    if d in numbers.offset_dims:
+        x, i = windowed[tuple(numbers.offset_dims).index(d)], None
+        if x in numbers.start_index_map or sizes[x] != table[x]:
+            return None
+    else:
+        i = [k for k in range(len(shape)) if k not in numbers.offset_dims].index(d)
+        paired = dict(zip(numbers.start_indices_batching_dims, numbers.operand_batching_dims, strict=True))
+        x = paired.get(i)
+    at_table, at_indices = len(table) if x is None else x, len(indices) if i is None else i  # behind all, if there is none
+    step = lax.GatherDimensionNumbers(
+        offset_dims=_without(numbers.offset_dims, d),
+        collapsed_slice_dims=_without(numbers.collapsed_slice_dims, at_table),
+        start_index_map=_without(numbers.start_index_map, at_table),
+        operand_batching_dims=_without(numbers.operand_batching_dims, at_table),
+        start_indices_batching_dims=_without(numbers.start_indices_batching_dims, at_indices),
+    )
+    return SingleStep({**params, "dimension_numbers": step, "slice_sizes": _dropped(sizes, at_table)}, (x, i))
