@@ -32,7 +32,7 @@ TRAINED = 3  # steps whose losses are compared
 PTB = {"layers": 1, "hidden": 16, "steps": 4, "batch": 4} if TINY else {"layers": 2, "hidden": 1024, "steps": 40, "batch": 64}
 LOOPS: dict[str, tuple[Any, ...]] = {
     "LSTM": (lstm, 2, 4, PTB),
-    "LSTM, output layer in the loop": (lstm, 2, 4, PTB | {"output": True}),
+    "LSTM, output layer in the loop": (lstm, 2, 4, PTB | {"looped": ("output",)}),
     "GRU": (gru, 1, 3, PTB),
 }
 LARGE = {"layers": 36, "hidden": 1280, "heads": 20, "batch": 4, "compute": "bfloat16"}

@@ -283,6 +283,23 @@ def test_the_loop_reads_neither_the_slices_nor_the_weight_of_the_product():
     assert [n.kind for n in together(captured).after.graph.nodes if n.kind in ("dot_general", "scan")] == ["dot_general", "scan"]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_bias_leaves_the_loop_with_its_product_unless_it_is_rounded(dtype):
+    def fn(x, bias, xs):
+        def step(state, row):
+            return jnp.tanh(state + (row @ x.astype(dtype) + bias.astype(dtype)).astype(state.dtype)), None
+
+        return lax.scan(step, jnp.zeros((B, D)), xs)
+
+    captured = capture(fn, *arrays([(D, D), (D,)], "float32"), *arrays([(T, B, D)], dtype))
+    rewriting = together(captured)
+    rewriting.check()
+    (scan,) = scans(rewriting.after.body)
+    parts = ScanParts.of(scan)
+    assert len(parts.slices) == 1
+    assert len(parts.fixed) == (dtype == "bfloat16")
+
+
 def test_an_output_layer_runs_once_for_all_steps():
     captured = capture(output_layer, *arrays(W, "float32"))
     (scan,) = scans(together(captured).after.body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,9 +23,24 @@ Targets = Callable[[ScanParts], frozenset[int]]
 
 
 def products(parts: ScanParts) -> frozenset[int]:
-    """Return the products of a step that depend on its slices and on constants alone."""
-    heavy = (e for e in parts.step.equations if e.name == "dot_general" and not is_fused_product(parts.step, e))
-    return frozenset(v for e in heavy for v in e.results if parts.dependences[v] == Dependence.SLICES)
+    """Return the products of a step that depend on its slices and on constants alone, and values that take their places.
+
+    A value takes the place of a product that only it reads, such as a product and a bias, if it is not larger: the gradient of the
+    bias is one sum then. A rounded bias stays in the loop, since that would be a sum in the narrow type.
+    """
+    step, targets = parts.step, set[int]()
+    reads = Counter(a for atoms in (*(e.operands for e in step.equations), step.outputs) for a in atoms if isinstance(a, int))
+    for e in step.equations:
+        if len(e.results) != 1 or parts.dependences[e.results[0]] != Dependence.SLICES:
+            continue
+        (v,), operands = e.results, [a for a in e.operands if isinstance(a, int)]
+        replaced = [a for a in operands if a in targets and reads[a] == 1]
+        fixed = [a for a in operands if parts.dependences[a] == Dependence.CONSTANTS]
+        smaller = step.tensors[v].nbytes <= sum(step.tensors[a].nbytes for a in replaced)
+        heavy = e.name == "dot_general" and not is_fused_product(step, e)
+        if heavy or (replaced and smaller and not any(map(parts.rounded, fixed))):
+            targets.add(v)
+    return frozenset(targets)
 
 
 def look_ups(parts: ScanParts) -> frozenset[int]:
