@@ -228,6 +228,36 @@ def test_a_look_up_of_labels_for_all_steps_is_derived_and_another_one_is_refused
             check_loops(labelled(None), labelled(after))
 
 
+def added_up(sum_after=None):
+    """A loop that adds up a function of an output layer, or returns its states for a sum after it."""
+
+    def fn(x, h, xs):
+        def step(carry, row):
+            state = jnp.tanh(row + carry[0] @ h)
+            return (state, *(jnp.exp(state @ x).sum(-1) + total for total in carry[1:])), state
+
+        start = jnp.sin(x[0, 0]) * jnp.ones(B)
+        (last, *totals), states = lax.scan(step, (xs[0], start) if sum_after is None else (xs[0],), xs)
+        return last, totals[0] if sum_after is None else sum_after(start, states, x)
+
+    return capture(fn, *ARGUMENTS).body
+
+
+def test_a_sum_over_steps_of_an_output_layer_is_derived_and_another_one_is_refused():
+    check_loops(added_up(), added_up(lambda start, states, x: start + jnp.exp(states @ x).sum(-1).sum(0)))
+    wrong = [
+        lambda start, states, x: jnp.exp(states @ x).sum(-1).sum(0),
+        lambda start, states, x: start + start + jnp.exp(states @ x).sum(-1).sum(0),
+        lambda start, states, x: start + jnp.sin(states @ x).sum(-1).sum(0),
+        lambda start, states, x: start + jnp.exp(states[1:] @ x).sum(-1).sum(0),
+        lambda start, states, x: start + jnp.exp(states @ x)[0].sum(-1),
+        lambda start, states, x: start + jnp.exp((states @ x).sum(0)).sum(-1),
+    ]
+    for after in wrong:
+        with pytest.raises(DerivationError):
+            check_loops(added_up(), added_up(after))
+
+
 def two_states(state, *, last=lambda a, b: (a, b), inside=True):
     """A loop of two carries of one type, with an output layer in its step or after it, on a carry before or after a step."""
     when, k = state

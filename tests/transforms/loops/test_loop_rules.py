@@ -169,16 +169,16 @@ LABELS = np.random.default_rng(0).integers(-5, 6, (T, B))  # some lie outside of
 
 
 def decoder(x, h, xs):
-    """Every step embeds tokens, and looks up labels' logits in the other modes and by one-hot rows."""
+    """Every step embeds tokens, looks up labels' logits in the other modes and by one-hot rows, and adds those of one to a sum."""
 
-    def step(state, slices):
-        row, label = slices
+    def step(carry, slices):
+        (state, total), (row, label) = carry, slices
         state = jnp.tanh(row + state @ h + x.at[label].get(mode="promise_in_bounds"))
         logits = state @ x
         read = [jnp.take_along_axis(logits, label[:, None], 1, mode=mode) for mode in ("fill", "clip")]
-        return state, (*read, logits * jax.nn.one_hot(label, D))
+        return (state, read[1].sum() + total), (*read, logits * jax.nn.one_hot(label, D))
 
-    return lax.scan(step, xs[0], (xs, jnp.asarray(LABELS)))
+    return lax.scan(step, (xs[0], x[0, 0]), (xs, jnp.asarray(LABELS)))
 
 
 def embedded_and_joined(x, h, xs):
@@ -436,8 +436,18 @@ def carried_table(x, h, xs):
     return lax.scan(lambda s, t: (jnp.tanh(s[t] @ x), None), xs[0], jnp.asarray(LABELS))
 
 
+def narrow_total(x, h, xs):
+    """Each step rounds the sum."""
+
+    def step(carry, row):
+        state, total = carry
+        return (jnp.tanh(state + row), total + (state @ x).sum().astype("bfloat16")), None
+
+    return lax.scan(step, (xs[0], jnp.bfloat16(0)), xs)
+
+
 STAYING = [carried_product, read_sum, narrow_joined, half_precision, rounded_product, random_in_the_loop, in_remat, of_one_position]
-STAYING += [no_steps, sorted_results, result_twice, rounded_table, sorted_look_up, carried_table]
+STAYING += [no_steps, sorted_results, result_twice, rounded_table, sorted_look_up, carried_table, narrow_total]
 
 
 @pytest.mark.parametrize("fn", STAYING, ids=lambda fn: fn.__name__)

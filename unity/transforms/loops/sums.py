@@ -20,6 +20,15 @@ from unity.transforms.loops.scan_parameters import add_emitting
 
 
 @dataclass(frozen=True, eq=False)
+class AddedValue:
+    """A carry, by number, to which each step only adds a value, with the variable of this and the equation of the addition."""
+
+    number: int
+    value: int
+    addition: Equation
+
+
+@dataclass(frozen=True, eq=False)
 class SummedProduct:
     """A carry, by number, to which each step only adds a product, with the equations of the product and of the addition."""
 
@@ -34,29 +43,45 @@ class SummedProduct:
         return left, right
 
 
-def summed_products(parts: ScanParts) -> list[SummedProduct]:
-    """Return the carries of a scan that only add up a product of each step, of two values that change from step to step.
+def added_values(parts: ScanParts) -> list[AddedValue]:
+    """Return the carries of a scan to which each step only adds a value of their type.
 
     In types of a small range, such as float16, the sum of all steps in another order could overflow.
     """
-    step, reads = parts.step, Counter(a for e in parts.step.equations for a in e.operands if isinstance(a, int))
-    reads.update(a for a in step.outputs if isinstance(a, int))
+    step, reads = parts.step, _reads(parts)
     producers = {v: e for e in step.equations for v in e.results}
-    sums = []
+    values = []
     for k, (carry, output) in enumerate(zip(parts.carry, step.outputs, strict=False)):
         if not isinstance(output, int) or (addition := producers.get(output)) is None:
             continue
         if addition.name not in ("add", "add_any") or reads[carry] != 1 or reads[output] != 1:
             continue
-        added = [producers.get(a) for a in addition.operands if isinstance(a, int) and a != carry]
-        product = added[0] if len(added) == 1 and carry in addition.operands else None
-        if product is None or product.name != "dot_general" or multiplies(product) or reads[product.results[0]] != 1:
+        added = [a for a in addition.operands if isinstance(a, int) and a != carry]
+        same = len(added) == 1 and carry in addition.operands and step.tensors[added[0]] == step.tensors[carry]
+        if same and not limited(step.tensors[carry].dtype):
+            values.append(AddedValue(k, added[0], addition))
+    return values
+
+
+def _reads(parts: ScanParts) -> Counter[int]:
+    """Return how often equations or outputs of a step read each variable."""
+    atoms = (*(e.operands for e in parts.step.equations), parts.step.outputs)
+    return Counter(a for one in atoms for a in one if isinstance(a, int))
+
+
+def summed_products(parts: ScanParts) -> list[SummedProduct]:
+    """Return the carries of a scan that only add up a product of each step, of two values that change from step to step."""
+    step, reads = parts.step, _reads(parts)
+    producers = {v: e for e in step.equations for v in e.results}
+    sums = []
+    for added in added_values(parts):
+        product = producers.get(added.value)
+        if product is None or product.name != "dot_general" or multiplies(product) or reads[added.value] != 1:
             continue
         levels = [parts.dependences[a] for a in product.operands if isinstance(a, int)]
         moving = len(levels) == 2 and Dependence.CONSTANTS not in levels
-        same = step.tensors[product.results[0]] == step.tensors[carry]
-        if moving and same and not any(limited(step.tensor(a).dtype) for a in (carry, *product.operands)):
-            sums.append(SummedProduct(k, product, addition))
+        if moving and not any(limited(step.tensor(a).dtype) for a in product.operands):
+            sums.append(SummedProduct(added.number, product, added.addition))
     return sums
 
 

@@ -13,8 +13,11 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from unity.base.errors import DerivationError
-from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, tensor_type
+from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, close, tensor_type
 from unity.pcg.jaxprs.jaxprs import SCANNED
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.propagation.scan_programs import inside
@@ -168,8 +171,8 @@ class _Scan:
         values = [around.of(a) for a in e.operands]
         return cls(around, e, step, values[:c], values[c : c + k], values[c + k :], (e.operands[:c], e.operands[c + k :]))
 
-    def summed(self, k: int) -> tuple[Equation, Equation] | None:
-        """Return the addition and the product of a carry, by number, to which each step only adds a product; None for another."""
+    def summed(self, k: int) -> tuple[Equation, int] | None:
+        """Return the addition of a carry, by number, to which each step only adds a value, and that value; None for another."""
         carry, producers = self.step.inputs[len(self.constants) + k], {v: e for e in self.step.equations for v in e.results}
         reads = [a for e in self.step.equations for a in e.operands if a == carry] + [a for a in self.step.outputs if a == carry]
         output = self.step.outputs[k]
@@ -177,9 +180,8 @@ class _Scan:
         if addition is None or addition.name not in ("add", "add_any") or len(reads) != 1 or carry not in addition.operands:
             return None
         (other,) = (a for a in addition.operands if a != carry)
-        product = producers.get(other) if isinstance(other, int) else None
-        same = product is not None and self.step.tensors[product.results[0]] == self.step.tensors[carry]
-        return (addition, product) if product is not None and product.name == "dot_general" and same else None
+        same = isinstance(other, int) and self.step.tensors[other] == self.step.tensors[carry]
+        return (addition, other) if isinstance(other, int) and same else None
 
 
 def _check_steps(old: _Scan, new: _Scan, gone: Sequence[int]) -> None:
@@ -215,33 +217,45 @@ def _check_steps(old: _Scan, new: _Scan, gone: Sequence[int]) -> None:
             stacked[value] = steps.missing[value] = first.opaque(old.equation, k)
         results[k] = stacked[value]
     for k in gone:
-        results[k] = _sum_over_steps(old, k, inner, stacked)
+        results[k] = _sum_over_steps(old, k, inner, stacked, steps)
     first.know(old.equation, [results[k] for k in range(len(old.step.outputs))])
     second.know(new.equation, [*carry.values(), *(stacked[inner_after.of(a)] for a in new.step.outputs[carries:])])
     if steps.missing:
         second.awaited.append(steps)
 
 
-def _sum_over_steps(old: _Scan, k: int, inner: _Evaluation, stacked: Mapping[CanonicalValue, CanonicalValue]) -> CanonicalValue:
-    """Return the last value of a carry that only adds up products: the first one plus a product that contracts the steps, too.
+def _sum_over_steps(
+    old: _Scan, k: int, inner: _Evaluation, stacked: dict[CanonicalValue, CanonicalValue], steps: _Steps
+) -> CanonicalValue:
+    """Return the last value of a carry that only adds up a value: the first one plus the sum over the steps.
+
+    The sum of products whose operands the new loop returns is a product that contracts the steps, too.
 
     Args:
         old: the scan.
         k: the carry, by number.
         inner: its step, evaluated.
-        stacked: the values of all steps at once, by those of one step.
+        stacked: the values of all steps at once, by those of one step. A value that the new loop lacks is added.
+        steps: the values of one step; the value is missing until it is computed after the loop.
     """
-    equations = old.summed(k)
-    assert equations is not None
-    addition, product = equations
-    operands = [stacked.get(inner.of(a)) for a in product.operands]
-    if any(x is None for x in operands):
-        raise DerivationError("a scan after rules of loops lacks an operand of a product that it added up")
+    summed = old.summed(k)
+    assert summed is not None
+    addition, added = summed
+    product = next((e for e in old.step.equations if added in e.results and e.name == "dot_general"), None)
+    operands = [stacked.get(inner.of(a)) for a in product.operands] if product is not None else []
+    if product is None or None in operands:
+        value, tensor = inner.of(added), old.step.tensors[added]
+        whole = tensor_type((steps.length, *tensor.shape), tensor.dtype)
+        if value not in stacked:
+            name = (old.around.count, k, "added")
+            stacked[value] = steps.missing[value] = inner.store.unarranged("loop", name, (), whole)
+        sums = apply_body(inner.store, close(jax.make_jaxpr(lambda x: jnp.sum(x, 0))(whole.struct)), [stacked[value]]).outputs
+        return _applied(inner.store, addition, inner.body, [old.initial[k], *sums])[0]
     ((cx, cy), (bx, by)) = product.params["dimension_numbers"]
     contracted = (0, *(int(d) + 1 for d in cx)), (0, *(int(d) + 1 for d in cy))
     numbers = contracted, (tuple(int(d) + 1 for d in bx), tuple(int(d) + 1 for d in by))
-    whole = replace(product, params={**product.params, "dimension_numbers": numbers}, origin=None)
-    (total,) = _applied(inner.store, whole, inner.body, [x for x in operands if x is not None])
+    contraction = replace(product, params={**product.params, "dimension_numbers": numbers}, origin=None)
+    (total,) = _applied(inner.store, contraction, inner.body, [x for x in operands if x is not None])
     return _applied(inner.store, addition, inner.body, [old.initial[k], total])[0]
 
 
