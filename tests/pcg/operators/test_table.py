@@ -92,7 +92,10 @@ AGAIN = {
 
 
 # The variants of a kind follow from the table, and `test_operator_proofs` proves all: they are run by hand.
-@pytest.mark.parametrize("name", [name for name in (KINDS if "CI" in os.environ or jax.__version_info__ < (0, 12) else CASES) if name not in AGAIN])
+RUN = KINDS if "CI" in os.environ or jax.__version_info__ < (0, 12) else CASES
+
+
+@pytest.mark.parametrize("name", [name for name in RUN if name not in AGAIN])
 def test_every_choice_computes_what_the_operator_does(name):
     application(name).check()
 
