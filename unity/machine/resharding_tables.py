@@ -18,7 +18,7 @@ from unity.machine.machine import Machine
 from unity.machine.resharding_prices import FIELDS, FIRST, KIND, OUTERS, P, Pricing
 from unity.pcg.parallel.resharding import stationary
 from unity.pcg.types.axis import Axis
-from unity.pcg.types.parallel_type import State, Type
+from unity.pcg.types.parallel_type import PARTIAL, State, Type
 
 Array = np.ndarray
 
@@ -99,6 +99,12 @@ def stationary_pairs(before: Types, after: Types, axes: Sequence[Axis], over: Se
         table = np.array([[stationary(s, t) for t in codes] for s in codes], bool)
         good &= table[np.ix_([codes[s] for s in rows], [codes[t] for t in columns])]
     return good
+
+
+def contributing_pairs(before: Types, after: Types) -> Array:
+    """Return which changes make a partial sum, along some axis, of a value that is none, [before, after]."""
+    was, is_now = (np.array([s == PARTIAL for s in types.states], bool)[types.rows] for types in (before, after))
+    return np.any(~was[:, None] & is_now[None], axis=2)
 
 
 @lru_cache(maxsize=8)

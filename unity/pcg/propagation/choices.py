@@ -19,6 +19,7 @@ from unity.pcg.propagation.agreements import CallArray, call_arrays, forwarded_i
 from unity.pcg.propagation.dominance import superfluous
 from unity.pcg.propagation.halos import HaloEdge, halo_edges
 from unity.pcg.propagation.placement import along_axis, around_moves, moved, waists, with_unused
+from unity.pcg.propagation.propagation import contribution_operands
 from unity.pcg.propagation.solver import (
     Solution,
     Unmatched,
@@ -102,6 +103,7 @@ class Choice:
     halos: tuple[HaloEdge, ...] = ()  # neighbours along the axis exchange the edges of their slices for them
     scattered: tuple[Scattered, ...] = ()  # all variables that this or another choice of the body scatters or moves
     arrays: tuple[CallArray, ...] = ()  # that devices along the axis reduce inside of calls with derivative rules, or divide
+    contributions: frozenset[tuple[int, int]] = frozenset()  # pairs of operands (`propagation.contribution_operands`)
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -427,7 +429,8 @@ def choice_of(body: Body, solution: Solution) -> Choice:
     scattered = tuple(Scattered(v, *solution.around_reduction(v)) for v in sorted(solution.scattered))
     halos, arrays = halo_edges(body, solution), tuple(call_arrays(solution))
     described = name, solution.operands, solution.results, size, divided, reduced
-    return Choice(*described, halos=halos, scattered=scattered, arrays=arrays)
+    pairs = contribution_operands(body, solution)
+    return Choice(*described, halos=halos, scattered=scattered, arrays=arrays, contributions=pairs)
 
 
 def divided_by(body: Body, matched: Iterable[tuple[Equation, Match]]) -> float:

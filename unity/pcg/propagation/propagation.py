@@ -116,6 +116,53 @@ def contributions(body: Body, solution: Solution) -> list[int]:
     return [a for a in atoms if isinstance(a, int)]
 
 
+def cancels(body: Body, solution: Solution) -> bool:
+    """Return whether one device contributes a value to partial sums that it was computed from.
+
+    `x - max(x)` is at most 0 where `x` was added up before. Of partial sums of `x`, it is the rounding of the summands.
+    """
+    return any(not sums.isdisjoint(ancestors(body, [a])) for a, sums in _contributed_sums(body, solution))
+
+
+def contribution_operands(body: Body, solution: Solution) -> frozenset[tuple[int, int]]:
+    """Return the pairs of a body's operands such that a value computed from the first is contributed to sums of the second."""
+    pairs = [(ancestors(body, [a]), sums) for a, sums in _contributed_sums(body, solution)]
+    numbers = tuple(enumerate(body.inputs))
+    return frozenset((p, q) for above, sums in pairs for p, v in numbers if v in above for q, w in numbers if w in sums)
+
+
+def _contributed_sums(body: Body, solution: Solution) -> Iterator[tuple[int, frozenset[int]]]:
+    """Yield each contributed variable, with the variables whose partial sums are in the sum that it is contributed to."""
+
+    def partial(i: int) -> list[int]:
+        operands = zip(body.equations[i].operands, solution.matches[i].operands, strict=True)
+        summed = [a for p, (a, s) in enumerate(operands) if s == PARTIAL and (i, p) not in solution.contributed]
+        return [a for a in summed if isinstance(a, int)]
+
+    producers = {v: i for i, e in enumerate(body.equations) for v in e.results} if solution.contributed else {}
+    for i, p in sorted(solution.contributed):
+        variable, sums, pending = body.equations[i].operands[p], set[int](), partial(i)
+        while pending:
+            a = pending.pop()
+            if a not in sums:
+                sums.add(a)
+                pending += partial(producers[a]) if a in producers else []
+        if isinstance(variable, int):
+            yield variable, frozenset(sums)
+
+
+def ancestors(body: Body, variables: Iterable[int]) -> set[int]:
+    """Return the variables that some are computed from, and these themselves."""
+    producers = {v: e for e in body.equations for v in e.results}
+    above, pending = set[int](), list(variables)
+    while pending:
+        a = pending.pop()
+        if a not in above:
+            above.add(a)
+            pending += [x for x in producers[a].operands if isinstance(x, int)] if a in producers else []
+    return above
+
+
 class Conflict(Exception):
     """No match of an equation agrees with the states around it.
 

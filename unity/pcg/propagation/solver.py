@@ -34,7 +34,7 @@ from unity.pcg.propagation.agreements import (
 from unity.pcg.propagation.derivative_rules import Unreadable, is_readable, jvp_body, vjp_bodies
 from unity.pcg.propagation.loops import Loop, loop_matches, while_loop_of
 from unity.pcg.propagation.nested_programs import branches, nested_body
-from unity.pcg.propagation.propagation import Conflict, Place, Propagation, Solution, Unmatched, contributions
+from unity.pcg.propagation.propagation import Conflict, Place, Propagation, Solution, Unmatched, cancels, contributions
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import TABLE, Differentiated, Match, Spec, facts_of, matching
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
@@ -103,7 +103,8 @@ def _solve(
                 reduced[variable] = "sum"
         else:
             stale = {v for v in (*reduced, *scattered) if solution.states[v] != PARTIAL}
-            if not stale and all(solution.seen(a) == REPLICATED for a in contributions(body, solution)):
+            whole_values = all(solution.seen(a) == REPLICATED for a in contributions(body, solution))
+            if not stale and whole_values and not cancels(body, solution):
                 return solution
             if not stale:
                 raise Unmatched

@@ -12,7 +12,7 @@ import numpy as np
 
 from unity.base.lru_cache import LRUCache
 from unity.machine.machine import Machine
-from unity.machine.resharding_tables import Types, distinct_changes, stationary_pairs
+from unity.machine.resharding_tables import Types, contributing_pairs, distinct_changes, stationary_pairs
 from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.parallel.parallelize import Assignment
 from unity.pcg.types.accumulation import growth
@@ -98,6 +98,7 @@ class Assembled:
             port.passed,
             port.last,
             port.apart,
+            port.contributes,
             product,
             self.training.backward,
         )
@@ -163,12 +164,15 @@ class Assembled:
         """Price all changes of type: seconds and bytes, [alternatives, before, after].
 
         The first alternative keeps the changed operand; the second gathers it again in the backward pass, and is offered for
-        operands of products only. A change along axes whose devices do not run the port together takes infinitely long.
+        operands of products only. A change along axes whose devices do not run the port together takes infinitely long, as does a
+        contribution that is ruled out.
         """
         time, memory = self._change(before, after, port, product)
         if port.apart:
             over = [k for k, axis in enumerate(self.machine.axes) if axis.name in port.apart]
             time = np.where(stationary_pairs(before, after, self.machine.axes, over), time, np.inf)
+        if not port.contributes:
+            time = np.where(contributing_pairs(before, after), np.inf, time)
         return time, memory
 
     def _change(self, before: Types, after: Types, port: Port, product: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -59,12 +59,18 @@ def _most_users(users: Sequence[tuple[int, int, int]]) -> int:
 
 def _own(site: Site, users: int) -> tuple[Choice, ...]:
     if site.node is not None and site.node.body is not None:
-        return choices_with_moves(site.node.body, (), users)
+        return _without_cancelling(site, choices_with_moves(site.node.body, (), users))
     n = len(site.ports)
     own = [Choice("unused", (UNUSED,) * n, (UNUSED,) * len(site.results), 0, 0.0)]
     if site.kind == "input" or site.mark is not None:
         own += [_free(site, partitioned(d)) for d, size in enumerate(site.results[0].shape) if size > 1]
     return tuple(own)
+
+
+def _without_cancelling(site: Site, choices: tuple[Choice, ...]) -> tuple[Choice, ...]:
+    """Return the choices that contribute nothing inside to partial sums of what it was computed from (`space.contributions`)."""
+    related = {(p, q) for p, port in enumerate(site.ports) for q in port.derived}
+    return tuple(c for c in choices if related.isdisjoint(c.contributions)) if related else choices
 
 
 def _free(site: Site, state: State) -> Choice:
@@ -92,7 +98,9 @@ def _extended(sites: Sequence[Site], offers: Offers, users: Users, s: int) -> tu
         neighbours.update(((len(site.ports) + index, c.operands[p]), None) for c in offers[u])
     if site.node is not None and site.node.body is not None:
         seeds = _seeds(offers[s], [n for n in neighbours if n[1].kind == "P" and n[1].outer > 1])
-        return choices_with_moves(site.node.body, seeds, _most_users(users[s])) if seeds else offers[s]
+        if not seeds:
+            return offers[s]
+        return _without_cancelling(site, choices_with_moves(site.node.body, seeds, _most_users(users[s])))
     present = {c.states for c in offers[s]}
     extended = list(offers[s])
     may_be_partial = _may_be_partial(sites, offers, users, s)

@@ -29,6 +29,7 @@ from unity.pcg.parallel.stages import (
 from unity.pcg.propagation.choices import Choice
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED
+from unity.search.space.contributions import refuse_cancelling_contributions
 from unity.search.space.sites import Around, Port, Site, Sites, Slicing, Where, copies, small
 
 
@@ -46,6 +47,7 @@ def sites_of(graph: PCG, differentiated: Collection[int], training: bool) -> Sit
     builder.count_residuals()
     builder.choose_reruns()
     builder.double_leading_residuals()
+    refuse_cancelling_contributions(builder.sites)
     return Sites(tuple(builder.sites), builder.of_node, builder.operands, builder.outputs, builder.results)
 
 

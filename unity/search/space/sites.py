@@ -101,6 +101,8 @@ class Port:
         last: Whether its gradient only has to be summed with others: that of an argument, or of a copy or view of one.
         hoisted: The factor by which scans run it less often (`pcg.analysis.hoisting`).
         apart: Axes whose devices do not run the change together, so that it cannot communicate along them.
+        derived: The other operands of its site that it is computed from (`space.contributions`).
+        contributes: Whether a whole value may become a part of a sum in the change.
     """
 
     source: int
@@ -117,6 +119,8 @@ class Port:
     last: bool = False
     hoisted: int = 1
     apart: tuple[str, ...] = ()
+    derived: tuple[int, ...] = ()
+    contributes: bool = True
 
 
 @dataclass(eq=False)

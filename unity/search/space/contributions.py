@@ -1,0 +1,87 @@
+"""Contributions of values to partial sums that they were computed from, which the search rules out.
+
+A whole value may be added to a partial sum: one device contributes it. If it was computed from that sum, the two may be meant to
+cancel, as in `x - max(x)`, whose largest element is exactly 0 and whose exponential is at most 1. A device that has only a summand
+of `x` subtracts from that instead, and rounds. What remains is of the size of this rounding, and its exponential may overflow.
+No plan needs such a contribution, since the sum was added up to compute the value. `propagation.cancels` rules it out inside of an
+operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import or_
+
+from unity.pcg.propagation.choices import choices_with_moves
+from unity.pcg.types.factors import facts_of
+from unity.pcg.types.parallel_type import PARTIAL
+from unity.search.space.sites import Site
+
+
+def refuse_cancelling_contributions(sites: Sequence[Site]) -> None:
+    """Mark the ports at which a whole value must not become a part of a sum, and the operands that each was computed from."""
+    above = _ancestors(sites)
+    for s, site in enumerate(sites):
+        floating = [p for p, port in enumerate(site.ports) if port.tensor.floating]
+        if site.kind != "operator" or len(floating) < 2 or _is_product(site):
+            continue
+        sums = {q: _summands(sites, s, q) for q in floating}
+        for p in floating:
+            operands = tuple(q for q in floating if q != p and above[site.ports[p].source] & sums[q])
+            if operands:
+                site.ports[p] = replace(site.ports[p], derived=operands)
+                every = reduce(or_, (sums[q] for q in operands))
+                for user, position in _linear_path(sites, s, p):
+                    port = sites[user].ports[position]
+                    if above[port.source] & every:
+                        sites[user].ports[position] = replace(port, contributes=False)
+
+
+def _ancestors(sites: Sequence[Site]) -> list[int]:
+    """Return for every site the set of sites that it is computed from, and of itself, as bits; loops' later steps aside."""
+    above: list[int] = []
+    for s, site in enumerate(sites):
+        bits = 1 << s
+        for port in site.ports:
+            bits |= above[port.source] if port.source < s else 0
+        above.append(bits)
+    return above
+
+
+def _summands(sites: Sequence[Site], s: int, p: int) -> int:
+    """Return the sites whose partial sums an operand of a site may be a linear function of, as bits."""
+    sources = {sites[user].ports[position].source for user, position in _linear_path(sites, s, p)}
+    return sum(1 << v for v in sources if v < s and sites[v].kind != "input")
+
+
+def _linear_path(sites: Sequence[Site], s: int, p: int) -> Iterator[tuple[int, int]]:
+    """Yield an operand, as (site, position), and those of its producers of whose partial sums it is a linear function.
+
+    The path ends at products and reductions, whose partial sums are of other values: a plan may add the logarithm of a sum of
+    exponentials to what each device has of the labels' elements.
+    """
+    pending, visited = [(s, p)], set[int]()
+    while pending:
+        user, position = pending.pop()
+        yield user, position
+        producer = sites[user].ports[position].source
+        if producer < user and producer not in visited:
+            visited.add(producer)
+            pending += [(producer, j) for j in _linear_operands(sites[producer])]
+
+
+def _linear_operands(site: Site) -> list[int]:
+    """Return the operands of a site of which one alone must be a partial sum for its results to be partial sums."""
+    if site.kind == "free":
+        return [0] if len(site.ports) == 1 else []
+    if site.node is None or site.node.body is None or _is_product(site):
+        return []
+    summed = (c.operands for c in choices_with_moves(site.node.body) if PARTIAL in c.results)
+    partial = [[p for p, s in enumerate(operands) if s == PARTIAL] for operands in summed]
+    return sorted({positions[0] for positions in partial}) if all(len(positions) == 1 for positions in partial) else []
+
+
+def _is_product(site: Site) -> bool:
+    return site.node is not None and facts_of(site.node.kind).product
