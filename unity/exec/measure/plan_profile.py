@@ -19,7 +19,7 @@ from unity.machine.profiles.store import Store
 from unity.pcg.ir.gradient_flow import Gradients, gradients
 from unity.pcg.ir.graph import PARALLELIZATION, PCG
 from unity.search.cost.assembly import Assembled
-from unity.search.cost.cost import single_piece
+from unity.search.cost.operator_seconds import single_piece
 from unity.search.cost.prediction import with_gradient, work_share
 from unity.search.cost.profile_lookup import kind_of
 from unity.search.cost.roofline import dense_work

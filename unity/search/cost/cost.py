@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
-from math import prod
+from itertools import groupby
 
 import numpy as np
 
 from unity.machine.collectives import table
 from unity.machine.machine import Machine
-from unity.machine.profiles.profile import Shapes
 from unity.machine.resharding_tables import distinct_changes
-from unity.pcg.analysis.views import costs_nothing
 from unity.pcg.ir.gradient_flow import carrying
-from unity.pcg.ir.program import Body, Tensor
+from unity.pcg.ir.program import Tensor
 from unity.pcg.propagation.agreements import RulePass
 from unity.pcg.propagation.halos import HaloEdge, sent
 from unity.pcg.types.accumulation import accumulator, growth
-from unity.search.cost.alignment import depends_on_alignment, row_dimensions, slowdown
-from unity.search.cost.profile_lookup import ROOFLINE, Piece, lookup
-from unity.search.cost.roofline import dense_work, local_traffic, roofline
+from unity.search.cost.alignment import depends_on_alignment
+from unity.search.cost.operator_seconds import Pieces, seconds
+from unity.search.cost.roofline import dense_work, local_traffic
 from unity.search.cost.state_sizes import ADAM, StateMemory, StateSizes
 from unity.search.space.configurations import Domain, distinct_types, shapes_of, work_shares
 from unity.search.space.sites import Site
@@ -113,95 +110,6 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
         whole = np.where(reduces > 0, -np.inf, memory - site.alive * sum(instead, zero))
     transfers = _transfers(site, domain, machine)
     return SiteCost(forward * runs, backward * site.times, reduces, memory, forward * site.times, saved, whole, transfers)
-
-
-@dataclass(frozen=True, eq=False)
-class Pieces:
-    """One device's part of an operator, arrays with an entry for each way to parallelize it.
-
-    Args:
-        share: The fraction of the work.
-        touched: Bytes of operands and results that are read or written.
-        zeroed: Bytes of gradients that are zeroed before rows are added to them.
-        sizes: Local sizes of all dimensions, one tensor after the other, [ways, dimensions]; None if the seconds do not depend on
-            them.
-    """
-
-    share: Array
-    touched: Array
-    zeroed: Array
-    sizes: Array | None
-
-
-def single_piece(
-    body: Body, shapes: Sequence[tuple[int, ...]], share: float, differentiated: Sequence[bool], moved: float = 0.0
-) -> Pieces:
-    """Return one device's part of an operator, parallelized in one way.
-
-    Args:
-        body: The operator's program.
-        shapes: The local shapes of its operands and results.
-        share: The fraction of the work.
-        differentiated: For each operand, whether it has a gradient.
-        moved: Bytes on the device of values that are moved inside, before and after.
-    """
-    atoms = (*body.inputs, *body.outputs)
-    nbytes = [prod(shape) * body.tensor(a).itemsize for a, shape in zip(atoms, shapes, strict=True)]
-    touched, zeroed = local_traffic(body, nbytes, share, differentiated)
-    sizes = np.array([[n for shape in shapes for n in shape]], int)
-    return Pieces(np.array([share], float), np.array([touched + moved], float), np.array([zeroed], float), sizes)
-
-
-def seconds(
-    body: Body, shapes: Sequence[tuple[int, ...]], pieces: Pieces, differentiated: Sequence[bool], machine: Machine
-) -> tuple[Array, Array, Sequence[str]]:
-    """Return the seconds forward and backward of every way to parallelize an operator, and their source (see `profile_lookup`).
-
-    There are many ways, but few different pieces, so each distinct piece is looked up once.
-
-    Args:
-        body: The operator's program.
-        shapes: The global shapes of its operands and results.
-        pieces: One device's part of it, for every way.
-        differentiated: For each operand, whether it has a gradient.
-        machine: The devices, with their profile.
-    """
-    if costs_nothing(body):
-        nothing = np.zeros(len(pieces.share))
-        return nothing, nothing, (ROOFLINE,) * len(nothing)
-    flops, dtype = dense_work(body)
-    if machine.profile is None or pieces.sizes is None:
-        slower = 1.0, 1.0
-        if pieces.sizes is not None and depends_on_alignment(machine.device, body):
-            slower = slowdown(machine.device, dtype, *_row_sizes(pieces.sizes, shapes, body))
-        count, launched = sum(differentiated), bool(body.equations)
-        work = flops * pieces.share
-        bounds = roofline(machine.device, work, dtype, pieces.touched, count, launched, slower, pieces.zeroed)
-        return *bounds, (ROOFLINE,) * len(pieces.share)
-    keys = np.column_stack([pieces.sizes, pieces.share])
-    _, first, index = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    flags, ranks = tuple(map(bool, differentiated)), [len(shape) for shape in shapes]
-    distinct = [
-        lookup(machine.profile, machine.device, body, Piece(_split(pieces.sizes[k], ranks), *size), flags)
-        for k, *size in zip(first, flops * pieces.share[first], pieces.touched[first], pieces.zeroed[first], strict=True)
-    ]
-    index = index.reshape(-1)
-    forward, backward = (np.array([getattr(t, name) for t in distinct])[index] for name in ("forward", "backward"))
-    return forward, backward, [distinct[k].how for k in index]
-
-
-def _row_sizes(sizes: Array, shapes: Sequence[tuple[int, ...]], body: Body) -> tuple[list[Array], Array]:
-    """Return the local sizes of the rows of a product's operands, and of its result, for every way to parallelize it."""
-    starts = accumulate((len(shape) for shape in shapes), initial=0)
-    rows = zip(starts, row_dimensions(body), strict=False)
-    *operands, result = (np.prod(sizes[:, [start + d for d in dims]], axis=1, dtype=int) for start, dims in rows)
-    return operands, result
-
-
-def _split(sizes: Iterable[int], ranks: Iterable[int]) -> Shapes:
-    """Split sizes of dimensions into shapes of the given ranks."""
-    following = iter(sizes)
-    return tuple(tuple(int(next(following)) for _ in range(rank)) for rank in ranks)
 
 
 def local_sizes(site: Site, domain: Domain, machine: Machine) -> Array:

@@ -5,17 +5,15 @@ The search adds up the same terms without building the graph; `tests/search/cost
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 
 from unity.machine.collectives import collective
+from unity.machine.hardware import HostLink
 from unity.machine.machine import Machine
-from unity.pcg.analysis.hoisting import hoisted
-from unity.pcg.analysis.rematerialization import Recomputation, recomputation
-from unity.pcg.ir.gradient_flow import Gradients, gradients
-from unity.pcg.ir.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, STAGES, Node, Value, reserved_axes
+from unity.pcg.ir.gradient_flow import Gradients
+from unity.pcg.ir.graph import BRANCHES, LOOPS, PCG, STAGES, Node, Value
 from unity.pcg.ir.program import Body
 from unity.pcg.parallel.branches import weight_of
 from unity.pcg.parallel.stages import runs_of
@@ -23,8 +21,9 @@ from unity.pcg.parallel.traffic import Collective, traffic
 from unity.pcg.propagation.choices import divided_by, part_of_work
 from unity.pcg.propagation.placement import moved_bytes, placing
 from unity.pcg.types.parallel_type import Type, local_shape
-from unity.search.cost.cost import seconds, single_piece
 from unity.search.cost.inner_values import inner_of
+from unity.search.cost.operator_runs import OperatorRuns, ProgramFacts, operator_runs, program_facts
+from unity.search.cost.operator_seconds import seconds, single_piece
 from unity.search.cost.state_sizes import NO_STATE, StateSizes
 from unity.search.space.live_buffers import local
 
@@ -129,13 +128,12 @@ def predict(graph: PCG, machine: Machine, differentiated: Collection[int], state
         differentiated: The inputs, by number, whose gradients are wanted; if empty, the forward pass alone is priced.
         state: The optimizer's state, some of which may be moved to the device and back.
     """
-    flow = gradients(graph, differentiated)
-    facts = _ProgramFacts(flow, machine, hoisted(graph), recomputation(graph, flow), bool(differentiated))
-    operators = tuple(_operators(graph, facts, 1))
+    facts = program_facts(graph, differentiated)
+    operators = tuple(_operator_term(runs, facts, machine) for runs in operator_runs(graph, facts))
     collectives = tuple(CollectiveTerm(c, _seconds(c, machine)) for c in traffic(graph, differentiated))
     transfers = list[TransferTerm]()
     if machine.host is not None and differentiated:
-        transfers += _transfers(graph, facts, 1)
+        transfers += _transfers(graph, facts, machine.host, 1)
         weights = [node for k, node in enumerate(graph.inputs) if k in differentiated and node.tensors[0].floating]
         state_bytes = ((node, state.on_host(node) * local(Value(node), graph)) for node in weights)
         transfers += (TransferTerm(node, n, 1, machine.host.there_and_back(n)) for node, n in state_bytes if n)
@@ -147,42 +145,20 @@ def _seconds(c: Collective, machine: Machine) -> float:
     return c.part * c.count * (line.beta * c.nbytes if c.merged else line(c.nbytes))
 
 
-@dataclass(frozen=True)
-class _ProgramFacts:
-    """Facts that all nested graphs of a program share."""
-
-    flow: Gradients
-    machine: Machine
-    hoisted: Mapping[int, int]
-    recomputation: Recomputation
-    training: bool
+def _operator_term(runs: OperatorRuns, facts: ProgramFacts, machine: Machine) -> OperatorTerm:
+    node, graph, part = runs.node, runs.graph, runs.part
+    forward, backward, how = operator_seconds(node, runs.body, graph, facts.flow, machine)
+    share = runs.share * work_share(node, runs.body, graph)
+    seconds_of = part * (forward * runs.runs), part * (backward * runs.count)
+    return OperatorTerm(node, runs.count, *seconds_of, how, runs.first, runs.runs, share)
 
 
-def _operators(graph: PCG, facts: _ProgramFacts, times: int) -> Iterator[OperatorTerm]:
+def _transfers(graph: PCG, facts: ProgramFacts, host: HostLink, times: int) -> Iterator[TransferTerm]:
     for node in graph.nodes:
         if node.inside is not None:
             inner = times * (runs_of(node, facts.flow) if node.kind in LOOPS else 1)
             part = weight_of(node) if node.kind in (BRANCHES, STAGES) else 1.0
-            share = 1 / prod(a.size for a in graph.axes if a.name in reserved_axes(node))
-            for term in _operators(node.inside, facts, inner):
-                yield replace(term, forward=part * term.forward, backward=part * term.backward, share=share * term.share)
-        elif node.body is not None and node.kind not in PARALLELIZATION:
-            forward, backward, how = operator_seconds(node, node.body, graph, facts.flow, facts.machine)
-            first = times // facts.hoisted.get(id(node), 1)
-            marked = bool(node.again) and facts.training
-            runs = first + times * (facts.recomputation.repeats(node) - facts.recomputation.alone(node) + marked)
-            share = work_share(node, node.body, graph)
-            yield OperatorTerm(node, times, forward * runs, backward * times, how, first, runs, share)
-
-
-def _transfers(graph: PCG, facts: _ProgramFacts, times: int) -> Iterator[TransferTerm]:
-    host = facts.machine.host
-    assert host is not None
-    for node in graph.nodes:
-        if node.inside is not None:
-            inner = times * (runs_of(node, facts.flow) if node.kind in LOOPS else 1)
-            part = weight_of(node) if node.kind in (BRANCHES, STAGES) else 1.0
-            for term in _transfers(node.inside, facts, inner):
+            for term in _transfers(node.inside, facts, host, inner):
                 yield replace(term, seconds=part * term.seconds)
         elif node.body is not None and (offloaded := facts.recomputation.host_values(node)):
             inner_values = inner_of(node.body, tuple(v.type for v in node.operands), node.types, graph.axes)

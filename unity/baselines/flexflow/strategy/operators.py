@@ -17,7 +17,7 @@ from unity.baselines.flexflow.strategy.pieces import Degrees, Slices, share, sli
 from unity.pcg.ir.gradient_flow import Gradients, gradients, losses
 from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.parallel.parallelize import Assignment, parallelize
-from unity.search.cost.cost import seconds, single_piece
+from unity.search.cost.operator_seconds import seconds, single_piece
 from unity.search.cost.prediction import predict, with_gradient
 from unity.search.cost.roofline import dense_work
 from unity.search.simulator.topology import Topology, grid_groups

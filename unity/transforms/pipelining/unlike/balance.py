@@ -22,7 +22,7 @@ from unity.pcg.ir.dead_code import extract
 from unity.pcg.ir.program import Body
 from unity.pcg.parallel.stages import Mixed, Schedule
 from unity.pcg.types.axis import Axis
-from unity.search.cost.cost import seconds, single_piece
+from unity.search.cost.operator_seconds import seconds, single_piece
 from unity.transforms.pipelining.unlike.chain import SampleChain
 
 WIDTHS = 12  # bounds on the width that are tried

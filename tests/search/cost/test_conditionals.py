@@ -1,0 +1,90 @@
+"""Predicted time of branches of a conditional: that of their operators outside of it, and of what their checkpoints recompute."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+from small_models import Small, made, random_point
+
+import unity
+from unity.pcg.capture.capture import capture
+from unity.pcg.parallel.parallelize import on_one_device, parallelize
+from unity.search.cost.prediction import predict
+
+ALONE = unity.Machine.grid(1, 1, "h200")
+
+
+def f(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, "float32")
+
+
+WEIGHTS, X = {"first": f(256, 256), "up": f(256, 1024), "down": f(1024, 256)}, f(1024, 256)
+
+
+def part(p: Any, x: Any) -> Any:
+    return jnp.tanh(checkpoint_name(jnp.sin(x) @ p["up"], "up")) @ p["down"]
+
+
+def scanned(layer: Any) -> Any:
+    return lambda p, x: jax.lax.scan(lambda x, _: (layer(p, x), None), x, length=3)[0]
+
+
+SAVING = partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("up"))
+RECOMPUTED: dict[str, Any] = {
+    "checkpoint": jax.checkpoint(part),
+    "policy": SAVING(part),
+    "nested": jax.checkpoint(lambda p, x: jax.checkpoint(part)(p, x) @ p["first"]),
+    "scanned": scanned(jax.checkpoint(part)),
+}
+KEPT: dict[str, Any] = {"nested": lambda p, x: part(p, x) @ p["first"], "scanned": scanned(part)}
+
+
+def outside(layer: Any) -> Small:
+    return Small(lambda p, x: jnp.sum(layer(p, x @ p["first"])), WEIGHTS, X)
+
+
+def branched(layer: Any) -> Small:
+    """The layer in the second of three branches, of which the others do less."""
+    branches = [lambda p, x: x, layer, lambda p, x: jnp.sin(x) @ p["first"]]
+    return outside(lambda p, x: jax.lax.switch(jnp.int32(x[0, 0]), branches, p, x))
+
+
+def seconds(model: Small) -> float:
+    program = capture(model.loss, model.params, model.batch)
+    return predict(on_one_device(program.graph), ALONE, program.differentiated).computing
+
+
+@pytest.mark.parametrize("name", RECOMPUTED)
+def test_a_checkpoint_in_a_branch_recomputes_what_it_does_outside(name: str) -> None:
+    kept, recomputed = KEPT.get(name, part), RECOMPUTED[name]
+    more = seconds(outside(recomputed)) - seconds(outside(kept))
+    assert more > 0
+    assert seconds(branched(recomputed)) - seconds(branched(kept)) == pytest.approx(more)
+
+
+def test_a_conditional_takes_the_time_of_its_slowest_branch() -> None:
+    index = ALONE.device.launch
+    assert seconds(branched(part)) == pytest.approx(seconds(outside(part)) + index, rel=1e-6)
+
+
+@pytest.mark.parametrize("layer", [part, RECOMPUTED["checkpoint"]])
+def test_the_search_prices_branches_as_the_graph_is_priced(layer: Any) -> None:
+    """Those of a whole and of a divided conditional."""
+    machine = unity.Machine.grid(1, 4, "h200")
+    captured, assembled = made(branched(layer), machine)
+    (site,) = (s for s, site in enumerate(assembled.opened.sites) if site.node is not None and site.node.kind == "cond")
+    shares = set()
+    for seed in range(20):
+        point = random_point(assembled, np.random.default_rng(seed))
+        graph = parallelize(captured.graph, assembled.assignment(point))
+        (term,) = (t for t in predict(graph, machine, captured.differentiated).operators if t.node.kind == "cond")
+        cost, value = assembled.costs[site], point.values[site]
+        assert (cost.forward[value], cost.backward[value]) == pytest.approx((term.forward / term.runs, term.backward))
+        shares.add(term.share)
+    assert {1, 1 / 4} <= shares

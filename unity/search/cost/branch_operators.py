@@ -1,0 +1,74 @@
+"""The operators in the branches of a conditional (`lax.cond`, `lax.switch`), with their runs.
+
+A branch is captured as a graph, as a whole program is. So its checkpoints are recomputed, its loops repeated, and its operators
+fused by the rules that hold outside of conditionals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from unity.pcg.capture.capture import graph_of
+from unity.pcg.ir.gradient_flow import carrying
+from unity.pcg.ir.program import Body, Equation
+from unity.pcg.jaxprs.jaxprs import BRANCHED
+from unity.pcg.propagation.nested_programs import branches
+from unity.pcg.types.parallel_type import Shape
+from unity.search.cost.operator_runs import OperatorRuns, operator_runs, program_facts
+
+
+@dataclass(frozen=True)
+class BranchOperator:
+    """An operator in a branch of a conditional.
+
+    Args:
+        body: Its program.
+        shapes: The shapes of its operands and results.
+        differentiated: For each operand, whether it has a gradient.
+        forward: Runs in the forward pass.
+        again: Forward runs that the backward pass repeats.
+        backward: Backward runs.
+    """
+
+    body: Body
+    shapes: tuple[Shape, ...]
+    differentiated: tuple[bool, ...]
+    forward: int
+    again: int
+    backward: int
+
+
+Branch = tuple[BranchOperator, ...]
+
+
+@lru_cache(maxsize=4096)
+def conditionals(body: Body, differentiated: tuple[bool, ...]) -> tuple[tuple[Branch, ...], ...]:
+    """Return the operators of each branch of each conditional in an operator's program.
+
+    Args:
+        body: The program.
+        differentiated: For each operand, whether it has a gradient.
+    """
+    if not any(e.name in BRANCHED for e in body.equations):
+        return ()
+    results = tuple(isinstance(a, int) and body.tensors[a].floating for a in body.outputs)
+    carried = carrying(body, differentiated, results) if any(differentiated) else frozenset[int]()
+    return tuple(tuple(_operators(branch, e, carried) for branch in branches(e)) for e in body.equations if e.name in BRANCHED)
+
+
+def _operators(branch: Body, conditional: Equation, carried: frozenset[int]) -> Branch:
+    """Return the operators of one branch; a gradient flows through the `carried` variables around the conditional."""
+    graph = graph_of(branch, [f"operand {k}" for k in range(len(branch.inputs))])
+    wanted = {k for k, v in enumerate(conditional.results) if v in carried}
+    active = {k for k, a in enumerate(conditional.operands[1:]) if wanted and isinstance(a, int) and a in carried}
+    facts = program_facts(graph, active, wanted)
+
+    def operator(runs: OperatorRuns) -> BranchOperator:
+        node, flow = runs.node, facts.flow
+        flows = any(map(flow, node.results))
+        flags = tuple(flows and flow(v) for v in node.operands)
+        shapes = tuple(v.tensor.shape for v in (*node.operands, *node.results))
+        return BranchOperator(runs.body, shapes, flags, runs.first, runs.runs - runs.first, runs.count)
+
+    return tuple(map(operator, operator_runs(graph, facts)))

@@ -1,0 +1,78 @@
+"""Runs of the operators of a graph in one step: in the forward pass, as recomputation, and in the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from unity.pcg.analysis.hoisting import hoisted
+from unity.pcg.analysis.rematerialization import Recomputation, recomputation
+from unity.pcg.ir.gradient_flow import Gradients, gradients
+from unity.pcg.ir.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, STAGES, Node, reserved_axes
+from unity.pcg.ir.program import Body
+from unity.pcg.parallel.branches import weight_of
+from unity.pcg.parallel.stages import runs_of
+
+
+@dataclass(frozen=True)
+class ProgramFacts:
+    """Facts that all nested graphs of a program share."""
+
+    flow: Gradients
+    hoisted: Mapping[int, int]
+    recomputation: Recomputation
+    training: bool
+
+
+def program_facts(graph: PCG, differentiated: Collection[int], outputs: Collection[int] | None = None) -> ProgramFacts:
+    """Return the facts of a program.
+
+    Args:
+        graph: The program.
+        differentiated: The inputs, by number, whose gradients are wanted.
+        outputs: The outputs, by number, that have cotangents; None for those of a loss.
+    """
+    flow = gradients(graph, differentiated, outputs)
+    return ProgramFacts(flow, hoisted(graph), recomputation(graph, flow), bool(differentiated))
+
+
+@dataclass(frozen=True)
+class OperatorRuns:
+    """The runs of one operator in a step.
+
+    Args:
+        node: The operator.
+        body: Its program.
+        graph: The graph that it is in.
+        count: Runs of the backward pass, and of the forward pass unless it is hoisted.
+        first: Runs in the forward pass, fewer if the operator is hoisted out of a scan (`pcg.analysis.hoisting`).
+        runs: Forward runs, including those that the backward pass repeats.
+        part: The fraction with which its seconds count, because other branches or stages run at the same time.
+        share: The fraction of the work that is left to one device by the axes whose devices run different branches or stages.
+    """
+
+    node: Node
+    body: Body
+    graph: PCG
+    count: int
+    first: int
+    runs: int
+    part: float = 1.0
+    share: float = 1.0
+
+
+def operator_runs(graph: PCG, facts: ProgramFacts, times: int = 1) -> Iterator[OperatorRuns]:
+    """Yield the runs of every operator of a graph, nested ones included, if the graph itself runs some number of times."""
+    for node in graph.nodes:
+        if node.inside is not None:
+            inner = times * (runs_of(node, facts.flow) if node.kind in LOOPS else 1)
+            part = weight_of(node) if node.kind in (BRANCHES, STAGES) else 1.0
+            share = 1 / prod(a.size for a in graph.axes if a.name in reserved_axes(node))
+            for runs in operator_runs(node.inside, facts, inner):
+                yield replace(runs, part=part * runs.part, share=share * runs.share)
+        elif node.body is not None and node.kind not in PARALLELIZATION:
+            first = times // facts.hoisted.get(id(node), 1)
+            marked = bool(node.again) and facts.training
+            runs = first + times * (facts.recomputation.repeats(node) - facts.recomputation.alone(node) + marked)
+            yield OperatorRuns(node, node.body, graph, times, first, runs)
