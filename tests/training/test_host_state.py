@@ -79,18 +79,78 @@ def test_three_steps_with_state_on_the_host_have_the_values_of_the_function() ->
     assert jax.tree.map(lambda x: x.sharding, result) == shardings
 
 
+def barriers_of(step: Any, *args: Any) -> tuple[list[int], str]:
+    """The number of values that each barrier of a step has, and the text of the program for GPUs."""
+    step.shardings(*args)
+    call = step._call(args, {})
+    text = step._compiled_for(call).run.trace(*call.inputs.structs).lower(lowering_platforms=("cuda",)).as_text()
+    return [int(n) for n in re.findall(r"%\d+:(\d+) = stablehlo.optimization_barrier", text)], text
+
+
 def test_each_state_is_fetched_after_the_gradients_and_the_weight_before() -> None:
     """As programs for GPUs have it: one barrier for each weight, which its two moments leave for the device."""
-    state, batch = initial()
-    step = unity.step(optax_step(marked, ADAM), optimizer=ON_HOST, **OPTIONS)
-    step.shardings(state, batch)
-    call = step._call((state, batch), {})
-    text = step._compiled_for(call).run.trace(*call.inputs.structs).lower(lowering_platforms=("cuda",)).as_text()
-    barriers = re.findall(r"(%\d+):(\d+) = stablehlo.optimization_barrier", text)
-    assert len(barriers) == 2 * LAYERS
-    assert [int(count) for _, count in barriers] == [2 + 2 * LAYERS] + [2 + 3] * (2 * LAYERS - 1)
+    counts, text = barriers_of(unity.step(optax_step(marked, ADAM), optimizer=ON_HOST, **OPTIONS), *initial())
+    assert counts == [2 + 2 * LAYERS] + [2 + 3] * (2 * LAYERS - 1)
+    barriers = re.findall(r"(%\d+):\d+ = stablehlo.optimization_barrier", text)
     fetched = set(re.findall(r'@annotate_device_placement\((%\d+#[01])\).*_xla_buffer_placement = "device"', text))
-    assert {f"{name}#{k}" for name, _ in barriers for k in (0, 1)} <= fetched
+    assert {f"{name}#{k}" for name in barriers for k in (0, 1)} <= fetched
+
+
+one, other = (unity.loss(lambda w, x, f=f: jnp.mean(f(x @ w["w"]) ** 2)) for f in (jnp.tanh, jnp.sin))
+
+
+def two_losses(optimizer: Any, share: bool = False) -> Any:
+    """A step of two losses whose weights, of equal names and shapes, are two or one and the same."""
+
+    def train_step(state: Any, batch: Any) -> Any:
+        (a, b), (of_a, of_b) = state
+        gradient_a, gradient_b = jax.grad(one)(a, batch), jax.grad(other)(a if share else b, batch)
+        if share:
+            gradient_a = jax.tree.map(jnp.add, gradient_a, gradient_b)
+        update_a, of_a = optimizer.update(gradient_a, of_a, a)
+        update_b, of_b = (jax.tree.map(jnp.zeros_like, b), of_b) if share else optimizer.update(gradient_b, of_b, b)
+        return ((optax.apply_updates(a, update_a), optax.apply_updates(b, update_b)), (of_a, of_b)), None
+
+    return train_step
+
+
+def two_states(optimizer: Any) -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    a, b = ({"w": jnp.asarray(rng.normal(size=(16, 64)))} for _ in range(2))
+    return ((a, b), (optimizer.init(a), optimizer.init(b))), jnp.asarray(rng.normal(size=(32, 16)))
+
+
+@pytest.mark.parametrize("optimizer", [ADAM, CLIPPED])
+def test_the_states_of_two_weights_of_equal_names_are_fetched_one_after_the_other(optimizer: Any) -> None:
+    state, batch = two_states(optimizer)
+    step = unity.step(two_losses(optimizer), optimizer=ON_HOST, **OPTIONS)
+    assert barriers_of(step, state, batch)[0] == [2 + 2, 2 + 3]
+    assert_same(after(step, state, batch, 1), after(jax.jit(two_losses(optimizer)), state, batch, 1))
+
+
+def test_of_two_weights_of_equal_names_each_has_its_state_where_its_plan_puts_it() -> None:
+    """On the host for the loss of many samples, which does not fit otherwise, and on the device for the other one."""
+
+    def train_step(state: Any, batch: Any) -> Any:
+        (a, b), (of_a, of_b) = state
+        update_a, of_a = ADAM.update(jax.grad(one)(a, batch), of_a, a)
+        update_b, of_b = ADAM.update(jax.grad(other)(b, batch[:32]), of_b, b)
+        return ((optax.apply_updates(a, update_a), optax.apply_updates(b, update_b)), (of_a, of_b)), None
+
+    (weights, slots), _ = two_states(ADAM)
+    batch = jax.ShapeDtypeStruct((256, 16), "float64")
+    options = {**OPTIONS, "search": "captured", "budget": 0, "pipelines": False, "branches": False, "recompute": False}
+    leanest = unity.optimize(one, weights[0], batch, objective="memory", **options).memory
+    step = unity.step(train_step, offload=True, memory_limit=0.97 * leanest, **options)
+    _, (of_a, of_b) = step.shardings((weights, slots), batch)[0]
+    assert [{s.memory_kind for s in (of[0].mu["w"], of[0].nu["w"])} for of in (of_a, of_b)] == [{"pinned_host"}, {"device"}]
+
+
+def test_a_weight_of_two_losses_has_one_state() -> None:
+    state, batch = two_states(ADAM)
+    step = unity.step(two_losses(ADAM, share=True), optimizer=ON_HOST, **OPTIONS)
+    assert len(barriers_of(step, state, batch)[0]) == 1
+    assert_same(after(step, state, batch, 1), after(jax.jit(two_losses(ADAM, share=True)), state, batch, 1))
 
 
 def test_a_sum_of_gradients_in_a_scan_is_followed_by_the_update() -> None:

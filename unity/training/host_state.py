@@ -7,9 +7,9 @@ and sends the next state back. Barriers make this the only order, so that the st
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax import lax
@@ -18,7 +18,7 @@ from jax.extend import core
 from unity.pcg.jaxprs.jaxprs import each, equations
 from unity.plan.plan import Plan
 from unity.plan.shardings.following_shardings import KeyNames, names_of
-from unity.training.marked_loss import GRADIENT, OPERAND, MarkedCall
+from unity.training.marked_loss import GRADIENT, OPERAND, MarkedCall, operand_name
 
 DEVICE, HOST = jax.memory.Space.Device, jax.memory.Space.Host
 
@@ -30,34 +30,32 @@ class Weight:
     Attributes:
         names: the keys of its path in the loss's arguments.
         shape: its shape.
+        arguments: the numbers of the step's arguments of this shape that it is computed from. They tell it from a weight with the
+            same names that another loss, or another argument of the loss, has.
         hosted: whether the plan has the optimizer's state of it in the memory of the host.
     """
 
     names: KeyNames
     shape: tuple[int, ...]
+    arguments: frozenset[int]
     hosted: bool
 
 
-def weights_of_plans(calls: Sequence[MarkedCall], plans: Sequence[Plan]) -> list[Weight]:
-    """Return the weights of the losses of a step."""
-    weights: dict[tuple[KeyNames, tuple[int, ...]], bool] = {}
-    for call, plan in zip(calls, plans, strict=True):
+def weights_of_plans(calls: Sequence[MarkedCall], plans: Sequence[Plan], jaxpr: core.Jaxpr) -> list[Weight]:
+    """Return the weights of the losses of a step, whose program has them by name."""
+    jaxpr, _ = inlined(jaxpr)
+    program, argument = _Program(jaxpr), {v: k for k, v in enumerate(jaxpr.invars)}
+    weights: dict[tuple[KeyNames, tuple[int, ...], frozenset[int]], bool] = {}
+    for k, (call, plan) in enumerate(zip(calls, plans, strict=True)):
         leaves = jax.tree.leaves_with_path(call.arguments.trees)
         for (path, operand), hosted in zip(leaves, plan.program.hosted_state, strict=True):
             if call.perturbed[operand]:
-                weight = names_of(path[1:]), call.structs[operand].shape
+                shape, read = call.structs[operand].shape, operands_of(jaxpr, operand_name(k, operand))
+                sources = program.needed(v for v in read if v.aval.shape == shape)
+                arguments = frozenset(argument[v] for v in sources if v in argument and v.aval.shape == shape)
+                weight = names_of(path[1:]), shape, arguments
                 weights[weight] = weights.get(weight, False) or hosted
     return [Weight(*weight, hosted) for weight, hosted in weights.items()]
-
-
-def followed(path: Sequence[Any], shape: tuple[int, ...], weights: Iterable[Weight]) -> Weight | None:
-    """Return the weight that an array of a step follows: of those of its shape, the one with the most alike path, if any.
-
-    Where the paths of several are equally alike, it is one whose state is on the device, if there is one.
-    """
-    names = names_of(path)
-    alike = [weight for weight in weights if weight.shape == shape]
-    return max(alike, key=lambda weight: (_common(names, weight.names), not weight.hosted), default=None)
 
 
 def _common(one: KeyNames, other: KeyNames) -> int:
@@ -90,7 +88,7 @@ class Update:
 def updates_of(
     weights: Sequence[Weight],
     keys: Sequence[Sequence[Any]],
-    shapes: Sequence[tuple[int, ...]],
+    jaxpr: core.Jaxpr,
     later: Mapping[int, int],
     needed: Collection[int],
 ) -> list[Update]:
@@ -99,18 +97,60 @@ def updates_of(
     Args:
         weights: the weights of the losses.
         keys: the path of each argument of the step.
-        shapes: the shape of each argument.
+        jaxpr: the program of the step, in which the gradients have the name `GRADIENT`.
         later: the number of the argument whose next value a result is, by the number of the result.
         needed: the numbers of the arguments that a loss depends on. They stay on the device.
     """
     states, others = defaultdict[Weight, dict[int, int]](dict), defaultdict[Weight, list[int]](list)
+    following = _Following(weights, keys, jaxpr, later)
     for result, k in later.items():
-        weight = followed(keys[k], shapes[k], weights)
+        weight = following.weight(k)
         if weight is not None and weight.hosted and k not in needed:
             states[weight][k] = result
         elif weight is not None:
             others[weight].append(result)
     return [Update(state, tuple(others[weight])) for weight, state in states.items()]
+
+
+class _Following:
+    """The weights that the arguments of a step follow. Arguments as for `updates_of`."""
+
+    def __init__(
+        self, weights: Sequence[Weight], keys: Sequence[Sequence[Any]], jaxpr: core.Jaxpr, later: Mapping[int, int]
+    ) -> None:
+        self.jaxpr, _ = inlined(jaxpr)
+        self.weights, self.keys, self.results = weights, keys, {k: result for result, k in later.items()}
+        self.program, self.gradients = _Program(self.jaxpr), frozenset(named(self.jaxpr, GRADIENT))
+        self.sources: dict[int, set[Any]] = {}
+
+    def weight(self, k: int) -> Weight | None:
+        """Return the weight that an argument follows: of those of its shape, the one with the most alike path, if any.
+
+        Where the paths of several are equally alike, it is the one that is updated with the argument. If there is no such one, or
+        if there are several, it is one whose state is on the device, if possible.
+        """
+        names, argument = names_of(self.keys[k]), cast("Any", self.jaxpr.invars[k].aval)
+        alike = [weight for weight in self.weights if weight.shape == argument.shape]
+        most = max((_common(names, weight.names) for weight in alike), default=0)
+        best = [weight for weight in alike if _common(names, weight.names) == most]
+        if len(best) > 1:
+            return max(best, key=lambda weight: (self.is_updated_with(weight, k), not weight.hosted))
+        return best[0] if best else None
+
+    def is_updated_with(self, weight: Weight, k: int) -> bool:
+        """Return whether the next value of a weight depends on an argument, or that of the argument on the weight.
+
+        What they depend on through a gradient does not count.
+        """
+        by_weight = any(self.jaxpr.invars[k] in self.sources_of(w) for w in weight.arguments)
+        return by_weight or any(self.jaxpr.invars[w] in self.sources_of(k) for w in weight.arguments)
+
+    def sources_of(self, k: int) -> set[Any]:
+        """Return the variables that the next value of an argument depends on, but not through a gradient, with the argument."""
+        if k not in self.sources:
+            after = [self.jaxpr.outvars[self.results[k]]] if k in self.results else []
+            self.sources[k] = {self.jaxpr.invars[k], *self.program.needed(after, self.gradients)}
+        return self.sources[k]
 
 
 def with_state_on_host(closed: core.ClosedJaxpr, updates: Sequence[Update]) -> Callable[..., list[Any]]:
@@ -242,6 +282,16 @@ def _is_sharding(parameter: Any) -> bool:
 
 
 def named(jaxpr: core.Jaxpr, name: str) -> list[Any]:
-    """Return the variables of a program that have a name, or are results of an equation that has such a variable inside."""
-    with_name = (eqn for eqn in jaxpr.eqns if any(e.params.get("name") == name for e in (eqn, *equations(eqn))))
-    return [v for eqn in with_name for v in eqn.outvars if not isinstance(v, core.DropVar)]
+    """Return the variables of a program whose names begin with a name, or that equations with such a variable inside result in."""
+    return [v for eqn in _with_name(jaxpr, name) for v in eqn.outvars if not isinstance(v, core.DropVar)]
+
+
+def operands_of(jaxpr: core.Jaxpr, name: str) -> list[Any]:
+    """Return the variables that the equations of `named` read."""
+    return [a for eqn in _with_name(jaxpr, name) for a in eqn.invars if not isinstance(a, core.Literal)]
+
+
+def _with_name(jaxpr: core.Jaxpr, name: str) -> Iterator[core.JaxprEqn]:
+    for eqn in jaxpr.eqns:
+        if any(str(e.params.get("name", "")).startswith(name) for e in (eqn, *equations(eqn))):
+            yield eqn

@@ -238,7 +238,7 @@ class PlannedTrace:
         name: the name of the step.
         surveyed: the calls of the survey, in their order.
         plans: the plan for each.
-        named: whether the operands and their gradients have the names `OPERAND` and `GRADIENT` in the trace.
+        named: whether the operands and their gradients have names in the trace: those of `operand_name`, and `GRADIENT`.
     """
 
     name: str
@@ -254,7 +254,8 @@ class PlannedTrace:
         if k >= len(self.surveyed) or self.surveyed[k].structs != marked.structs:
             self.refuse()
         if self.named:
-            operands = [_named(x, perturbed) for x, perturbed in zip(operands, self.surveyed[k].perturbed, strict=True)]
+            flags = enumerate(zip(operands, self.surveyed[k].perturbed, strict=True))
+            operands = [_named(x, operand_name(k, i), perturbed) for i, (x, perturbed) in flags]
         plan, arguments = self.plans[k], self.surveyed[k].arguments.fill(operands)
         return plan(*jax.tree.map(_placed, arguments, plan.in_shardings))
 
@@ -266,11 +267,16 @@ class PlannedTrace:
         )
 
 
-def _named(x: Any, perturbed: bool) -> Any:
+def operand_name(call: int, operand: int) -> str:
+    """Return the name of an operand of a marked call in the trace. It begins with `OPERAND`, and no other one begins with it."""
+    return f"{OPERAND}, number {operand} of call {call}."
+
+
+def _named(x: Any, name: str, perturbed: bool) -> Any:
     """Return an operand with its name in the trace, and with that of its gradient. A constant of the step has no name."""
     if not isinstance(x, jax.core.Tracer):
         return x
-    return checkpoint_name(_with_named_gradient(x) if perturbed else x, OPERAND)
+    return checkpoint_name(_with_named_gradient(x) if perturbed else x, name)
 
 
 @jax.custom_vjp

@@ -249,8 +249,7 @@ class TrainingStep:
         """
         if not any(weight.hosted for weight in weights):
             return ()
-        shapes = [struct.shape for struct in inputs.structs]
-        updates = updates_of(weights, inputs.keys, shapes, later, needed_by_losses(jaxpr))
+        updates = updates_of(weights, inputs.keys, jaxpr, later, needed_by_losses(jaxpr))
         planned = sum(weight.hosted for weight in weights)
         if len(updates) < planned:
             warn_user(
@@ -261,7 +260,10 @@ class TrainingStep:
         return updates
 
     def _trace(self, call: ArrayCall, structs: Sequence[jax.ShapeDtypeStruct]) -> tuple[core.ClosedJaxpr, Mesh, Sequence[Weight]]:
-        """Return the program of a step in which plans compute the losses, the mesh of the plans, and the losses' weights."""
+        """Return the program of a step in which plans compute the losses, the mesh of the plans, and the losses' weights.
+
+        Without state in the memory of the host, no weights are returned.
+        """
         if explicit_mesh(()) is not None:
             raise PlanError(
                 f"{self.__name__} is called while jax.set_mesh has set a mesh with explicit axes, where unity.step cannot run.\n"
@@ -278,13 +280,13 @@ class TrainingStep:
                 f"{self.__name__} has losses that are planned for different numbers of devices: leave objective='devices' out."
                 " (docs: training#options)"
             )
-        weights = weights_of_plans(survey.calls, plans)
-        substitution = PlannedTrace(self.__name__, survey.calls, plans, any(weight.hosted for weight in weights))
+        hosts = any(any(plan.program.hosted_state) for plan in plans)
+        substitution = PlannedTrace(self.__name__, survey.calls, plans, hosts)
         with traced_with(substitution):
             closed = jax.make_jaxpr(call)(*structs)
         if len(substitution.done) != len(survey.calls):
             substitution.refuse()
-        return closed, mesh, weights
+        return closed, mesh, weights_of_plans(survey.calls, plans, closed.jaxpr) if hosts else ()
 
     def _plan(self, marked: MarkedCall, structs: Sequence[jax.ShapeDtypeStruct]) -> Plan:
         """Return the plan of a marked call, which equal calls share."""
