@@ -59,7 +59,8 @@ class _Builder:
         groups: The branch that each operator inside branches is in, by the operator's id.
         flying: Size of what is live of a pipeline's operands for the batch before, as a multiple of theirs, by site.
         leading: The number of sites before a 2BW pipeline.
-        needed: Values that are residuals in their own type whoever else reads them, with the number of runs of that reader.
+        needed: Values that are residuals in their own type whoever else reads them, with the surroundings of these readers.
+        remats: The number of remats so far.
     """
 
     def __init__(
@@ -74,7 +75,8 @@ class _Builder:
         self.groups: dict[int, int] = {}
         self.flying: dict[int, float] = {}
         self.leading = 0
-        self.needed: dict[Where, set[float]] = {}
+        self.needed: dict[Where, list[Around]] = {}
+        self.remats = 0
 
     def add(self, site: Site) -> int:
         """Append a site and return its number."""
@@ -155,28 +157,54 @@ class _Builder:
         for s in reversed(range(len(self.sites))):
             site = self.sites[s]
             if copies(site) and ((s, 0) in self.needed or (s, 0) in readers):
-                site.ports[0] = replace(site.ports[0], kept=site.alive)
+                site.ports[0] = replace(site.ports[0], kept=self.alive((s, 0), readers.get((s, 0), ())))
             for p, port in enumerate(site.ports):
                 if port.kept:
                     readers.setdefault((port.source, port.index), []).append((s, p))
         for s, site in enumerate(self.sites):
             for k in range(len(site.results)):
-                uses = [(u, p, self.sites[u].ports[p]) for u, p in readers.get((s, k), ())]
-                times = {port.times for _, _, port in uses} | self.needed.get((s, k), set())
+                uses = readers.get((s, k), [])
+                times = {self.sites[u].ports[p].times for u, p in uses} | {around.times for around in self.needed.get((s, k), ())}
                 if copies(site) or not times:
                     continue
-                alone = [(port.times, port.kept) for *_, port in uses] == [(site.around.times, site.alive)]
-                if alone and site.kind != "input" and (s, k) not in self.needed:
-                    u, p, port = uses[0]
-                    self.sites[u].ports[p] = replace(port, sole=True)
+                if site.kind != "input" and (s, k) not in self.needed and self.is_alone(site, uses):
+                    u, p = uses[0]
+                    self.sites[u].ports[p] = replace(self.sites[u].ports[p], sole=True)
                 elif site.kind == "free":  # a carry: its stack for the steps, its last value for later users
                     after = site.ports[0].times / site.around.times
                     stack, last = site.around.times in times, bool(times - {site.around.times})
                     site.stored[k] = site.alive * (stack + last * after)
                 else:
-                    site.stored[k] = site.alive
+                    site.stored[k] = self.alive((s, k), uses)
         for s, count in self.flying.items():
             self.sites[s].stored[0] += count
+
+    def is_alone(self, site: Site, uses: Sequence[tuple[int, int]]) -> bool:
+        """Return whether a value's only use is as a residual where the value is computed, or outside of a remat around that."""
+        if len(uses) != 1:
+            return False
+        reader, port = self.sites[uses[0][0]], self.sites[uses[0][0]].ports[uses[0][1]]
+        outside = bool(site.around.remats) and reader.around.encloses(site.around)
+        return port.times == site.around.times and (port.kept == site.alive or outside)
+
+    def alive(self, where: Where, uses: Sequence[tuple[int, int]]) -> float:
+        """Return the copies of a value that are live at once as residuals in its own type, if these are its uses as a residual.
+
+        One of several sibling remats is live at a time, but a value that is read outside of its remat is always live there.
+        """
+        site = self.sites[where[0]]
+        if not site.around.remats:
+            return site.alive
+        alive: dict[int, float] = {}
+        for around in self.needed.get(where, ()):
+            if around.encloses(site.around):
+                depth = len(around.remats)
+                alive[depth] = max(alive.get(depth, 0.0), around.of(site.hoisted))
+        for u, p in uses:
+            if self.sites[u].around.encloses(site.around):
+                depth = len(self.sites[u].around.remats)
+                alive[depth] = max(alive.get(depth, 0.0), self.sites[u].ports[p].kept)
+        return sum(alive.values()) if alive else site.alive
 
     def choose_reruns(self) -> None:
         """Mark the operators that the backward pass may rerun with their reader instead of keeping their result.
@@ -240,8 +268,9 @@ class _Builder:
                 assert node.inside is not None
                 for p, where in enumerate(operands):
                     if not self.recomputed.is_unread(node, p):  # a residual
-                        self.needed.setdefault(where, set()).add(around.times)
-                outputs = self.add_nodes(node.inside, operands, around.remat(remats))
+                        self.needed.setdefault(where, []).append(around)
+                self.remats += 1
+                outputs = self.add_nodes(node.inside, operands, around.remat(remats, self.remats))
                 self.results[id(node)] = tuple(outputs)
             else:
                 outputs = self.add_operator(node, operands, around)
@@ -285,7 +314,7 @@ class _Builder:
         operator.offloaded = tuple((v, nbytes, around.lasting[depth]) for v, nbytes, depth in offloaded)
         site = self.add(operator)
         self.of_node[id(node)] = site
-        self.needed.update(((site, k), {around.times}) for k, flag in enumerate(needed.results) if flag)
+        self.needed.update(((site, k), [around]) for k, flag in enumerate(needed.results) if flag)
         return [(site, k) for k in range(len(node.tensors))]
 
     def add_scan(self, node: Node, operands: list[Where], around: Around) -> list[Where]:

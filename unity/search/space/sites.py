@@ -37,6 +37,7 @@ class Around:
         lasting: By the depth of a remat around it, 0 for none: the runs whose values are live at once if that remat's policy saves
             them.
         stacked: Whether a scan stacks the residuals of its steps.
+        remats: The numbers of the remats around it, from the outermost.
     """
 
     times: float = 1
@@ -45,6 +46,7 @@ class Around:
     share: float = 1.0
     lasting: tuple[float, ...] = (1.0,)
     stacked: bool = False
+    remats: tuple[int, ...] = field(default=(), compare=False)
 
     def scan(self, length: int) -> Around:
         """Return the surroundings inside a scan of `length` steps."""
@@ -73,10 +75,16 @@ class Around:
         """Return the surroundings of one of several branches that run at the same time, which counts for a `part`."""
         return replace(self, times=self.times * part, alive=self.alive * part, lasting=self._times(part))
 
-    def remat(self, siblings: int) -> Around:
-        """Return the surroundings inside one of several sibling remats."""
-        share = self.share / siblings
-        return replace(self, again=True, alive=share, share=share, lasting=(*self.lasting, self.alive), stacked=False)
+    def remat(self, siblings: int, number: int) -> Around:
+        """Return the surroundings inside one of several sibling remats, which has a number of its own."""
+        share, remats = self.share / siblings, (*self.remats, number)
+        return replace(
+            self, again=True, alive=share, share=share, lasting=(*self.lasting, self.alive), stacked=False, remats=remats
+        )
+
+    def encloses(self, inner: Around) -> bool:
+        """Return whether these surroundings are in no other remats than `inner` ones."""
+        return inner.remats[: len(self.remats)] == self.remats
 
     def _times(self, factor: float) -> tuple[float, ...]:
         return tuple(runs * factor for runs in self.lasting)
