@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 from checkpointed_models import MODELS, POLICIES, saving
 from rerun_models import named
-from small_models import counted, f
+from small_models import Small, counted, f, made
 
 import unity
 from unity.pcg.parallel.parallelize import parallelize
@@ -31,6 +31,39 @@ def test_the_search_counts_exactly_the_residuals_of_optimal_strategies(name: str
     (point,) = Minimizer(assembled.problem).at([weight])
     memory = predict_memory(parallelize(captured.graph, assembled.assignment(point)), captured.differentiated, Training())
     assert point.memory == pytest.approx(counted(assembled, point, "memory")) == pytest.approx(memory.additive)
+
+
+def block(w: Any, x: Any) -> Any:
+    return x + jnp.tanh(jnp.sin(x) @ w[0]) @ w[1]
+
+
+def around_loops(w: Any, x: Any) -> Any:
+    return jax.lax.scan(lambda x, _: (block(w, x), None), x, length=3)[0]
+
+
+def nested(w: Any, x: Any) -> Any:
+    return jax.checkpoint(block)(w, jax.checkpoint(block)(w, x))
+
+
+def read_later(w: Any, x: Any) -> Any:
+    return block(w, x), jnp.tanh(x @ w[0])
+
+
+@pytest.mark.parametrize("layer", [block, around_loops, nested, read_later])
+def test_the_search_counts_results_of_remats_while_they_are_live_outside(layer: Any) -> None:
+    def loss(layers: Any, x: Any) -> Any:
+        total = 0.0
+        for w in layers:
+            x = jax.checkpoint(layer)(w, x)
+            x, *others = x if isinstance(x, tuple) else (x,)
+            total += sum(jnp.mean(y**2) for y in others)
+        return jnp.mean(x**2) + total
+
+    layers, x = [(f(16, 64), f(64, 16))] * 3, f(512, 16)
+    captured, assembled = made(Small(loss, layers, x), MACHINE)
+    (leanest,) = Minimizer(assembled.problem).at([math.inf])
+    memory = predict_memory(parallelize(captured.graph, assembled.assignment(leanest)), captured.differentiated, Training())
+    assert leanest.memory == pytest.approx(memory.additive)
 
 
 @pytest.mark.parametrize("scanned", [False, True])

@@ -174,6 +174,9 @@ class _Builder:
                     after = site.ports[0].times / site.around.times
                     stack, last = site.around.times in times, bool(times - {site.around.times})
                     site.stored[k] = site.alive * (stack + last * after)
+                    if last and site.around.remats:
+                        later = [(u, p) for u, p in uses if self.sites[u].ports[p].times != site.around.times]
+                        site.stored[k] = site.alive * stack + self.alive((s, k), later, after)
                 else:
                     site.stored[k] = self.alive((s, k), uses)
         for s, count in self.flying.items():
@@ -187,24 +190,20 @@ class _Builder:
         outside = bool(site.around.remats) and reader.around.encloses(site.around)
         return port.times == site.around.times and (port.kept == site.alive or outside)
 
-    def alive(self, where: Where, uses: Sequence[tuple[int, int]]) -> float:
+    def alive(self, where: Where, uses: Sequence[tuple[int, int]], after: float = 1.0) -> float:
         """Return the copies of a value that are live at once as residuals in its own type, if these are its uses as a residual.
 
         One of several sibling remats is live at a time, but a value that is read outside of its remat is always live there.
+        `after` is the fraction of the copies that is live once the loop that computes the value has ended.
         """
         site = self.sites[where[0]]
-        if not site.around.remats:
-            return site.alive
+        readers = [(around, around.of(site.hoisted)) for around in self.needed.get(where, ())]
+        readers += [(self.sites[u].around, self.sites[u].ports[p].kept) for u, p in uses]
         alive: dict[int, float] = {}
-        for around in self.needed.get(where, ()):
-            if around.encloses(site.around):
-                depth = len(around.remats)
-                alive[depth] = max(alive.get(depth, 0.0), around.of(site.hoisted))
-        for u, p in uses:
-            if self.sites[u].around.encloses(site.around):
-                depth = len(self.sites[u].around.remats)
-                alive[depth] = max(alive.get(depth, 0.0), self.sites[u].ports[p].kept)
-        return sum(alive.values()) if alive else site.alive
+        for around, count in readers if site.around.remats else ():
+            if around.encloses(site.around) and (after == 1 or around.times != site.around.times):
+                alive[len(around.remats)] = max(alive.get(len(around.remats), 0.0), count)
+        return sum(alive.values()) if alive else after * site.alive
 
     def choose_reruns(self) -> None:
         """Mark the operators that the backward pass may rerun with their reader instead of keeping their result.
