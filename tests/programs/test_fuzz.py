@@ -43,7 +43,7 @@ from unity.transforms.micro_batching import micro_batching
 
 # A gate must say the same of the same code every time, so it draws the same programs; by hand, every run draws new ones.
 CI = "CI" in os.environ
-MINUTES = float(os.environ.get("UNITY_FUZZ_MINUTES", "0.15" if CI else "2.5"))
+MINUTES = float(os.environ.get("UNITY_FUZZ_MINUTES", "0.3" if CI else "2.5"))
 PAIR = unity.Machine.grid(1, 2)
 
 
