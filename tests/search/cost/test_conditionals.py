@@ -73,6 +73,27 @@ def test_a_conditional_takes_the_time_of_its_slowest_branch() -> None:
     assert seconds(branched(part)) == pytest.approx(seconds(outside(part)) + index, rel=1e-6)
 
 
+def with_jvp(fn: Any) -> Any:
+    call = jax.custom_jvp(fn)
+    call.defjvp(lambda primals, tangents: jax.jvp(fn, primals, tangents))
+    return call
+
+
+def with_vjp(fn: Any) -> Any:
+    call = jax.custom_vjp(fn)
+    call.defvjp(partial(jax.vjp, fn), lambda pull, cotangent: pull(cotangent))
+    return call
+
+
+@pytest.mark.parametrize("ruled", [with_jvp, with_vjp])
+def test_a_conditional_in_a_call_with_a_derivative_rule_takes_what_it_takes_outside(ruled: Any) -> None:
+    def switched(p: Any, x: Any) -> Any:
+        return jax.lax.switch(jnp.int32(x[0, 0]), [lambda p, x: x, part], p, x)
+
+    alone, called = (outside(lambda p, x, f=f: f(p, x) @ p["first"]) for f in (switched, ruled(switched)))
+    assert seconds(called) == pytest.approx(seconds(alone))
+
+
 @pytest.mark.parametrize("layer", [part, RECOMPUTED["checkpoint"]])
 def test_the_search_prices_branches_as_the_graph_is_priced(layer: Any) -> None:
     """Those of a whole and of a divided conditional."""

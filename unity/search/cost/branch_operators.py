@@ -1,7 +1,8 @@
 """The operators in the branches of a conditional (`lax.cond`, `lax.switch`), with their runs.
 
 A branch is captured as a graph, as a whole program is. So its checkpoints are recomputed, its loops repeated, and its operators
-fused by the rules that hold outside of conditionals.
+fused by the rules that hold outside of conditionals. A call with a derivative rule, in whose program there is a conditional, is a
+conditional of one branch: its program.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from functools import lru_cache
 from unity.pcg.capture.capture import graph_of
 from unity.pcg.ir.gradient_flow import carrying
 from unity.pcg.ir.program import Body, Equation
-from unity.pcg.jaxprs.jaxprs import BRANCHED
-from unity.pcg.propagation.nested_programs import branches
+from unity.pcg.jaxprs.jaxprs import BRANCHED, CALLS
+from unity.pcg.propagation.nested_programs import branches, nested_body
+from unity.pcg.propagation.solver import nests
 from unity.pcg.types.parallel_type import Shape
 from unity.search.cost.operator_runs import OperatorRuns, operator_runs, program_facts
 
@@ -50,18 +52,33 @@ def conditionals(body: Body, differentiated: tuple[bool, ...]) -> tuple[tuple[Br
         body: The program.
         differentiated: For each operand, whether it has a gradient.
     """
-    if not any(e.name in BRANCHED for e in body.equations):
+    alternatives = [(e, _alternatives(e)) for e in body.equations]
+    if not any(programs for _, programs in alternatives):
         return ()
     results = tuple(isinstance(a, int) and body.tensors[a].floating for a in body.outputs)
     carried = carrying(body, differentiated, results) if any(differentiated) else frozenset[int]()
-    return tuple(tuple(_operators(branch, e, carried) for branch in branches(e)) for e in body.equations if e.name in BRANCHED)
+    return tuple(tuple(_operators(program, e, carried) for program in programs) for e, programs in alternatives if programs)
+
+
+def _alternatives(equation: Equation) -> tuple[Body, ...]:
+    """Return the programs of which a conditional runs one; none if an equation is no conditional, nor a call with one inside."""
+    if equation.name in BRANCHED:
+        return branches(equation)
+    return (nested_body(equation),) if equation.name in CALLS and _has_conditional(nested_body(equation)) else ()
+
+
+@lru_cache(maxsize=4096)
+def _has_conditional(body: Body) -> bool:
+    """Return whether a program has a conditional, also in programs nested in it."""
+    return any(e.name in BRANCHED or (nests(e) and _has_conditional(nested_body(e))) for e in body.equations)
 
 
 def _operators(branch: Body, conditional: Equation, carried: frozenset[int]) -> Branch:
     """Return the operators of one branch; a gradient flows through the `carried` variables around the conditional."""
     graph = graph_of(branch, [f"operand {k}" for k in range(len(branch.inputs))])
+    operands = conditional.operands[len(conditional.operands) - len(branch.inputs) :]  # without the index
     wanted = {k for k, v in enumerate(conditional.results) if v in carried}
-    active = {k for k, a in enumerate(conditional.operands[1:]) if wanted and isinstance(a, int) and a in carried}
+    active = {k for k, a in enumerate(operands) if wanted and isinstance(a, int) and a in carried}
     facts = program_facts(graph, active, wanted)
 
     def operator(runs: OperatorRuns) -> BranchOperator:
