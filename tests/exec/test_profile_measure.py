@@ -28,8 +28,9 @@ from unity.machine.hardware import Level
 from unity.machine.machine import Machine
 from unity.machine.profiles.profile import Profile
 from unity.machine.profiles.store import Store
+from unity.pcg.capture.capture import capture
 from unity.pcg.ir.program import program_of
-from unity.pcg.parallel.parallelize import parallelize
+from unity.pcg.parallel.parallelize import on_one_device, parallelize
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, Type, partitioned
 
@@ -129,7 +130,7 @@ class Instant:
     traced: profile.Traced
     asked: list[tuple[int, ...]]
 
-    def run(self) -> Callable[..., Any]:
+    def run(self, _: int) -> Callable[..., Any]:
         def run(*times: int) -> None:
             self.asked.append(times)
             time.sleep(1e-5 * times[2])
@@ -143,6 +144,20 @@ def test_what_takes_no_time_is_measured_in_no_time() -> None:
     assert measure(cast(CompiledOperator, program), rounds=1).forward == 0
     assert max(times[0] for times in program.asked) == profile.MOST
     assert 1e-5 * max(times[2] for times in program.asked) < 10 * profile.RUN
+
+
+def test_a_conditional_is_measured_in_its_slowest_branch() -> None:
+    """It is neither the first, nor the last, which runs where an index is out of range."""
+
+    def fn(x: Any, w: Any) -> Any:
+        x = x @ w
+        return jnp.sum(jax.lax.switch(jnp.int32(x[0, 0]), [jnp.negative, lambda x: (x @ w) @ w @ w @ w, jnp.sin], x))
+
+    captured = capture(fn, f(256, 256), f(256, 256))
+    tasks = tasks_of_graph(on_one_device(captured.graph), captured.differentiated).values()
+    operators = [next(t.operator for t in tasks if t.operator.body.primitives == (kind,)) for kind in ("cond", "dot_general")]
+    timings = [measure(traced(o, jax.devices()[:1]).compile(), rounds=1) for o in operators]
+    assert timings[0].forward > 2 * timings[1].forward
 
 
 # What is compiled

@@ -11,7 +11,7 @@ program would.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -23,8 +23,10 @@ from jax import lax
 from jax.extend import core
 
 from unity.pcg.ir.program import Body, Tensor, tensor_type
+from unity.pcg.jaxprs.jaxprs import BRANCHED
 from unity.pcg.local.interpreter import BodyInterpreter
 from unity.pcg.operators.layout import PlacedTensor
+from unity.pcg.propagation.nested_programs import branches
 from unity.pcg.propagation.placement import placing
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.factors import TABLE, Halo, facts_of
@@ -146,17 +148,29 @@ def _is_view(eqn: core.JaxprEqn) -> bool:
     return [t.nbytes for t in operands] == [t.nbytes for t in results] and entry.spec(eqn.params, operands, results).view
 
 
-def local_operands(operator: LocalOperator) -> Iterator[np.ndarray[Any, Any]]:
+def branch_indices(body: Body) -> Mapping[int, int]:
+    """Return the inputs that are indices of conditionals' branches, each with the number of branches."""
+    conditionals = ((e.operands[0], branches(e)) for e in body.equations if e.name in BRANCHED)
+    return {index: len(programs) for index, programs in conditionals if isinstance(index, int) and index in body.inputs}
+
+
+def local_operands(operator: LocalOperator, branch: int = 0) -> Iterator[np.ndarray[Any, Any]]:
     """Yield values for the local operands as numpy arrays: small random numbers, and indices into the largest dimension.
 
     Large operands repeat their first `DRAWN` elements, because drawing all of them takes longer than the measurement.
+
+    Args:
+        operator: The operator.
+        branch: The number of the branch that conditionals run.
     """
     rng = np.random.default_rng(0)
-    shapes = operator.shapes
+    shapes, indices = operator.shapes, branch_indices(operator.body)
     below = max((n for shape in shapes for n in shape), default=1)
     for v, shape in zip(operator.body.inputs, shapes, strict=False):
         tensor, few = operator.body.tensors[v], min(DRAWN, prod(shape))
-        if is_key(tensor):
+        if v in indices:
+            drawn = np.full(few, branch)
+        elif is_key(tensor):
             drawn = np.zeros(few)
         elif tensor.floating:
             drawn = rng.normal(size=few) / 8

@@ -29,6 +29,7 @@ from unity.exec.lowering import mesh_of, platform_of
 from unity.exec.measure.operator_programs import (
     LocalOperator,
     Program,
+    branch_indices,
     is_key,
     local_operands,
     plain,
@@ -80,11 +81,15 @@ class CompiledOperator:
     traced: Traced
     programs: tuple[jax.stages.Compiled, ...]
 
-    def run(self) -> Run:
-        """Place operands on the devices, and return a function that runs the programs on them."""
+    def run(self, branch: int = 0) -> Run:
+        """Place operands on the devices, and return a function that runs the programs on them.
+
+        Args:
+            branch: The number of the branch that conditionals run.
+        """
         operator, mesh = self.traced.operator, self.traced.mesh
         pieces, sharding = _pieces(operator, mesh), _sharding(operator, mesh)
-        operands = [_placed(x, pieces, sharding) for x in local_operands(operator)]
+        operands = [_placed(x, pieces, sharding) for x in local_operands(operator, branch)]
         return (_run_loops if len(self.programs) == 1 else _run_calls)(self.programs, operands)
 
 
@@ -101,8 +106,14 @@ def _inner(mesh: Mesh) -> int:
 
 
 def measure(program: CompiledOperator, rounds: int = ROUNDS) -> Timing:
-    """Measure an operator on its devices."""
-    run = program.run()
+    """Measure an operator on its devices, with conditionals in each of their branches: the slowest one counts."""
+    every = range(max(branch_indices(program.traced.operator.body).values(), default=1))
+    timings = [_measure_branch(program, branch, rounds) for branch in every]
+    return Timing(*(max(getattr(t, name) for t in timings) for name in ("forward", "backward", "spread")))
+
+
+def _measure_branch(program: CompiledOperator, branch: int, rounds: int) -> Timing:
+    run = program.run(branch)
 
     def seconds(*times: int) -> float:
         return seconds_of(lambda: run(*times))
