@@ -13,7 +13,7 @@ from typing import Any
 from unity.base.documents import Record, encoded, plain, refuse_unknown, typed
 from unity.machine.hardware import MachineError
 
-SCHEMA = 3  # of a profile's JSON; raised for a new way of measuring, too, so that older measurements are not used
+SCHEMA = 4  # of a profile's JSON; raised for a new way of measuring, too, so that older measurements are not used
 
 Shapes = tuple[tuple[int, ...], ...]
 Content = tuple[str, Shapes, tuple[bool, ...]]
