@@ -199,6 +199,21 @@ def test_marks() -> None:
     assert light == Seconds(float(plain[0]), float(plain[1]), ROOFLINE)
 
 
+def test_a_conditional_calibrates_no_other_operator() -> None:
+    """Its seconds are those of its branches, of which its kind says nothing."""
+
+    def switch(n: int) -> Body:
+        branch = lambda x: jax.numpy.sin(x @ x)  # noqa: E731
+        return program_of(jax.make_jaxpr(lambda k, x: jax.lax.cond(k, branch, branch, x))(True, np.zeros((n, n), "float32")))[0]
+
+    shapes: tuple = ((), (8, 8), (8, 8))
+    slow = Measurement(switch(8).key, kind_of(switch(8)), shapes, (False, True), 0.0, "float32", 512.0, 0.0, 1.0, 1.0, 0.0)
+    assert "cond" in slow.kind.split()
+    conditional = lookup(Profile(WHERE, (slow,)), DEVICE, switch(16), Piece(((), (16, 16), (16, 16)), 0.0, 2048.0), (False, True))
+    plain = roofline(DEVICE, 0.0, "float32", 2048.0, 1)
+    assert conditional == Seconds(float(plain[0]), float(plain[1]), ROOFLINE)
+
+
 def test_another_set_of_gradients_is_another_operator() -> None:
     profile = Profile(WHERE, (measurement(BODY, 8, 1e-3),))
     assert lookup(profile, DEVICE, BODY, piece(8), (False, True)).how == CALIBRATED

@@ -10,12 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
+from msgspec import structs
 from small_models import Small, made, random_point
 
 import unity
+from unity.exec.measure.operators import Timing
+from unity.exec.measure.plan_profile import measurement, tasks_of_graph
+from unity.machine.profiles.profile import Profile, Where
 from unity.pcg.capture.capture import capture
 from unity.pcg.parallel.parallelize import on_one_device, parallelize
 from unity.search.cost.prediction import predict
+from unity.search.cost.profile_lookup import INTERPOLATED, MEASURED
 
 ALONE = unity.Machine.grid(1, 1, "h200")
 
@@ -109,3 +114,17 @@ def test_the_search_prices_branches_as_the_graph_is_priced(layer: Any) -> None:
         assert (cost.forward[value], cost.backward[value]) == pytest.approx((term.forward / term.runs, term.backward))
         shares.add(term.share)
     assert {1, 1 / 4} <= shares
+
+
+@pytest.mark.parametrize("how", [MEASURED, INTERPOLATED])
+@pytest.mark.parametrize("measured", [1.0, 1e-9])
+def test_the_seconds_of_a_measured_conditional_are_not_estimated(measured: float, how: str) -> None:
+    program = capture(branched(part).loss, WEIGHTS, X)
+    graph = on_one_device(program.graph)
+    (task,) = (t for t in tasks_of_graph(graph, program.differentiated).values() if "cond" in t.operator.body.primitives)
+    known = measurement(task, Timing(measured, 2 * measured, 0.0))
+    if how == INTERPOLATED:  # from other local shapes, of which as many bytes are read and written
+        known = structs.replace(known, shapes=(*known.shapes, (1,)))
+    machine = ALONE.with_profile(Profile(Where("NVIDIA H200", 1, 1, "", ""), (known,)))
+    (term,) = (t for t in predict(graph, machine, program.differentiated).operators if t.node.kind == "cond")
+    assert (term.how, term.forward, term.backward) == (how, pytest.approx(measured), pytest.approx(2 * measured))

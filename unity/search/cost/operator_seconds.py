@@ -16,7 +16,7 @@ from unity.pcg.analysis.views import costs_nothing
 from unity.pcg.ir.program import Body
 from unity.search.cost.alignment import depends_on_alignment, row_dimensions, slowdown
 from unity.search.cost.branch_operators import Branch, conditionals
-from unity.search.cost.profile_lookup import MEASURED, ROOFLINE, Piece, lookup
+from unity.search.cost.profile_lookup import INTERPOLATED, MEASURED, ROOFLINE, Piece, lookup
 from unity.search.cost.roofline import dense_work, local_traffic, roofline
 
 Array = np.ndarray
@@ -80,7 +80,7 @@ def seconds(
     flags = tuple(map(bool, differentiated))
     if not conditionals(body, flags):
         return forward, backward, how
-    estimated = np.array(how) != MEASURED
+    estimated = ~np.isin(how, (MEASURED, INTERPOLATED))
     bounds = zip((forward, backward), branch_seconds(body, flags, machine).at(pieces.share), strict=True)
     forward, backward = (np.where(estimated, np.maximum(alone, within), alone) for alone, within in bounds)
     return forward, backward, how
@@ -89,7 +89,7 @@ def seconds(
 def _seconds_without_branches(
     body: Body, shapes: Sequence[tuple[int, ...]], pieces: Pieces, differentiated: Sequence[bool], machine: Machine
 ) -> tuple[Array, Array, Sequence[str]]:
-    """Return the result of `seconds` for an operator in whose branches nothing runs, unless its branches were measured."""
+    """Return the result of `seconds` for an operator in whose branches nothing runs, unless it was measured with them."""
     flops, dtype = dense_work(body)
     if machine.profile is None or pieces.sizes is None:
         slower = 1.0, 1.0

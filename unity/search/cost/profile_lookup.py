@@ -4,7 +4,8 @@
 - *interpolated*: this program was measured on other local shapes. The ratio of measured seconds to the roofline's is interpolated
   between the nearest measurements, by their distance in the logarithms of FLOPs and bytes.
 - *calibrated*: other programs of this kind were measured. One ratio is used for every magnitude of the roofline's seconds; if no
-  program of the kind was measured, the ratio is that of all products, or of all other operators.
+  program of the kind was measured, the ratio is that of all products, or of all other operators. Conditionals calibrate nothing:
+  their branches have operators of all kinds, which `operator_seconds` prices one by one.
 - *roofline*: nothing was measured.
 
 Operators without a measurement are scaled by such ratios because nothing reaches the bare roofline: a search would otherwise
@@ -22,6 +23,7 @@ from statistics import median
 from unity.machine.hardware import Device
 from unity.machine.profiles.profile import Measurement, Profile, Shapes
 from unity.pcg.ir.program import Body
+from unity.pcg.jaxprs.jaxprs import BRANCHED
 from unity.search.cost.alignment import PRODUCT, depends_on_alignment, slowdown_of_shapes
 from unity.search.cost.roofline import dense_work, roofline
 
@@ -137,6 +139,8 @@ def calibration(profile: Profile, device: Device) -> Mapping[str, Calibration]:
     """Return every kind's ratios on a device: the median of the measurements of each magnitude."""
     logarithms: dict[str, tuple[dict[int, list[float]], dict[int, list[float]]]] = {}
     for m in profile.measurements:
+        if any(name in BRANCHED for name in m.kind.split()):
+            continue
         plain = _plain(m, device)
         ratios = _ratios(m, device)
         for kind in (m.kind, PRODUCTS if m.work else OTHERS):
