@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 from optax_steps import optax_step
 from precision import in_64_bits
 
 import unity
+from unity.training.host_state import operands_by_name
 
 LAYERS = 2
 ADAM = optax.adam(1e-2)
@@ -151,6 +153,15 @@ def test_a_weight_of_two_losses_has_one_state() -> None:
     step = unity.step(two_losses(ADAM, share=True), optimizer=ON_HOST, **OPTIONS)
     assert len(barriers_of(step, state, batch)[0]) == 1
     assert_same(after(step, state, batch, 1), after(jax.jit(two_losses(ADAM, share=True)), state, batch, 1))
+
+
+def test_operands_are_told_by_their_whole_name_inside_of_calls() -> None:
+    def fn(x: Any, y: Any, z: Any) -> Any:
+        return jax.checkpoint(lambda x, y: checkpoint_name(x, "number 1") * y)(x, y) + checkpoint_name(z, "number 12")
+
+    jaxpr = jax.make_jaxpr(fn)(0.0, 1.0, 2.0).jaxpr
+    operands = operands_by_name(jaxpr)
+    assert [operands["number 1"], operands["number 12"], operands["number"]] == [jaxpr.invars[:2], jaxpr.invars[2:], []]
 
 
 def test_a_sum_of_gradients_in_a_scan_is_followed_by_the_update() -> None:

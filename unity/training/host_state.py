@@ -7,7 +7,7 @@ and sends the next state back. Barriers make this the only order, so that the st
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -44,14 +44,14 @@ class Weight:
 def weights_of_plans(calls: Sequence[MarkedCall], plans: Sequence[Plan], jaxpr: core.Jaxpr) -> list[Weight]:
     """Return the weights of the losses of a step, whose program has them by name."""
     jaxpr, _ = inlined(jaxpr)
-    program, argument = _Program(jaxpr), {v: k for k, v in enumerate(jaxpr.invars)}
+    program, argument, read = _Program(jaxpr), {v: k for k, v in enumerate(jaxpr.invars)}, operands_by_name(jaxpr)
     weights: dict[tuple[KeyNames, tuple[int, ...], frozenset[int]], bool] = {}
     for k, (call, plan) in enumerate(zip(calls, plans, strict=True)):
         leaves = jax.tree.leaves_with_path(call.arguments.trees)
         for (path, operand), hosted in zip(leaves, plan.program.hosted_state, strict=True):
             if call.perturbed[operand]:
-                shape, read = call.structs[operand].shape, operands_of(jaxpr, operand_name(k, operand))
-                sources = program.needed(v for v in read if v.aval.shape == shape)
+                shape = call.structs[operand].shape
+                sources = program.needed(v for v in read[operand_name(k, operand)] if v.aval.shape == shape)
                 arguments = frozenset(argument[v] for v in sources if v in argument and v.aval.shape == shape)
                 weight = names_of(path[1:]), shape, arguments
                 weights[weight] = weights.get(weight, False) or hosted
@@ -283,15 +283,19 @@ def _is_sharding(parameter: Any) -> bool:
 
 def named(jaxpr: core.Jaxpr, name: str) -> list[Any]:
     """Return the variables of a program whose names begin with a name, or that equations with such a variable inside result in."""
-    return [v for eqn in _with_name(jaxpr, name) for v in eqn.outvars if not isinstance(v, core.DropVar)]
+    with_name = (eqn for eqn in jaxpr.eqns if any(own.startswith(name) for own in _names(eqn)))
+    return [v for eqn in with_name for v in eqn.outvars if not isinstance(v, core.DropVar)]
 
 
-def operands_of(jaxpr: core.Jaxpr, name: str) -> list[Any]:
-    """Return the variables that the equations of `named` read."""
-    return [a for eqn in _with_name(jaxpr, name) for a in eqn.invars if not isinstance(a, core.Literal)]
-
-
-def _with_name(jaxpr: core.Jaxpr, name: str) -> Iterator[core.JaxprEqn]:
+def operands_by_name(jaxpr: core.Jaxpr) -> Mapping[str, list[Any]]:
+    """Return the variables that the equations of each name read, or equations with such an equation inside."""
+    operands = defaultdict[str, list[Any]](list)
     for eqn in jaxpr.eqns:
-        if any(str(e.params.get("name", "")).startswith(name) for e in (eqn, *equations(eqn))):
-            yield eqn
+        for name in _names(eqn):
+            operands[name] += (a for a in eqn.invars if not isinstance(a, core.Literal))
+    return operands
+
+
+def _names(eqn: core.JaxprEqn) -> set[str]:
+    """Return the names of an equation, and of those in its nested programs."""
+    return {str(e.params["name"]) for e in (eqn, *equations(eqn)) if "name" in e.params}

@@ -268,8 +268,8 @@ class PlannedTrace:
 
 
 def operand_name(call: int, operand: int) -> str:
-    """Return the name of an operand of a marked call in the trace. It begins with `OPERAND`, and no other one begins with it."""
-    return f"{OPERAND}, number {operand} of call {call}."
+    """Return the name of an operand of a marked call in the trace, which begins with `OPERAND`."""
+    return f"{OPERAND}, number {operand} of call {call}"
 
 
 def _named(x: Any, name: str, perturbed: bool) -> Any:
