@@ -16,11 +16,11 @@ from unity.exec.measure.operators import CompiledOperator, Timing, measure, trac
 from unity.machine.machine import Machine
 from unity.machine.profiles.profile import Content, Measurement, Profile, Where
 from unity.machine.profiles.store import Store
-from unity.pcg.ir.gradient_flow import Gradients, gradients
+from unity.pcg.ir.gradient_flow import Gradients, gradients, with_gradient
 from unity.pcg.ir.graph import PARALLELIZATION, PCG
 from unity.search.cost.assembly import Assembled
 from unity.search.cost.operator_seconds import single_piece
-from unity.search.cost.prediction import with_gradient, work_share
+from unity.search.cost.prediction import work_share
 from unity.search.cost.profile_lookup import kind_of
 from unity.search.cost.roofline import dense_work
 from unity.search.space.configurations import work_shares

@@ -34,6 +34,12 @@ def gradients(graph: PCG, inputs: Collection[int], outputs: Collection[int] | No
     return Gradients({k: flag and k in wanted for k, flag in flows.items()})
 
 
+def with_gradient(node: Node, flow: Gradients) -> tuple[bool, ...]:
+    """Return for each operand whether a gradient flows back to it."""
+    flows = any(map(flow, node.results))
+    return tuple(flows and flow(v) for v in node.operands)
+
+
 def losses(graph: PCG) -> tuple[int, ...]:
     """Return the differentiated outputs: the first one if it is a scalar (the rest is auxiliary, as in `jax.grad`), else all."""
     floating = tuple(k for k, v in enumerate(graph.outputs) if v.tensor.floating)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from unity.pcg.capture.capture import graph_of
-from unity.pcg.ir.gradient_flow import carrying
+from unity.pcg.ir.gradient_flow import carrying, with_gradient
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.jaxprs import BRANCHED, CALLS
 from unity.pcg.propagation.nested_programs import branches, nested_body
@@ -82,10 +82,8 @@ def _operators(branch: Body, conditional: Equation, carried: frozenset[int]) -> 
     facts = program_facts(graph, active, wanted)
 
     def operator(runs: OperatorRuns) -> BranchOperator:
-        node, flow = runs.node, facts.flow
-        flows = any(map(flow, node.results))
-        flags = tuple(flows and flow(v) for v in node.operands)
-        shapes = tuple(v.tensor.shape for v in (*node.operands, *node.results))
+        shapes = tuple(v.tensor.shape for v in (*runs.node.operands, *runs.node.results))
+        flags = with_gradient(runs.node, facts.flow)
         return BranchOperator(runs.body, shapes, flags, runs.first, runs.runs - runs.first, runs.count)
 
     return tuple(map(operator, operator_runs(graph, facts)))

@@ -89,7 +89,7 @@ def seconds(
 def _seconds_without_branches(
     body: Body, shapes: Sequence[tuple[int, ...]], pieces: Pieces, differentiated: Sequence[bool], machine: Machine
 ) -> tuple[Array, Array, Sequence[str]]:
-    """Return the result of `seconds` for an operator in whose branches nothing runs, unless it was measured with them."""
+    """Return the result of `seconds` if branches took no time. Measured seconds include those of branches."""
     flops, dtype = dense_work(body)
     if machine.profile is None or pieces.sizes is None:
         slower = 1.0, 1.0

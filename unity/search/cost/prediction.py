@@ -12,7 +12,7 @@ from functools import cached_property
 from unity.machine.collectives import collective
 from unity.machine.hardware import HostLink
 from unity.machine.machine import Machine
-from unity.pcg.ir.gradient_flow import Gradients
+from unity.pcg.ir.gradient_flow import Gradients, with_gradient
 from unity.pcg.ir.graph import BRANCHES, LOOPS, PCG, STAGES, Node, Value
 from unity.pcg.ir.program import Body
 from unity.pcg.parallel.branches import weight_of
@@ -175,12 +175,6 @@ def operator_seconds(node: Node, body: Body, graph: PCG, flow: Gradients, machin
     piece = single_piece(body, local_shapes(node, graph), share, differentiated, moved)
     forward, backward, how = seconds(body, shapes, piece, differentiated, machine)
     return float(forward[0]), float(backward[0]), how[0]
-
-
-def with_gradient(node: Node, flow: Gradients) -> tuple[bool, ...]:
-    """Return for each operand whether a gradient flows back to it."""
-    flows = any(flow(v) for v in node.results)
-    return tuple(bool(flows and flow(v)) for v in node.operands)
 
 
 def local_shapes(node: Node, graph: PCG) -> tuple[tuple[int, ...], ...]:

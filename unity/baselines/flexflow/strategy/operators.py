@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from unity.baselines.flexflow.strategy.configs import ParallelConfig, check_degrees, check_placed
 from unity.baselines.flexflow.strategy.layer_cost import is_layer, seconds_of
 from unity.baselines.flexflow.strategy.pieces import Degrees, Slices, share, slices, split_shape, splits
-from unity.pcg.ir.gradient_flow import Gradients, gradients, losses
+from unity.pcg.ir.gradient_flow import Gradients, gradients, losses, with_gradient
 from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.parallel.parallelize import Assignment, parallelize
 from unity.search.cost.operator_seconds import seconds, single_piece
-from unity.search.cost.prediction import predict, with_gradient
+from unity.search.cost.prediction import predict
 from unity.search.cost.roofline import dense_work
 from unity.search.simulator.topology import Topology, grid_groups
 
