@@ -1,9 +1,10 @@
 """Whole steps on one GPU with and without what a plan changes in them, run in turns, against what was predicted.
 
-`python -m benchmarks.gpu_steps`, where there is a GPU; elsewhere it runs the same at small sizes, and records nothing. With names
-of parts, the rows of others on the same kind of device stay recorded. *loops*: recurrent networks whose products are in the loop;
-the plan takes them out of it, as in `benchmarks.loops`. *state on the host*: steps of GPT-2 large with Adam's state in the memory
-of the host, and on the device. GB are the peak of the process, so each of these parts needs a process of its own.
+`python -m benchmarks.gpu_steps`, where there is a GPU; elsewhere it runs the same at small sizes, and records nothing. If parts
+are named, the recorded rows of the other parts stay, if they are of the same kind of device. *loops*: recurrent networks whose
+products are in the loop; the plan takes them out of it, as in `benchmarks.loops`. *state on the host*: steps of GPT-2 large with
+Adam's state in the memory of the host, and on the device. GB are the peak of the process, so each of these parts needs a process
+of its own.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def loops() -> Iterator[dict[str, Any]]:
             "rules": str(plan.program.loop_rewriting),
             "predicted": without.time / plan.time,
             "predicted ms": plan.time * 1e3,
-            **{f"{which} ms": found.median * 1e3 for which, found in times.items()},
+            **{f"{which} ms": timing.median * 1e3 for which, timing in times.items()},
             "times as fast": ratio(times["function"], times["plan"])["ratio"],
             "loss differs by": abs(values["plan"] - values["function"]) / abs(values["function"]),
         }
@@ -84,7 +85,7 @@ def host(model: Model) -> Iterator[dict[str, Any]]:
     yield row
 
 
-def trained(model: Model, state: unity.OptimizerState) -> tuple[dict[str, float], list[float]]:
+def trained(model: Model, optimizer: unity.OptimizerState) -> tuple[dict[str, float], list[float]]:
     """Train some steps from the same weights. Return predicted and measured figures, and the losses."""
     marked = unity.loss(model.loss)
 
@@ -94,16 +95,16 @@ def trained(model: Model, state: unity.OptimizerState) -> tuple[dict[str, float]
         return optax.apply_updates(weights, updates), moments, loss
 
     machine = Machine.grid(1, 1, "h200")
-    step = unity.step(train_step, donate_argnums=(0, 1), machine=machine, optimizer=state, search="captured", progress=False)
+    step = unity.step(train_step, donate_argnums=(0, 1), machine=machine, optimizer=optimizer, search="captured", progress=False)
     weights, batch = concrete(model)
     abstract = jax.eval_shape(ADAM.init, weights)
     shardings = step.shardings(weights, abstract, batch)
     moments = jax.jit(ADAM.init, out_shardings=shardings[1])(weights)
-    held, losses = [weights, moments], []
+    state, losses = [weights, moments], []
 
     def run() -> Any:
-        held[:] = step(*held, batch)
-        return held.pop()
+        state[:] = step(*state, batch)
+        return state.pop()
 
     for _ in range(TRAINED):
         losses.append(float(run()))
