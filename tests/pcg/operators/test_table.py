@@ -91,7 +91,7 @@ AGAIN = {
 }
 
 
-# The variants of a kind follow from the table, and `test_operator_proofs` proves all: they are run by hand.
+# CI runs one case of each kind: the variants follow from the table, and `test_operator_proofs` proves all.
 RUN = KINDS if "CI" in os.environ or jax.__version_info__ < (0, 12) else CASES
 
 
