@@ -152,12 +152,12 @@ def output_layer(x, h, xs):
 
 
 def nested_output_layers(x, h, xs):
-    """The inner loop's results leave the outer one, too."""
+    """The inner loop's results leave the outer one, too: a product, and a look-up in each row of it."""
 
     def outer(state, row):
         def inner(state, column):
             state = jnp.tanh(state @ h + column)
-            return state, (state * 2) @ x
+            return state, jnp.take_along_axis((state * 2) @ x, jnp.array([[0, 2, 5], [-1, 0, 0]]), 1, mode="clip")
 
         state, results = lax.scan(inner, state, row[:, None] * jnp.ones((B, 2, 1)))
         return state, results @ h
@@ -211,7 +211,7 @@ CASES = {
     "joined": (joined, {JOINED.name: 1, PRODUCTS.name: 1, INVARIANTS.name: 1}),
     "with keys": (with_keys, {PRODUCTS.name: 1}),
     "output layer": (output_layer, {RESULTS.name: 1}),
-    "nested output layers": (nested_output_layers, {RESULTS.name: 3}),
+    "nested output layers": (nested_output_layers, {RESULTS.name: 3, INVARIANTS.name: 2}),
     "look-ups": (decoder, {LOOK_UPS.name: 1, RESULTS.name: 1}),
     "embedded and joined": (embedded_and_joined, {INVARIANTS.name: 1, LOOK_UPS.name: 1, JOINED.name: 1, PRODUCTS.name: 1}),
 }

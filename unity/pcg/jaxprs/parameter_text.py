@@ -22,12 +22,17 @@ DEEPEST = 12  # levels of functions that close over functions; deeper ones are c
 
 
 def text_of(value: Any, known: Follow, depth: int = 0) -> str:
-    """Format a value: arrays and functions by content, unknown objects by their printed form without addresses."""
+    """Format a value: arrays and functions by content, unknown objects by their printed form without addresses.
+
+    A NumPy integer is an integer: JAX's own transformations compute numbers of dimensions in either type.
+    """
     text = known(value)
     if text is not None:
         return text
     if isinstance(value, (bool, int, float, str, bytes, type(None), np.dtype)):
         return repr(value)
+    if isinstance(value, np.integer):
+        return repr(int(value))
     if isinstance(value, (tuple, list)):
         return "(" + ", ".join(text_of(v, known, depth) for v in value) + ")"
     if isinstance(value, dict):
