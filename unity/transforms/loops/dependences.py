@@ -80,9 +80,7 @@ class ScanParts:
         depends |= dict.fromkeys(self.carry, Dependence.CARRY) | dict.fromkeys(self.slices, Dependence.SLICES)
         for e in self.step.equations:
             operands = [depends[a] for a in e.operands if isinstance(a, int)]
-            table = e.operands[0] if e.name == "gather" else None
-            rounds = isinstance(table, int) and depends[table] == Dependence.CONSTANTS and self.rounded(table)
-            level = max(operands, default=Dependence.CONSTANTS) if self.moves(e) and not rounds else Dependence.CARRY
+            level = max(operands, default=Dependence.CONSTANTS) if self.moves(e) else Dependence.CARRY
             depends |= dict.fromkeys(e.results, level)
         return depends
 
@@ -94,10 +92,15 @@ class ScanParts:
         """Return whether an equation may be applied to all steps at once.
 
         In types of a small range, such as float16, the gradient of a constant could overflow as one sum over all steps. Indices
-        that are promised to be sorted or unique are so in each step alone.
+        that are promised to be sorted or unique are so in each step alone. The gradient of a rounded table would be added up over
+        the steps, row by row, in the narrow type.
         """
-        if e.name == "gather" and (e.params["indices_are_sorted"] or e.params["unique_indices"]):
-            return False
+        if e.name == "gather":
+            table, inputs = e.operands[0], {*self.carry, *self.slices}
+            if e.params["indices_are_sorted"] or e.params["unique_indices"]:
+                return False
+            if isinstance(table, int) and self.rounded(table) and inputs.isdisjoint(self.read_for(table)):
+                return False
         known = e.name in STEPPED or facts_of(e.name).pointwise or bool(e.results and e.results[0] in self.literal)
         return known and not any(limited(self.step.tensors[v].dtype) for v in e.results)
 
@@ -109,9 +112,12 @@ class ScanParts:
         tensors = self.step.tensors
         if not narrow(tensors[v].dtype):
             return False
-        read = {a for e in self.cone({v}) for a in e.operands if isinstance(a, int)}
-        floating = [tensors[a] for a in read.intersection(self.fixed) if tensors[a].floating]
+        floating = [tensors[a] for a in self.read_for(v).intersection(self.fixed) if tensors[a].floating]
         return any(t.itemsize > tensors[v].itemsize for t in floating)
+
+    def read_for(self, v: int) -> set[int]:
+        """Return the variables that the equations which compute a variable of the step read."""
+        return {a for e in self.cone({v}) for a in e.operands if isinstance(a, int)}
 
     def cone(self, variables: set[int]) -> list[Equation]:
         """Return the equations of the step that some variables depend on, in order."""
