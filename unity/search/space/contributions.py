@@ -9,9 +9,9 @@ operator.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 
 from unity.pcg.propagation.choices import choices_with_moves
@@ -22,18 +22,18 @@ from unity.search.space.sites import Site
 
 def refuse_cancelling_contributions(sites: Sequence[Site]) -> None:
     """Mark the ports at which a whole value must not become a part of a sum, and the operands that each was computed from."""
-    above = _ancestors(sites)
+    above, linear = _ancestors(sites), cache(lambda s: _linear_operands(sites[s]))
     for s, site in enumerate(sites):
         floating = [p for p, port in enumerate(site.ports) if port.tensor.floating]
         if site.kind != "operator" or len(floating) < 2 or _is_product(site):
             continue
-        sums = {q: _summands(sites, s, q) for q in floating}
+        sums = {q: _summands(sites, s, q, linear) for q in floating}
         for p in floating:
             operands = tuple(q for q in floating if q != p and above[site.ports[p].source] & sums[q])
             if operands:
                 site.ports[p] = replace(site.ports[p], derived=operands)
                 every = reduce(or_, (sums[q] for q in operands))
-                for user, position in _linear_path(sites, s, p):
+                for user, position in _linear_path(sites, s, p, linear):
                     port = sites[user].ports[position]
                     if above[port.source] & every:
                         sites[user].ports[position] = replace(port, contributes=False)
@@ -50,17 +50,23 @@ def _ancestors(sites: Sequence[Site]) -> list[int]:
     return above
 
 
-def _summands(sites: Sequence[Site], s: int, p: int) -> int:
+def _summands(sites: Sequence[Site], s: int, p: int, linear: Callable[[int], Sequence[int]]) -> int:
     """Return the sites whose partial sums an operand of a site may be a linear function of, as bits."""
-    sources = {sites[user].ports[position].source for user, position in _linear_path(sites, s, p)}
+    sources = {sites[user].ports[position].source for user, position in _linear_path(sites, s, p, linear)}
     return sum(1 << v for v in sources if v < s and sites[v].kind != "input")
 
 
-def _linear_path(sites: Sequence[Site], s: int, p: int) -> Iterator[tuple[int, int]]:
+def _linear_path(sites: Sequence[Site], s: int, p: int, linear: Callable[[int], Sequence[int]]) -> Iterator[tuple[int, int]]:
     """Yield an operand, as (site, position), and those of its producers of whose partial sums it is a linear function.
 
     The path ends at products and reductions, whose partial sums are of other values: a plan may add the logarithm of a sum of
     exponentials to what each device has of the labels' elements.
+
+    Args:
+        sites: all sites.
+        s: the site.
+        p: the position of the operand.
+        linear: returns the operands of a site, by number, that may be partial sums where its results are.
     """
     pending, visited = [(s, p)], set[int]()
     while pending:
@@ -69,18 +75,17 @@ def _linear_path(sites: Sequence[Site], s: int, p: int) -> Iterator[tuple[int, i
         producer = sites[user].ports[position].source
         if producer < user and producer not in visited:
             visited.add(producer)
-            pending += [(producer, j) for j in _linear_operands(sites[producer])]
+            pending += [(producer, j) for j in linear(producer)]
 
 
 def _linear_operands(site: Site) -> list[int]:
-    """Return the operands of a site of which one alone must be a partial sum for its results to be partial sums."""
+    """Return the operands of a site that may be partial sums where its results are."""
     if site.kind == "free":
         return [0] if len(site.ports) == 1 else []
     if site.node is None or site.node.body is None or _is_product(site):
         return []
     summed = (c.operands for c in choices_with_moves(site.node.body) if PARTIAL in c.results)
-    partial = [[p for p, s in enumerate(operands) if s == PARTIAL] for operands in summed]
-    return sorted({positions[0] for positions in partial}) if all(len(positions) == 1 for positions in partial) else []
+    return sorted({p for operands in summed for p, s in enumerate(operands) if s == PARTIAL})
 
 
 def _is_product(site: Site) -> bool:
