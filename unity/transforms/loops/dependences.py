@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -72,6 +73,12 @@ class ScanParts:
     def literal(self) -> Mapping[int, int]:
         """The variables of the step that depend on no input at all, each with the number of its equation."""
         return constants(self.step)
+
+    @cached_property
+    def reads(self) -> Counter[int]:
+        """The number of reads of every variable of the step by its equations and outputs."""
+        atoms = (*(e.operands for e in self.step.equations), self.step.outputs)
+        return Counter(a for one in atoms for a in one if isinstance(a, int))
 
     @cached_property
     def dependences(self) -> Mapping[int, Dependence]:

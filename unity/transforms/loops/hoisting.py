@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,12 +28,11 @@ def products(parts: ScanParts) -> frozenset[int]:
     bias is one sum then. A rounded bias stays in the loop, since that would be a sum in the narrow type.
     """
     step, targets = parts.step, set[int]()
-    reads = Counter(a for atoms in (*(e.operands for e in step.equations), step.outputs) for a in atoms if isinstance(a, int))
     for e in step.equations:
         if len(e.results) != 1 or parts.dependences[e.results[0]] != Dependence.SLICES:
             continue
         (v,), operands = e.results, [a for a in e.operands if isinstance(a, int)]
-        replaced = [a for a in operands if a in targets and reads[a] == 1]
+        replaced = [a for a in operands if a in targets and parts.reads[a] == 1]
         fixed = [a for a in operands if parts.dependences[a] == Dependence.CONSTANTS]
         smaller = step.tensors[v].nbytes <= sum(step.tensors[a].nbytes for a in replaced)
         heavy = e.name == "dot_general" and not is_fused_product(step, e)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,7 +47,7 @@ def added_values(parts: ScanParts) -> list[AddedValue]:
 
     In types of a small range, such as float16, the sum of all steps in another order could overflow.
     """
-    step, reads = parts.step, _reads(parts)
+    step, reads = parts.step, parts.reads
     producers = {v: e for e in step.equations for v in e.results}
     values = []
     for k, (carry, output) in enumerate(zip(parts.carry, step.outputs, strict=False)):
@@ -63,15 +62,9 @@ def added_values(parts: ScanParts) -> list[AddedValue]:
     return values
 
 
-def _reads(parts: ScanParts) -> Counter[int]:
-    """Return how often equations or outputs of a step read each variable."""
-    atoms = (*(e.operands for e in parts.step.equations), parts.step.outputs)
-    return Counter(a for one in atoms for a in one if isinstance(a, int))
-
-
 def summed_products(parts: ScanParts) -> list[SummedProduct]:
     """Return the carries of a scan that only add up a product of each step, of two values that change from step to step."""
-    step, reads = parts.step, _reads(parts)
+    step, reads = parts.step, parts.reads
     producers = {v: e for e in step.equations for v in e.results}
     sums = []
     for added in added_values(parts):
