@@ -227,7 +227,7 @@ def test_a_look_up_of_labels_for_all_steps_is_derived_and_another_one_is_refused
             check_loops(labelled(None), labelled(after))
 
 
-def added_up(sum_after=None):
+def added_up(sum_after=None, arguments=None):
     """A loop that adds up a function of an output layer, or returns its states for a sum after it."""
 
     def fn(x, h, xs):
@@ -239,7 +239,7 @@ def added_up(sum_after=None):
         (last, *totals), states = lax.scan(step, (xs[0], start) if sum_after is None else (xs[0],), xs)
         return last, totals[0] if sum_after is None else sum_after(start, states, x)
 
-    return capture(fn, *ARGUMENTS).body
+    return capture(fn, *(arguments or ARGUMENTS)).body
 
 
 def test_a_sum_over_steps_of_an_output_layer_is_derived_and_another_one_is_refused():
@@ -255,6 +255,13 @@ def test_a_sum_over_steps_of_an_output_layer_is_derived_and_another_one_is_refus
     for after in wrong:
         with pytest.raises(DerivationError):
             check_loops(added_up(), added_up(after))
+
+
+def test_a_sum_over_steps_in_float64_is_derived_in_any_context():
+    with jax.enable_x64(True):
+        wide = [jnp.zeros(a.shape, "float64") for a in ARGUMENTS]
+        bodies = added_up(None, wide), added_up(lambda start, states, x: start + jnp.exp(states @ x).sum(-1).sum(0), wide)
+    check_loops(*bodies)
 
 
 def two_states(state, *, last=lambda a, b: (a, b), inside=True):

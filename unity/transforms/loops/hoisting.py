@@ -1,4 +1,4 @@
-"""Values of a scan's step that are computed before the loop: products of all steps at once, and invariants once."""
+"""Values of a scan's step that are computed before the loop: products and look-ups of all steps at once, and invariants once."""
 
 from __future__ import annotations
 

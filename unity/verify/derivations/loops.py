@@ -20,6 +20,7 @@ from unity.base.errors import DerivationError
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, close, tensor_type
 from unity.pcg.jaxprs.jaxprs import SCANNED
 from unity.pcg.jaxprs.loops import constants_and_carry
+from unity.pcg.jaxprs.trace_contexts import precision_of, without_mesh
 from unity.pcg.propagation.scan_programs import inside
 from unity.verify.derivations.canonical_form import apply_body
 from unity.verify.derivations.nodes import CanonicalValue, NodeStore
@@ -135,7 +136,7 @@ def _check_checkpoints(first: _Evaluation, one: Equation, second: _Evaluation, o
 
 
 def _check_scans(first: _Evaluation, one: Equation, second: _Evaluation, other: Equation) -> None:
-    """Check that two scans, one of each program, compute the same, but for carries of the first that only add up products.
+    """Check that two scans, one of each program, compute the same, but for carries of the first that only add up values.
 
     The second may lack such carries. Every choice of them is tried, since only the steps tell which ones it lacks.
     """
@@ -249,14 +250,16 @@ def _sum_over_steps(
         if value not in stacked:
             name = (old.around.count, k, "added")
             stacked[value] = steps.missing[value] = inner.store.unarranged("loop", name, (), whole)
-        sums = apply_body(inner.store, close(jax.make_jaxpr(lambda x: jnp.sum(x, 0))(whole.struct)), [stacked[value]]).outputs
+        with without_mesh(), precision_of([whole]):
+            total = close(jax.make_jaxpr(lambda x: jnp.sum(x, 0))(whole.struct))
+        sums = apply_body(inner.store, total, [stacked[value]]).outputs
         return _applied(inner.store, addition, inner.body, [old.initial[k], *sums])[0]
     ((cx, cy), (bx, by)) = product.params["dimension_numbers"]
     contracted = (0, *(int(d) + 1 for d in cx)), (0, *(int(d) + 1 for d in cy))
     numbers = contracted, (tuple(int(d) + 1 for d in bx), tuple(int(d) + 1 for d in by))
     contraction = replace(product, params={**product.params, "dimension_numbers": numbers}, origin=None)
-    (total,) = _applied(inner.store, contraction, inner.body, [x for x in operands if x is not None])
-    return _applied(inner.store, addition, inner.body, [old.initial[k], total])[0]
+    sums = _applied(inner.store, contraction, inner.body, [x for x in operands if x is not None])
+    return _applied(inner.store, addition, inner.body, [old.initial[k], *sums])[0]
 
 
 @dataclass(frozen=True, eq=False)
