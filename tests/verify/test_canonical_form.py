@@ -13,6 +13,7 @@ from jax import lax
 from laid_programs import BINARY, inverse, programs, struct
 
 from unity.pcg.ir.program import program_of, tensor_type
+from unity.substitutions.language.promises import promised_rows
 from unity.substitutions.language.rearrangement import transposed
 from unity.verify.derivations.canonical_form import apply_body, canonical_forms
 from unity.verify.derivations.constructors import exchanged
@@ -264,3 +265,8 @@ def test_functions_with_equal_text_are_distinguished():
     assert one == again != other
     ((first, second),) = forms(jax.make_jaxpr(lambda x: (g(x), f(x)))(Y))
     assert (first.text, second.text) == (one.text, other.text)
+
+
+def test_promised_rows_have_their_types_where_64_bits_are_off():
+    body = promised_rows((2, 3), "float64", (2,), "int64", 5)
+    assert [body.tensors[v].dtype for v in (*body.inputs, *body.outputs)] == ["float64", "int64", "float64"]
