@@ -169,13 +169,13 @@ LABELS = np.random.default_rng(0).integers(-5, 6, (T, B), "int32")  # some lie o
 
 
 def decoder(x, h, xs):
-    """Every step embeds tokens, looks up labels' logits, and adds them up by one-hot rows."""
+    """Every step embeds tokens, looks up labels' logits, and adds up a loss by one-hot rows."""
 
     def step(carry, slices):
         (state, total), (row, label) = carry, slices
         state = jnp.tanh(row + state @ h + x.at[label].get(mode="promise_in_bounds"))
         logits = state @ x
-        total = (logits * jax.nn.one_hot(label, D)).sum() + total
+        total = jax.nn.logsumexp(logits) - (logits * jax.nn.one_hot(label, D)).sum() + total
         return (state, total), jnp.take_along_axis(logits, label[:, None], 1, mode="fill")
 
     return lax.scan(step, (xs[0], x[0, 0]), (xs, jnp.asarray(LABELS)))

@@ -92,7 +92,7 @@ FUNCTIONS = ("step-of-function", "step-of-function-of-two", "step-of-function-of
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor")
 STEPPED: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(COMPARISONS, (FUNCTIONS[1],)),
-    "not": (FUNCTIONS[0],),
+    **dict.fromkeys(("not", "is_finite"), (FUNCTIONS[0],)),
     "add": (FUNCTIONS[1],),
     "add_any": (FUNCTIONS[1],),
     "mul": (FUNCTIONS[1],),

@@ -36,7 +36,7 @@ Reader = Callable[[Mapping[str, Any], Sequence[Shape], Shape, int], SingleStep |
 READERS: dict[str, Reader] = {}
 SAME = frozenset(
     {"add", "add_any", "sub", "mul", "select_n", "convert_element_type", "stop_gradient"}
-    | {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not"}
+    | {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "is_finite"}
 )  # and all that the table calls pointwise
 
 
