@@ -269,4 +269,4 @@ def test_functions_with_equal_text_are_distinguished():
 
 def test_promised_rows_have_their_types_where_64_bits_are_off():
     body = promised_rows((2, 3), "float64", (2,), "int64", 5)
-    assert [body.tensors[v].dtype for v in (*body.inputs, *body.outputs)] == ["float64", "int64", "float64"]
+    assert [body.tensor(a).dtype for a in (*body.inputs, *body.outputs)] == ["float64", "int64", "float64"]
