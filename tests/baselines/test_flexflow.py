@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_models
+from ci_cases import CI
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import MODELS, Small, f, named
@@ -48,13 +49,16 @@ def walked(o: Operators, seed: int, proposals: int, **options):
     return explored(o, initial(o, 8, seed), seed=seed, stop=Stop(None, proposals, early=False), **options)
 
 
-@settings(max_examples=1)
-@given(name=st.sampled_from(["cnn", "gpt_scanned", "lstm"]), seed=st.integers(0, 2**32 - 1), beta=st.sampled_from([0.0, 1.0, 20.0]))
+WALKED, PROPOSALS = (("cnn", "gpt_scanned", "lstm"), 8) if CI else (sorted(MODELS), 15)
+
+
+@settings(max_examples=1 if CI else 2)
+@given(name=st.sampled_from(WALKED), seed=st.integers(0, 2**32 - 1), beta=st.sampled_from([0.0, 1.0, 20.0]))
 def test_full_and_delta_simulation_lead_through_the_same_chain(name: str, seed: int, beta: float) -> None:
     """To the last bit; and so does the same seed."""
     o = model(name)
-    found = walked(o, seed, 8, beta=beta)
-    assert found == walked(o, seed, 8, beta=beta, delta=False) == walked(o, seed, 8, beta=beta)
+    found = walked(o, seed, PROPOSALS, beta=beta)
+    assert found == walked(o, seed, PROPOSALS, beta=beta, delta=False) == walked(o, seed, PROPOSALS, beta=beta)
 
 
 @settings(max_examples=8)

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from ci_cases import BY_HAND
 
 import unity
 from benchmarks.processes import ended, start
@@ -100,6 +101,15 @@ def test_processes_with_different_numbers_of_devices_are_refused(tmp_path: Path)
     for one in together("uneven", (2, 1), tmp_path):
         for said in one["uneven"].values():
             assert "PlanError: the processes have different numbers of devices:\n    process 0: 2 devices\n    process 1: 1" in said
+
+
+@BY_HAND
+def test_four_processes_train_as_one_device(tmp_path: Path) -> None:
+    first, *others = (one["trained"] for one in together("trained", (2, 2, 2, 2), tmp_path))
+    np.testing.assert_allclose(first["together"], first["alone"], rtol=1e-10)
+    assert len(set(first["together"])) > 1
+    assert all(one["together"] == first["together"] for one in others)
+    assert any("n0" in spec for spec in first["specs"])
 
 
 def test_a_pipeline_and_branches_in_one_plan_train_as_one_device(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import jax
 import pytest
+from ci_cases import by_hand
 from small_models import MODELS, arrays
 
 import unity
 from benchmarks.numerics import allowed_for, cast, distances
 
 
-@pytest.mark.parametrize("name", ["cnn"])
+@pytest.mark.parametrize("name", ["cnn", *by_hand("lstm")])
 def test_float32_differs_by_rounding_alone(name: str) -> None:
     model = MODELS[name]()
     params, batch = (cast(arrays(tree), "float32") for tree in (model.params, model.batch))

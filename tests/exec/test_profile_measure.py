@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import by_hand
 from small_models import named, random_point
 
 from unity.exec.lowering import mesh_of
@@ -311,9 +312,10 @@ def test_what_does_not_compile_is_said_and_the_rest_is_measured(tmp_path: Any, m
 
 
 def test_curves_of_every_kind_and_size() -> None:
-    found = curves.curves(jax.devices()[:2], sizes=(1 << 10, 1 << 12), rounds=1)
+    groups = (2, *by_hand(4))
+    found = curves.curves(jax.devices()[: groups[-1]], sizes=(1 << 10, 1 << 12), rounds=1)
     kinds = {(kind, turned) for kind in KINDS for turned in (False, kind in TURNING)}
-    assert {(c.kind, c.turned, c.size) for c in found} == {(*kind, 2) for kind in kinds}
+    assert {(c.kind, c.turned, c.size) for c in found} == {(*kind, size) for kind in kinds for size in groups}
     for c in found:
         assert c.alpha > 0
         assert c.beta > 0

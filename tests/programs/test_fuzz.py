@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import CI
 from jax import lax
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
@@ -41,13 +42,12 @@ from unity.pcg.operators.table.elementwise import elementwise
 from unity.pcg.types.factors import Entry
 from unity.transforms.micro_batching import micro_batching
 
-# A gate must say the same of the same code every time, so it draws the same programs; by hand, every run draws new ones.
-CI = "CI" in os.environ
 MINUTES = float(os.environ.get("UNITY_FUZZ_MINUTES", "0.3" if CI else "2.5"))
 PAIR = unity.Machine.grid(1, 2)
 
 
 def test_random_plans_of_random_programs_compute_what_the_programs_do(tmp_path: Path) -> None:
+    # A gate must say the same of the same code every time, so it draws the same programs; by hand, every run draws new ones.
     seed, out = 50000 if CI else int(time.time()) % 10**9 * 1000, tmp_path / "fuzz.json"
     command = [sys.executable, "-m", "benchmarks.fuzz", "--workers", "2", "--minutes", str(MINUTES), "--seed", str(seed)]
     subprocess.run([*command, "--out", str(out)], check=True, cwd=Path(__file__).parents[2])

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import CI, by_hand
 
 from benchmarks import models
 from benchmarks.models import Model
@@ -45,7 +46,7 @@ EPSILON = 2.0**-23  # of float32
 DEPTH = 100  # roundings that follow each other in a tiny transformer's step, to within a factor of two
 EVERY_KIND_OF_LAYER = (
     *("mlp_unity", "lenet5", "resnext50", "gpt2", "llama3_8b", "bert_large", "bert_unity"),
-    *("mixtral_8x7b", "vit_large"),
+    *("mixtral_8x7b", "vit_large", *by_hand("inception_v3_unity")),
     *("dlrm", "dlrm_kaggle", "candle_uno", "rnnlm", "rnntc", "nmt"),
 )
 
@@ -62,6 +63,15 @@ def test_parameters_are_as_many_as_published(name: str) -> None:
 def test_parameters_round_to_what_was_published(name: str) -> None:
     count, rounding = ROUNDED[name]
     assert abs(published(name).parameters - count) <= rounding
+
+
+@pytest.mark.parametrize("name", ["gpt2"] if CI else models.names())
+def test_gradient_traces_at_published_size(name: str) -> None:
+    model = published(name)
+    loss, gradient = jax.eval_shape(jax.value_and_grad(model.loss), model.params, model.batch)
+    assert loss.shape == ()
+    assert loss.dtype == jnp.float32
+    assert same_types(gradient, model.params)
 
 
 @pytest.mark.parametrize("name", models.names())

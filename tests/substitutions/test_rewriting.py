@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import by_hand
 from derivation_cases import scanned
 
 from benchmarks.random_rewritings import results_and_gradients
@@ -176,7 +177,7 @@ SIDES = {of_joined: "ij ik jl kl", of_parts: "bij bjk cij cjk"}
 def test_every_step_where_some_dimensions_are_empty(fn):
     """As heads that are all rotated have them: parts of size zero are joined to others, and products taken over them."""
     letters, found = sorted(set(SIDES[fn]) - {" "}), 0
-    for empty in (set(chosen) for n in range(2) for chosen in itertools.combinations(letters, n)):
+    for empty in (set(chosen) for n in (0, 1, *by_hand(2)) for chosen in itertools.combinations(letters, n)):
         sizes = {letter: 0 if letter in empty else 2 + k for k, letter in enumerate(letters)}
         rng = np.random.default_rng(0)
         with jax.enable_x64(True):

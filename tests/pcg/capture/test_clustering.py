@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import CI
 from hypothesis import given, settings
 from jax import lax
 from small_models import MODELS
@@ -265,7 +266,7 @@ def windows(body: Body, length: int) -> Iterator[Body]:
             yield extract(body, some, uses.outputs(some, set(some)), constant)[0]
 
 
-@settings(max_examples=4)
+@settings(max_examples=4 if CI else 8)
 @given(programs())
 def test_lossless_is_what_all_choices_together_say(program):
     body, _ = program_of(jax.make_jaxpr(lambda x: interpret(program, x))(X[0, :4, :4]))

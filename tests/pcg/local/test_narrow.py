@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import by_hand
 from compiler_options import QUICK_FUSED
 from jax.sharding import PartitionSpec as P
-from operator_cases import CASES
+from operator_cases import CASES, KINDS
 from parallel_cases import Application, Combination, fits, is_key
 from pieces import dual, indices, normal, places
 
@@ -198,7 +199,7 @@ PRIMITIVE = """
     while, of a number that begins with zero
 """  # in the other narrow types, too; what is made of these differs between them in nothing that bfloat16 does not show
 SUMS, PRIMITIVES = (re.split(r";\s+", names.strip()) for names in (SUMMED, PRIMITIVE))
-NARROWED = [(name, "bfloat16") for name in sorted({*SUMS, "qr, raw"})]
+NARROWED = [(name, "bfloat16") for name in sorted({*by_hand(*KINDS), *SUMS, "qr, raw"})]
 NARROWED += [(name, dtype) for name in PRIMITIVES for dtype in NARROW[1:]]
 
 

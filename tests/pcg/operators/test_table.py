@@ -3,13 +3,13 @@
 Values, gradients (in their dual types) and collectives: a body's only communication is the Reduces that its choice declares.
 """
 
-import os
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import CI
 from jax import lax
 from jax.experimental import sparse
 from operator_cases import CASES, KINDS, UNKNOWN
@@ -92,7 +92,7 @@ AGAIN = {
 
 
 # CI runs one case of each kind: the variants follow from the table, and `test_operator_proofs` proves all.
-RUN = KINDS if "CI" in os.environ or jax.__version_info__ < (0, 12) else CASES
+RUN = KINDS if CI or jax.__version_info__ < (0, 12) else CASES
 
 
 @pytest.mark.parametrize("name", [name for name in RUN if name not in AGAIN])

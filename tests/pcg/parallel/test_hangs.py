@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import test_branches
 import unlike_models
+from ci_cases import by_hand
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
@@ -373,7 +374,7 @@ def groups_of(line: str) -> list[list[int]]:
     return [[int(n) for n in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", listed[1])]
 
 
-COMPILED = ["layers by 1f1b", "layers by 2bw", "branches of summed"]
+COMPILED = ["layers by 1f1b", "layers by 2bw", "branches of summed", *by_hand("layers by gpipe", "mlp by 1f1b")]
 
 
 @pytest.mark.parametrize("name", COMPILED)
@@ -409,7 +410,7 @@ def test_the_check_says_of_compiled_programs_what_the_checker_says_of_graphs(
     assert True in bad
 
 
-@pytest.mark.parametrize("name", ["layers by 1f1b", "branches of summed"])
+@pytest.mark.parametrize("name", ["layers by 1f1b", "branches of summed", *by_hand("layers by gpipe")])
 def test_drawn_plans_run_and_compute_the_function(name: str) -> None:
     plan = PLANS[name]()
     args = test_branches.CASES["summed"]()[1] if "summed" in name else language_arguments()

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_models
+from ci_cases import by_hand
 
 import unity
 import unity.planning.request
@@ -97,14 +98,15 @@ def test_a_rewritten_plan_computes_the_same(fn, tmp_path):
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
 
 
-def test_algebra_first_and_then_parallelization_is_never_faster():
+@pytest.mark.parametrize("fn", [chained, *by_hand(layers)])
+def test_algebra_first_and_then_parallelization_is_never_faster(fn):
     """The program is that of one device, whatever machine it is parallelized for."""
-    found = planned(chained, search="sequential")
-    alone = planned(chained, search="sequential", machine=Machine.grid(1, 1, "v100"))
+    found = planned(fn, search="sequential")
+    alone = planned(fn, search="sequential", machine=Machine.grid(1, 1, "v100"))
     assert found.program.rewriting
     assert found.program.serial.key == alone.program.serial.key
-    assert alone.time < planned(chained, search="captured", machine=Machine.grid(1, 1, "v100")).time
-    assert planned(chained).time <= found.time * (1 + 1e-9)
+    assert alone.time < planned(fn, search="captured", machine=Machine.grid(1, 1, "v100")).time
+    assert planned(fn).time <= found.time * (1 + 1e-9)
     found.program.check_derivation()
 
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import by_hand
 from small_models import random_point
 
 from unity.machine.machine import Machine
@@ -120,7 +121,7 @@ def test_values_reduced_inside_are_added_to_partial_sums() -> None:
 
 @pytest.mark.parametrize("form", ["logsumexp", "vmap", "one-hot", "carried", "stacked", "averaged"])
 def test_plans_with_contributed_sums_compute_what_the_function_does(form: str) -> None:
-    """Values and gradients in float64, and the collectives that are predicted: the fastest plan's, and one drawn at random."""
+    """Values and gradients in float64, and the collectives that are predicted: the fastest plan's, and some drawn at random."""
     fn, steps = {
         "logsumexp": (by_logsumexp, ()), "vmap": (by_vmap, ()), "one-hot": (by_one_hot, ()),
         "carried": (carried(by_logsumexp), (4,)), "stacked": (stacked(by_vmap), (4,)), "averaged": (averaged, (4,)),
@@ -136,8 +137,8 @@ def test_plans_with_contributed_sums_compute_what_the_function_does(form: str) -
         captured = capture(fn, *args)
         assembled = assemble(captured.graph, captured.differentiated, EIGHT, Training())
         searched = Search(captured.graph, captured.differentiated, EIGHT, Training())
-        drawn = assembled.assignment(random_point(assembled, np.random.default_rng(0)))
-        for candidate in (searched.fastest, Candidate(0.0, 0.0, drawn)):
+        drawn = (assembled.assignment(random_point(assembled, np.random.default_rng(seed))) for seed in (0, *by_hand(1)))
+        for candidate in (searched.fastest, *(Candidate(0.0, 0.0, a) for a in drawn)):
             plan = Plan(PlanFamily(fn, captured, searched, 0.0), candidate)
             jax.tree.map(
                 lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), jax.value_and_grad(plan)(*args), wanted

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import by_hand
 from jax import lax
 from pipelined_models import TREE, planned
 from unlike_models import planned as planned_unlike
@@ -52,7 +53,10 @@ def assert_ones(gradients: Any, shared: int, dtype: str) -> None:
 ALIKE = {"layers": (4, 4), "shared": (4,), "last": (4,)}
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [(GPIPE, "bfloat16"), (ONE_F_ONE_B, "bfloat16"), (ONE_F_ONE_B, "float16")])
+CASES = [(GPIPE, "bfloat16"), (ONE_F_ONE_B, "bfloat16"), (ONE_F_ONE_B, "float16"), *by_hand((GPIPE, "float16"))]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), CASES)
 def test_every_micro_batch_counts_in_a_gradient(kind: Any, dtype: str) -> None:
     args = arguments(ALIKE, dtype)
     plan = planned(loss, args, 2, MICRO_BATCHES[dtype], kind=kind)
