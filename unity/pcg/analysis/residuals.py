@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 
 from unity.pcg.analysis.traced_residuals import TypedEquation, traced_residuals
 from unity.pcg.capture.heavy_operators import multiplies
+from unity.pcg.ir.dead_code import ancestors
 from unity.pcg.ir.gradient_flow import differentiated
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.jaxprs import BRANCHED, CUSTOM_VJP, RULED, SCANNED
@@ -75,15 +76,8 @@ def read_backward(body: Body, differentiated: tuple[bool, ...], stacked: bool = 
 
 def recomputable(body: Body, kept: Residuals) -> bool:
     """Return whether an operator's inner residuals follow from operands that are residuals, and none of its results is one."""
-    producers = {v: e for e in body.equations for v in e.results}
-    ancestors: set[int] = set()
-    stack = [v for v, _ in kept.inner]
-    while stack:
-        v = stack.pop()
-        if v not in ancestors:
-            ancestors.add(v)
-            stack += _variables(producers[v]) if v in producers else []
-    sources_kept = [flag for v, flag in zip(body.inputs, kept.operands, strict=True) if v in ancestors]
+    sources = ancestors(body, (v for v, _ in kept.inner))
+    sources_kept = [flag for v, flag in zip(body.inputs, kept.operands, strict=True) if v in sources]
     return bool(kept.inner) and all(sources_kept) and not any(kept.results)
 
 

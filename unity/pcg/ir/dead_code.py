@@ -9,13 +9,18 @@ from unity.pcg.ir.program import Body, Equation, Literal
 
 def used(body: Body) -> Body:
     """Remove the equations that no output depends on."""
-    live = {a for a in body.outputs if isinstance(a, int)}
-    equations = []
+    live = ancestors(body, (a for a in body.outputs if isinstance(a, int)))
+    equations = tuple(e for e in body.equations if not live.isdisjoint(e.results))
+    return Body(body.inputs, body.outputs, equations, body.tensors)
+
+
+def ancestors(body: Body, variables: Iterable[int]) -> set[int]:
+    """Return the variables that some are computed from, and these themselves."""
+    above = set(variables)
     for e in reversed(body.equations):
-        if not live.isdisjoint(e.results):
-            equations.append(e)
-            live.update(a for a in e.operands if isinstance(a, int))
-    return Body(body.inputs, body.outputs, tuple(reversed(equations)), body.tensors)
+        if not above.isdisjoint(e.results):
+            above.update(a for a in e.operands if isinstance(a, int))
+    return above
 
 
 def deduplicated(body: Body, pure: Callable[[Equation], bool]) -> Body:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from unity.pcg.ir.dead_code import ancestors
 from unity.pcg.ir.gradient_flow import differentiated, wanted_by
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.jaxprs.jaxprs import NESTING
@@ -139,28 +140,13 @@ def _contributed_sums(body: Body, solution: Solution) -> Iterator[tuple[int, fro
         summed = [a for p, (a, s) in enumerate(operands) if s == PARTIAL and (i, p) not in solution.contributed]
         return [a for a in summed if isinstance(a, int)]
 
-    producers = {v: i for i, e in enumerate(body.equations) for v in e.results} if solution.contributed else {}
     for i, p in sorted(solution.contributed):
-        variable, sums, pending = body.equations[i].operands[p], set[int](), partial(i)
-        while pending:
-            a = pending.pop()
-            if a not in sums:
-                sums.add(a)
-                pending += partial(producers[a]) if a in producers else []
+        variable, sums = body.equations[i].operands[p], set(partial(i))
+        for k in reversed(range(i)):
+            if not sums.isdisjoint(body.equations[k].results):
+                sums.update(partial(k))
         if isinstance(variable, int):
             yield variable, frozenset(sums)
-
-
-def ancestors(body: Body, variables: Iterable[int]) -> set[int]:
-    """Return the variables that some are computed from, and these themselves."""
-    producers = {v: e for e in body.equations for v in e.results}
-    above, pending = set[int](), list(variables)
-    while pending:
-        a = pending.pop()
-        if a not in above:
-            above.add(a)
-            pending += [x for x in producers[a].operands if isinstance(x, int)] if a in producers else []
-    return above
 
 
 class Conflict(Exception):
