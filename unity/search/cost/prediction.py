@@ -6,17 +6,15 @@ The search adds up the same terms without building the graph; `tests/search/cost
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from unity.machine.collectives import collective
 from unity.machine.hardware import HostLink
 from unity.machine.machine import Machine
 from unity.pcg.ir.gradient_flow import Gradients, with_gradient
-from unity.pcg.ir.graph import BRANCHES, LOOPS, PCG, STAGES, Node, Value
+from unity.pcg.ir.graph import PCG, Node, Value
 from unity.pcg.ir.program import Body
-from unity.pcg.parallel.branches import weight_of
-from unity.pcg.parallel.stages import runs_of
 from unity.pcg.parallel.traffic import Collective, traffic
 from unity.pcg.propagation.choices import divided_by, part_of_work
 from unity.pcg.propagation.placement import moved_bytes, placing
@@ -129,11 +127,12 @@ def predict(graph: PCG, machine: Machine, differentiated: Collection[int], state
         state: The optimizer's state, some of which may be moved to the device and back.
     """
     facts = program_facts(graph, differentiated)
-    operators = tuple(_operator_term(runs, facts, machine) for runs in operator_runs(graph, facts))
+    every = tuple(operator_runs(graph, facts))
+    operators = tuple(_operator_term(runs, facts, machine) for runs in every)
     collectives = tuple(CollectiveTerm(c, _seconds(c, machine)) for c in traffic(graph, differentiated))
     transfers = list[TransferTerm]()
     if machine.host is not None and differentiated:
-        transfers += _transfers(graph, facts, machine.host, 1)
+        transfers += (term for runs in every for term in _transfers(runs, facts, machine.host))
         weights = [node for k, node in enumerate(graph.inputs) if k in differentiated and node.tensors[0].floating]
         state_bytes = ((node, state.on_host(node) * local(Value(node), graph)) for node in weights)
         transfers += (TransferTerm(node, n, 1, machine.host.there_and_back(n)) for node, n in state_bytes if n)
@@ -153,18 +152,13 @@ def _operator_term(runs: OperatorRuns, facts: ProgramFacts, machine: Machine) ->
     return OperatorTerm(node, runs.count, *seconds_of, how, runs.first, runs.runs, share)
 
 
-def _transfers(graph: PCG, facts: ProgramFacts, host: HostLink, times: int) -> Iterator[TransferTerm]:
-    for node in graph.nodes:
-        if node.inside is not None:
-            inner = times * (runs_of(node, facts.flow) if node.kind in LOOPS else 1)
-            part = weight_of(node) if node.kind in (BRANCHES, STAGES) else 1.0
-            for term in _transfers(node.inside, facts, host, inner):
-                yield replace(term, seconds=part * term.seconds)
-        elif node.body is not None and (offloaded := facts.recomputation.host_values(node)):
-            inner_values = inner_of(node.body, tuple(v.type for v in node.operands), node.types, graph.axes)
-            for variable, whole, _ in offloaded:
-                nbytes = inner_values.local(variable, whole)
-                yield TransferTerm(node, nbytes, times, times * host.there_and_back(nbytes))
+def _transfers(runs: OperatorRuns, facts: ProgramFacts, host: HostLink) -> Iterator[TransferTerm]:
+    node, count = runs.node, runs.count
+    if offloaded := facts.recomputation.host_values(node):
+        inner_values = inner_of(runs.body, *_boundary(node), runs.graph.axes)
+        for variable, whole, _ in offloaded:
+            nbytes = inner_values.local(variable, whole)
+            yield TransferTerm(node, nbytes, count, runs.part * (count * host.there_and_back(nbytes)))
 
 
 def operator_seconds(node: Node, body: Body, graph: PCG, flow: Gradients, machine: Machine) -> tuple[float, float, str]:

@@ -172,11 +172,9 @@ class _Builder:
                     self.sites[u].ports[p] = replace(self.sites[u].ports[p], sole=True)
                 elif site.kind == "free":  # a carry: its stack for the steps, its last value for later users
                     after = site.ports[0].times / site.around.times
-                    stack, last = site.around.times in times, bool(times - {site.around.times})
-                    site.stored[k] = site.alive * (stack + last * after)
-                    if last and site.around.remats:
-                        later = [(u, p) for u, p in uses if self.sites[u].ports[p].times != site.around.times]
-                        site.stored[k] = site.alive * stack + self.alive((s, k), later, after)
+                    later = [(u, p) for u, p in uses if self.sites[u].ports[p].times != site.around.times]
+                    site.stored[k] = site.alive if site.around.times in times else 0.0
+                    site.stored[k] += self.alive((s, k), later, after) if times != {site.around.times} else 0.0
                 else:
                     site.stored[k] = self.alive((s, k), uses)
         for s, count in self.flying.items():
