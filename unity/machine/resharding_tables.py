@@ -102,9 +102,9 @@ def stationary_pairs(before: Types, after: Types, axes: Sequence[Axis], over: Se
 
 
 def contributing_pairs(before: Types, after: Types) -> Array:
-    """Return which changes make a partial sum, along some axis, of a value that is none, [before, after]."""
-    was, is_now = (np.array([s == PARTIAL for s in types.states], bool)[types.rows] for types in (before, after))
-    return np.any(~was[:, None] & is_now[None], axis=2)
+    """Return which changes contribute a whole value to a partial sum along some axis, [before, after]."""
+    old, new = (np.array([s == PARTIAL for s in types.states], bool)[types.rows] for types in (before, after))
+    return np.any(~old[:, None] & new[None], axis=2)
 
 
 @lru_cache(maxsize=8)

@@ -126,8 +126,8 @@ class _Following:
     def weight(self, k: int) -> Weight | None:
         """Return the weight that an argument follows: of those of its shape, the one with the most alike path, if any.
 
-        Where the paths of several are equally alike, it is the one that is updated with the argument. If there is no such one, or
-        if there are several, it is one whose state is on the device, if possible.
+        Of weights with equally alike paths, those that are updated with the argument come first, and then those whose state is on
+        the device.
         """
         names, argument = names_of(self.keys[k]), cast("Any", self.jaxpr.invars[k].aval)
         alike = [weight for weight in self.weights if weight.shape == argument.shape]
@@ -250,7 +250,7 @@ class _Program:
 
 
 def inlined(jaxpr: core.Jaxpr) -> tuple[core.Jaxpr, dict[Any, Any]]:
-    """Return a program in whose place of jitted calls is what these compute, and the constants of the calls.
+    """Inline the jitted calls of a program. Returns the program, and the constants of the calls.
 
     Functions of optimizers are jitted calls of trees of all weights. Calls with shardings stay.
     """
@@ -282,13 +282,13 @@ def _is_sharding(parameter: Any) -> bool:
 
 
 def named(jaxpr: core.Jaxpr, name: str) -> list[Any]:
-    """Return the variables of a program whose names begin with a name, or that equations with such a variable inside result in."""
+    """Return the variables whose names begin with a name, and the results of equations with such a variable inside."""
     with_name = (eqn for eqn in jaxpr.eqns if any(own.startswith(name) for own in _names(eqn)))
     return [v for eqn in with_name for v in eqn.outvars if not isinstance(v, core.DropVar)]
 
 
 def operands_by_name(jaxpr: core.Jaxpr) -> Mapping[str, list[Any]]:
-    """Return the variables that the equations of each name read, or equations with such an equation inside."""
+    """Return by name the operands of equations with the name, and of those with such an equation inside."""
     operands = defaultdict[str, list[Any]](list)
     for eqn in jaxpr.eqns:
         for name in _names(eqn):

@@ -61,7 +61,7 @@ def conditionals(body: Body, differentiated: tuple[bool, ...]) -> tuple[tuple[Br
 
 
 def _alternatives(equation: Equation) -> tuple[Body, ...]:
-    """Return the programs of which a conditional runs one; none if an equation is no conditional, nor a call with one inside."""
+    """Return the branches of a conditional, or the program of a call with a conditional inside; nothing for other equations."""
     if equation.name in BRANCHED:
         return branches(equation)
     return (nested_body(equation),) if equation.name in CALLS and _has_conditional(nested_body(equation)) else ()
@@ -77,9 +77,9 @@ def _operators(branch: Body, conditional: Equation, carried: frozenset[int]) -> 
     """Return the operators of one branch; a gradient flows through the `carried` variables around the conditional."""
     graph = graph_of(branch, [f"operand {k}" for k in range(len(branch.inputs))])
     operands = conditional.operands[len(conditional.operands) - len(branch.inputs) :]  # without the index
-    wanted = {k for k, v in enumerate(conditional.results) if v in carried}
-    active = {k for k, a in enumerate(operands) if wanted and isinstance(a, int) and a in carried}
-    facts = program_facts(graph, active, wanted)
+    cotangents = {k for k, v in enumerate(conditional.results) if v in carried}
+    active = {k for k, a in enumerate(operands) if cotangents and isinstance(a, int) and a in carried}
+    facts = program_facts(graph, active, cotangents)
 
     def operator(runs: OperatorRuns) -> BranchOperator:
         shapes = tuple(v.tensor.shape for v in (*runs.node.operands, *runs.node.results))

@@ -172,8 +172,8 @@ def _call_arrays(site: Site, domain: Domain, machine: Machine, training: Trainin
     for key, x in {key: x for xs in every for key, x in xs.items() if x.agreement.kind}.items():
         equation, a = body.equations[x.agreement.equation], x.agreement
         differentiated = not carried.isdisjoint(equation.results)
-        wanted = [p for p, v in enumerate(equation.operands) if isinstance(v, int) and v in carried]
-        if differentiated == (x.run is RulePass.UNDIFFERENTIATED) or not a.needed(wanted):
+        active = [p for p, v in enumerate(equation.operands) if isinstance(v, int) and v in carried]
+        if differentiated == (x.run is RulePass.UNDIFFERENTIATED) or not a.needed(active):
             continue
         of_choice = [xs.get(key) for xs in every]
         split = np.array([o is not None and not o.agreement.kind for o in of_choice])[domain.picks]

@@ -137,8 +137,8 @@ def branch_seconds(body: Body, differentiated: tuple[bool, ...], machine: Machin
 
     An operator that a checkpoint in a branch recomputes runs forward once more in the backward pass.
     """
-    priced = [[_seconds_of_branch(branch, machine) for branch in each] for each in conditionals(body, differentiated)]
-    work, launches = (tuple(tuple(branch[k] for branch in each) for each in priced) for k in (0, 1))
+    pairs = [[_seconds_of_branch(b, machine) for b in branches] for branches in conditionals(body, differentiated)]
+    work, launches = (tuple(tuple(pair[k] for pair in branches) for branches in pairs) for k in (0, 1))
     return BranchSeconds(work, launches)
 
 

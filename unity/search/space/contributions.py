@@ -59,8 +59,9 @@ def _summands(sites: Sequence[Site], s: int, p: int, linear: Callable[[int], Seq
 def _linear_path(sites: Sequence[Site], s: int, p: int, linear: Callable[[int], Sequence[int]]) -> Iterator[tuple[int, int]]:
     """Yield an operand, as (site, position), and those of its producers of whose partial sums it is a linear function.
 
-    The path ends at products and reductions, whose partial sums are of other values: a plan may add the logarithm of a sum of
-    exponentials to what each device has of the labels' elements.
+    The path ends at products, and at operators whose results are partial sums only of other values: a plan may add the logarithm of
+    a sum of exponentials to the elements that each device has of the labels. It passes sums of elements, whose operand may be a
+    partial sum.
 
     Args:
         sites: all sites.

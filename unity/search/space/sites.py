@@ -31,22 +31,25 @@ class Around:
 
     Args:
         times: Runs in one step of the program; a fraction for branches that run at the same time (`pcg.parallel.branches`).
-        again: Whether a remat around it runs it once more in the backward pass.
         alive: Runs whose residuals are live at once: all steps of a scan, but only one run of a remat.
         share: The fraction with which it counts, as only one of several sibling remats is live at once.
         lasting: By the depth of a remat around it, 0 for none: the runs whose values are live at once if that remat's policy saves
             them.
         stacked: Whether a scan stacks the residuals of its steps.
-        remats: The numbers of the remats around it, from the outermost.
+        remats: The numbers of the remats around it, from the outermost. They run it once more in the backward pass.
     """
 
     times: float = 1
-    again: bool = False
     alive: float = 1.0
     share: float = 1.0
     lasting: tuple[float, ...] = (1.0,)
     stacked: bool = False
-    remats: tuple[int, ...] = field(default=(), compare=False)
+    remats: tuple[int, ...] = ()
+
+    @property
+    def again(self) -> bool:
+        """Whether it is inside a remat."""
+        return bool(self.remats)
 
     def scan(self, length: int) -> Around:
         """Return the surroundings inside a scan of `length` steps."""
@@ -76,11 +79,14 @@ class Around:
         return replace(self, times=self.times * part, alive=self.alive * part, lasting=self._times(part))
 
     def remat(self, siblings: int, number: int) -> Around:
-        """Return the surroundings inside one of several sibling remats, which has a number of its own."""
-        share, remats = self.share / siblings, (*self.remats, number)
-        return replace(
-            self, again=True, alive=share, share=share, lasting=(*self.lasting, self.alive), stacked=False, remats=remats
-        )
+        """Return the surroundings inside a remat.
+
+        Args:
+            siblings: The number of remats beside each other, itself included.
+            number: Its number among all remats of the program.
+        """
+        share, lasting, remats = self.share / siblings, (*self.lasting, self.alive), (*self.remats, number)
+        return replace(self, alive=share, share=share, lasting=lasting, stacked=False, remats=remats)
 
     def encloses(self, inner: Around) -> bool:
         """Return whether these surroundings are in no other remats than `inner` ones."""
