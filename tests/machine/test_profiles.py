@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -199,12 +200,20 @@ def test_marks() -> None:
     assert light == Seconds(float(plain[0]), float(plain[1]), ROOFLINE)
 
 
-def test_a_conditional_calibrates_no_other_operator() -> None:
+def conditional(k: bool, x: jax.Array) -> jax.Array:
+    return jax.lax.cond(k, lambda x: jax.numpy.sin(x @ x), jax.numpy.sin, x)
+
+
+called = jax.custom_vjp(conditional)
+called.defvjp(lambda k, x: (called(k, x), x), lambda x, g: (None, g))
+
+
+@pytest.mark.parametrize("fn", [conditional, called])
+def test_a_conditional_calibrates_no_other_operator(fn: Callable[..., jax.Array]) -> None:
     """Its seconds are those of its branches, of which its kind says nothing."""
 
     def switch(n: int) -> Body:
-        branch = lambda x: jax.numpy.sin(x @ x)  # noqa: E731
-        return program_of(jax.make_jaxpr(lambda k, x: jax.lax.cond(k, branch, branch, x))(True, np.zeros((n, n), "float32")))[0]
+        return program_of(jax.make_jaxpr(lambda k, x: fn(k, x))(True, np.zeros((n, n), "float32")))[0]
 
     shapes: tuple = ((), (8, 8), (8, 8))
     slow = Measurement(switch(8).key, kind_of(switch(8)), shapes, (False, True), 0.0, "float32", 512.0, 0.0, 1.0, 1.0, 0.0)

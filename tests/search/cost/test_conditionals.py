@@ -19,7 +19,7 @@ from unity.exec.measure.plan_profile import measurement, tasks_of_graph
 from unity.machine.profiles.profile import Profile, Where
 from unity.pcg.capture.capture import capture
 from unity.pcg.parallel.parallelize import on_one_device, parallelize
-from unity.search.cost.prediction import predict
+from unity.search.cost.prediction import OperatorTerm, predict
 from unity.search.cost.profile_lookup import INTERPOLATED, MEASURED
 
 ALONE = unity.Machine.grid(1, 1, "h200")
@@ -90,11 +90,12 @@ def with_vjp(fn: Any) -> Any:
     return call
 
 
+def switched(p: Any, x: Any) -> Any:
+    return jax.lax.switch(jnp.int32(x[0, 0]), [lambda p, x: x, part], p, x)
+
+
 @pytest.mark.parametrize("ruled", [with_jvp, with_vjp])
 def test_a_conditional_in_a_call_with_a_derivative_rule_takes_what_it_takes_outside(ruled: Any) -> None:
-    def switched(p: Any, x: Any) -> Any:
-        return jax.lax.switch(jnp.int32(x[0, 0]), [lambda p, x: x, part], p, x)
-
     alone, called = (outside(lambda p, x, f=f: f(p, x) @ p["first"]) for f in (switched, ruled(switched)))
     assert seconds(called) == pytest.approx(seconds(alone))
 
@@ -119,12 +120,32 @@ def test_the_search_prices_branches_as_the_graph_is_priced(layer: Any) -> None:
 @pytest.mark.parametrize("how", [MEASURED, INTERPOLATED])
 @pytest.mark.parametrize("measured", [1.0, 1e-9])
 def test_the_seconds_of_a_measured_conditional_are_not_estimated(measured: float, how: str) -> None:
-    program = capture(branched(part).loss, WEIGHTS, X)
-    graph = on_one_device(program.graph)
-    (task,) = (t for t in tasks_of_graph(graph, program.differentiated).values() if "cond" in t.operator.body.primitives)
-    known = measurement(task, Timing(measured, 2 * measured, 0.0))
-    if how == INTERPOLATED:  # from other local shapes, of which as many bytes are read and written
-        known = structs.replace(known, shapes=(*known.shapes, (1,)))
-    machine = ALONE.with_profile(Profile(Where("NVIDIA H200", 1, 1, "", ""), (known,)))
-    (term,) = (t for t in predict(graph, machine, program.differentiated).operators if t.node.kind == "cond")
+    term = term_of(branched(part), "cond", measured, how)
     assert (term.how, term.forward, term.backward) == (how, pytest.approx(measured), pytest.approx(2 * measured))
+
+
+@pytest.mark.parametrize("how", [MEASURED, INTERPOLATED])
+def test_a_measured_call_with_a_conditional_inside_takes_no_less_than_the_slowest_branch(how: str) -> None:
+    """Whichever branch ran while it was measured, which the call computes itself."""
+    model, kind = outside(with_jvp(switched)), "custom_jvp_call"
+    estimated, fast, slow = term_of(model, kind), term_of(model, kind, 1e-9, how), term_of(model, kind, 1.0, how)
+    assert (fast.forward, fast.backward) == pytest.approx((estimated.forward, estimated.backward))
+    assert (slow.forward, slow.backward) == pytest.approx((1.0, 2.0))
+
+
+def term_of(model: Small, kind: str, measured: float | None = None, how: str = MEASURED) -> OperatorTerm:
+    """The predicted seconds of the only operator of a kind, measured to take so long forward and twice that backward, or not."""
+    program = capture(model.loss, model.params, model.batch)
+    graph, machine = on_one_device(program.graph), ALONE
+    if measured is not None:
+        (task,) = (t for t in tasks_of_graph(graph, program.differentiated).values() if kind in t.operator.body.primitives)
+        known = measurement(task, Timing(measured, 2 * measured, 0.0))
+        if how == INTERPOLATED:  # from other local shapes, of which as many bytes are read and written
+            known = structs.replace(known, shapes=(*known.shapes, (1,)))
+        machine = ALONE.with_profile(Profile(Where("NVIDIA H200", 1, 1, "", ""), (known,)))
+    (term,) = (t for t in predict(graph, machine, program.differentiated).operators if kind in primitives_of(t))
+    return term
+
+
+def primitives_of(term: OperatorTerm) -> tuple[str, ...]:
+    return term.node.body.primitives if term.node.body is not None else ()

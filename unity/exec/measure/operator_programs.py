@@ -11,7 +11,7 @@ program would.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -23,10 +23,9 @@ from jax import lax
 from jax.extend import core
 
 from unity.pcg.ir.program import Body, Tensor, tensor_type
-from unity.pcg.jaxprs.jaxprs import BRANCHED
 from unity.pcg.local.interpreter import BodyInterpreter
 from unity.pcg.operators.layout import PlacedTensor
-from unity.pcg.propagation.nested_programs import branches
+from unity.pcg.propagation.nested_programs import branch_indices
 from unity.pcg.propagation.placement import placing
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.factors import TABLE, Halo, facts_of
@@ -146,12 +145,6 @@ def _is_view(eqn: core.JaxprEqn) -> bool:
     avals: list[list[Any]] = [[v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]]
     operands, results = ([tensor_type(x.shape, x.dtype) for x in side] for side in avals)
     return [t.nbytes for t in operands] == [t.nbytes for t in results] and entry.spec(eqn.params, operands, results).view
-
-
-def branch_indices(body: Body) -> Mapping[int, int]:
-    """Return the inputs that are indices of conditionals' branches, each with the number of branches."""
-    conditionals = ((e.operands[0], branches(e)) for e in body.equations if e.name in BRANCHED)
-    return {index: len(programs) for index, programs in conditionals if isinstance(index, int) and index in body.inputs}
 
 
 def local_operands(operator: LocalOperator, branch: int = 0) -> Iterator[np.ndarray[Any, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -9,7 +10,7 @@ from jax.extend import core
 
 from unity.pcg.ir.program import Body, Equation, close, from_jaxpr
 from unity.pcg.jaxprs.foreign_primitives import first_order
-from unity.pcg.jaxprs.jaxprs import RULED, called
+from unity.pcg.jaxprs.jaxprs import BRANCHED, RULED, called
 
 
 @lru_cache(maxsize=4096)
@@ -27,6 +28,12 @@ def nested_body(equation: Equation) -> Body:
 def branches(equation: Equation) -> tuple[Body, ...]:
     """Return the programs of a cond."""
     return tuple(_program(b) for b in equation.params["branches"])
+
+
+def branch_indices(body: Body) -> Mapping[int, int]:
+    """Return the inputs that are indices of conditionals' branches, each with the number of branches."""
+    conditionals = ((e.operands[0], e.params["branches"]) for e in body.equations if e.name in BRANCHED)
+    return {index: len(programs) for index, programs in conditionals if isinstance(index, int) and index in body.inputs}
 
 
 def _program(inner: Any) -> Body:

@@ -14,7 +14,7 @@ from unity.pcg.capture.capture import graph_of
 from unity.pcg.ir.gradient_flow import carrying, with_gradient
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.jaxprs import BRANCHED, CALLS
-from unity.pcg.propagation.nested_programs import branches, nested_body
+from unity.pcg.propagation.nested_programs import branch_indices, branches, nested_body
 from unity.pcg.propagation.solver import nests
 from unity.pcg.types.parallel_type import Shape
 from unity.search.cost.operator_runs import OperatorRuns, operator_runs, program_facts
@@ -64,13 +64,22 @@ def _alternatives(equation: Equation) -> tuple[Body, ...]:
     """Return the branches of a conditional, or the program of a call with a conditional inside; nothing for other equations."""
     if equation.name in BRANCHED:
         return branches(equation)
-    return (nested_body(equation),) if equation.name in CALLS and _has_conditional(nested_body(equation)) else ()
+    return (nested_body(equation),) if equation.name in CALLS and has_conditional(nested_body(equation)) else ()
 
 
 @lru_cache(maxsize=4096)
-def _has_conditional(body: Body) -> bool:
+def has_conditional(body: Body) -> bool:
     """Return whether a program has a conditional, also in programs nested in it."""
-    return any(e.name in BRANCHED or (nests(e) and _has_conditional(nested_body(e))) for e in body.equations)
+    return any(e.name in BRANCHED or (nests(e) and has_conditional(nested_body(e))) for e in body.equations)
+
+
+def is_measured_in_every_branch(body: Body) -> bool:
+    """Return whether a measurement of an operator chooses the branches of all its conditionals.
+
+    It does so by their indices among the operands. A call with a derivative rule computes the index inside.
+    """
+    indices = branch_indices(body)
+    return all(e.name in BRANCHED and e.operands[0] in indices for e in body.equations if _alternatives(e))
 
 
 def _operators(branch: Body, conditional: Equation, carried: frozenset[int]) -> Branch:

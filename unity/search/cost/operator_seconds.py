@@ -15,7 +15,7 @@ from unity.machine.profiles.profile import Shapes
 from unity.pcg.analysis.views import costs_nothing
 from unity.pcg.ir.program import Body
 from unity.search.cost.alignment import depends_on_alignment, row_dimensions, slowdown
-from unity.search.cost.branch_operators import Branch, conditionals
+from unity.search.cost.branch_operators import Branch, conditionals, is_measured_in_every_branch
 from unity.search.cost.profile_lookup import INTERPOLATED, MEASURED, ROOFLINE, Piece, lookup
 from unity.search.cost.roofline import dense_work, local_traffic, roofline
 
@@ -80,7 +80,7 @@ def seconds(
     flags = tuple(map(bool, differentiated))
     if not conditionals(body, flags):
         return forward, backward, how
-    estimated = ~np.isin(how, (MEASURED, INTERPOLATED))
+    estimated = ~np.isin(how, (MEASURED, INTERPOLATED)) | (not is_measured_in_every_branch(body))
     bounds = zip((forward, backward), branch_seconds(body, flags, machine).at(pieces.share), strict=True)
     forward, backward = (np.where(estimated, np.maximum(alone, within), alone) for alone, within in bounds)
     return forward, backward, how
@@ -89,7 +89,7 @@ def seconds(
 def _seconds_without_branches(
     body: Body, shapes: Sequence[tuple[int, ...]], pieces: Pieces, differentiated: Sequence[bool], machine: Machine
 ) -> tuple[Array, Array, Sequence[str]]:
-    """Return the result of `seconds` if branches took no time. Measured seconds include those of branches."""
+    """Return the result of `seconds` if branches took no time. Measured seconds include those of the branches that ran."""
     flops, dtype = dense_work(body)
     if machine.profile is None or pieces.sizes is None:
         slower = 1.0, 1.0

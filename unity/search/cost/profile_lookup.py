@@ -25,6 +25,7 @@ from unity.machine.profiles.profile import Measurement, Profile, Shapes
 from unity.pcg.ir.program import Body
 from unity.pcg.jaxprs.jaxprs import BRANCHED
 from unity.search.cost.alignment import PRODUCT, depends_on_alignment, slowdown_of_shapes
+from unity.search.cost.branch_operators import has_conditional
 from unity.search.cost.roofline import dense_work, roofline
 
 MEASURED, INTERPOLATED, CALIBRATED, ROOFLINE = "measured", "interpolated", "calibrated", "roofline"
@@ -54,8 +55,8 @@ class Piece:
 
 @lru_cache(maxsize=65536)
 def kind_of(body: Body) -> str:
-    """Return the kind that a body is calibrated with: its set of primitives."""
-    return " ".join(sorted(set(body.primitives)))
+    """Return the kind that a body is calibrated with: its set of primitives, and conditionals that are nested in them."""
+    return " ".join(sorted({*body.primitives, *(BRANCHED if has_conditional(body) else ())}))
 
 
 def lookup(profile: Profile, device: Device, body: Body, piece: Piece, differentiated: tuple[bool, ...]) -> Seconds:
