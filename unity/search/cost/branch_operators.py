@@ -44,7 +44,7 @@ class BranchOperator:
 Branch = tuple[BranchOperator, ...]
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=65536)
 def conditionals(body: Body, differentiated: tuple[bool, ...]) -> tuple[tuple[Branch, ...], ...]:
     """Return the operators of each branch of each conditional in an operator's program.
 
@@ -67,7 +67,7 @@ def _alternatives(equation: Equation) -> tuple[Body, ...]:
     return (nested_body(equation),) if equation.name in CALLS and has_conditional(nested_body(equation)) else ()
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=65536)
 def has_conditional(body: Body) -> bool:
     """Return whether a program has a conditional, also in programs nested in it."""
     return any(e.name in BRANCHED or (nests(e) and has_conditional(nested_body(e))) for e in body.equations)

@@ -115,7 +115,7 @@ class Port:
         last: Whether its gradient only has to be summed with others: that of an argument, or of a copy or view of one.
         hoisted: The factor by which scans run it less often (`pcg.analysis.hoisting`).
         apart: Axes whose devices do not run the change together, so that it cannot communicate along them.
-        derived: The other operands of its site that it is computed from (`space.contributions`).
+        derived: The operands beside it that may be partial sums of a value that it is computed from (`space.contributions`).
         contributes: Whether a whole value may become a part of a sum in the change.
     """
 
