@@ -437,6 +437,22 @@ def rounded_table_at_results(x, h, xs):
     return lax.scan(step, xs[0], xs)
 
 
+def rounded_bias_before_a_product(x, h, xs):
+    def step(state, row):
+        product = (row.astype("bfloat16") + h.astype("bfloat16")[0]) @ x.astype("bfloat16")
+        return jnp.tanh(state + product.astype(state.dtype)), None
+
+    return lax.scan(step, xs[0], xs)
+
+
+def rounded_bias_of_an_output_layer(x, h, xs):
+    def step(state, row):
+        state = jnp.tanh(state / 2 + row)
+        return state, state.astype("bfloat16") @ x.astype("bfloat16") + h.astype("bfloat16")[0]
+
+    return lax.scan(step, xs[0], xs)
+
+
 def sorted_look_up(x, h, xs):
     """Indices are sorted in each step alone."""
     indices = jnp.asarray(np.sort(LABELS, 1))
@@ -464,6 +480,8 @@ STAYING += [
     result_twice,
     rounded_table,
     rounded_table_at_results,
+    rounded_bias_before_a_product,
+    rounded_bias_of_an_output_layer,
     sorted_look_up,
     carried_table,
     narrow_total,
@@ -474,6 +492,20 @@ STAYING += [
 def test_what_may_not_be_moved_stays_in_the_loop(fn):
     captured = capture(fn, *arrays(W, "float32"))
     assert everywhere(captured.body, tuple(LOOP_RULES.values())) == ((), captured.body)
+
+
+@pytest.mark.parametrize("fn", [rounded_bias_before_a_product, rounded_bias_of_an_output_layer])
+def test_the_gradient_of_a_rounded_bias_is_not_summed_over_the_steps_in_its_type(fn):
+    """Every step's contribution is rounded, but their sum is not: 1/256 is the distance of 1 to the next number of bfloat16."""
+    arguments = arrays([(D, D), (D, D), (300, B, D)], "float32")
+    captured = capture(fn, *arguments, argnums=(0, 1))
+    _, after = everywhere(captured.body, tuple(LOOP_RULES.values()))
+
+    def loss(body):
+        return lambda *a: sum((y.astype("float32") * (1 + jnp.arange(D) / 64)).sum() for y in run(body, a))
+
+    new, old = (jax.grad(loss(body), argnums=1)(*arguments)[0] for body in (after, captured.body))
+    np.testing.assert_allclose(new, old, rtol=1 / 256)
 
 
 def test_a_product_of_weights_moves_and_its_conversion_stays():

@@ -99,32 +99,32 @@ class ScanParts:
         """Return whether an equation may be applied to all steps at once.
 
         In types of a small range, such as float16, the gradient of a constant could overflow as one sum over all steps. Indices
-        that are promised to be sorted or unique are so in each step alone. The gradient of a rounded table would be added up over
-        the steps, row by row, in the narrow type.
+        that are promised to be sorted or unique are so in each step alone. The gradient of a rounded constant would be summed over
+        the steps in the narrow type, except that of a product's operand, which is one product.
         """
-        if e.name == "gather":
-            table, inputs = e.operands[0], {*self.carry, *self.slices}
-            if e.params["indices_are_sorted"] or e.params["unique_indices"]:
-                return False
-            if isinstance(table, int) and self.rounded(table) and inputs.isdisjoint(self.read_for(table)):
-                return False
+        if e.name == "gather" and (e.params["indices_are_sorted"] or e.params["unique_indices"]):
+            return False
+        variables = [a for a in e.operands if isinstance(a, int)]
+        stacked = any(a not in self.constant_widths for a in variables)
+        if stacked and e.name != "dot_general" and any(map(self.rounded, variables)):
+            return False
         known = e.name in STEPPED or facts_of(e.name).pointwise or bool(e.results and e.results[0] in self.literal)
         return known and not any(limited(self.step.tensors[v].dtype) for v in e.results)
 
+    @cached_property
+    def constant_widths(self) -> Mapping[int, int]:
+        """The variables of the step that depend on constants alone, each with the size of their widest floating type, in bytes."""
+        widths = {v: t.itemsize if (t := self.step.tensors[v]).floating else 0 for v in self.fixed}
+        for e in self.step.equations:
+            operands = [a for a in e.operands if isinstance(a, int)]
+            if all(a in widths for a in operands):
+                widths |= dict.fromkeys(e.results, max((widths[a] for a in operands), default=0))
+        return widths
+
     def rounded(self, v: int) -> bool:
-        """Return whether a value has a narrower floating type than a constant that it depends on.
-
-        If it is read by all steps at once, its gradient is summed over them in that type.
-        """
-        tensors = self.step.tensors
-        if not narrow(tensors[v].dtype):
-            return False
-        floating = [tensors[a] for a in self.read_for(v).intersection(self.fixed) if tensors[a].floating]
-        return any(t.itemsize > tensors[v].itemsize for t in floating)
-
-    def read_for(self, v: int) -> set[int]:
-        """Return the variables that the equations which compute a variable of the step read."""
-        return {a for e in self.cone({v}) for a in e.operands if isinstance(a, int)}
+        """Return whether a value depends on constants alone and has a narrower floating type than one of them."""
+        tensor = self.step.tensors[v]
+        return narrow(tensor.dtype) and self.constant_widths.get(v, 0) > tensor.itemsize
 
     def cone(self, variables: set[int]) -> list[Equation]:
         """Return the equations of the step that some variables depend on, in order."""

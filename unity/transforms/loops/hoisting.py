@@ -25,7 +25,7 @@ def products(parts: ScanParts) -> frozenset[int]:
     """Return the products of a step that depend on its slices and on constants alone, and values that take their places.
 
     A value takes the place of a product that only it reads, such as a product and a bias, if it is not larger: the gradient of the
-    bias is one sum then. A rounded bias stays in the loop, since that would be a sum in the narrow type.
+    bias is one sum then.
     """
     step, targets = parts.step, set[int]()
     for e in step.equations:
@@ -33,10 +33,9 @@ def products(parts: ScanParts) -> frozenset[int]:
             continue
         (v,), operands = e.results, [a for a in e.operands if isinstance(a, int)]
         replaced = [a for a in operands if a in targets and parts.reads[a] == 1]
-        fixed = [a for a in operands if parts.dependences[a] == Dependence.CONSTANTS]
         smaller = step.tensors[v].nbytes <= sum(step.tensors[a].nbytes for a in replaced)
         heavy = e.name == "dot_general" and not is_fused_product(step, e)
-        if heavy or (replaced and smaller and not any(map(parts.rounded, fixed))):
+        if heavy or (replaced and smaller):
             targets.add(v)
     return frozenset(targets)
 
