@@ -1,5 +1,7 @@
 """The proof of rules of loops: the induction, the lemmas about single steps, and the check of derived programs."""
 
+from unittest.mock import patch
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from unity.pcg.capture.capture import capture
 from unity.pcg.ir.program import close
 from unity.substitutions.language.loop_rules import FUNCTIONS, PRODUCT_OF_JOINED, STEPPED, SUM_OVER_STEPS
 from unity.verify.derivations.loops import check_loops
+from unity.verify.derivations.nodes import NodeStore
 from unity.verify.derivations.single_steps import READERS, SAME, single_step
 from unity.verify.proofs.loop_rules import EqualSteps, induction, lemma_verdicts, proves, step_lemmas
 
@@ -255,6 +258,43 @@ def test_a_sum_over_steps_of_an_output_layer_is_derived_and_another_one_is_refus
     for after in wrong:
         with pytest.raises(DerivationError):
             check_loops(added_up(), added_up(after))
+
+
+def accumulators(in_loop, *, factor=lambda k: k + 1, start=lambda k: 0.0):
+    """A loop that adds up some of 16 functions of its state, while the others are added up after it."""
+
+    def fn(x, h, xs):
+        def step(carry, row):
+            state, totals = jnp.tanh(row + carry[0] @ h), carry[1:]
+            jnp.sin(totals[0])  # which no result needs
+            return (state, *(t + jnp.sin(factor(k) * state) for k, t in zip(in_loop, totals, strict=True))), state
+
+        starts = [jnp.full((B, D), start(k)) for k in range(16)]
+        (last, *totals), states = lax.scan(step, (xs[0], *(starts[k] for k in in_loop)), xs)
+        known = dict(zip(in_loop, totals, strict=True))
+        return last, *(known[k] if k in known else starts[k] + jnp.sin(factor(k) * states).sum(0) for k in range(16))
+
+    return capture(fn, *ARGUMENTS).body
+
+
+def test_the_sums_that_left_a_loop_are_told_from_those_that_stay_by_their_values():
+    before, after = accumulators(range(16)), accumulators(range(8))
+    with patch.object(NodeStore, "unarranged", autospec=True, side_effect=NodeStore.unarranged) as values:
+        check_loops(before, after)
+    assert values.call_count < 1000  # there are 12,870 choices of 8 sums
+    check_loops(before, accumulators([1, 4, 5, 15]))
+    wrong = [
+        accumulators(range(8), factor=lambda k: k + 2),
+        accumulators(range(8), factor=lambda k: k + 1 + (k == 7)),
+        accumulators(range(8), factor=lambda k: k + 1 + (k == 8)),
+        accumulators(range(8), start=lambda k: float(k == 7)),
+        accumulators(range(8), start=lambda k: float(k == 8)),
+    ]
+    for other in wrong:
+        with pytest.raises(DerivationError):
+            check_loops(before, other)
+    with pytest.raises(DerivationError):
+        check_loops(after, before)
 
 
 def test_a_sum_over_steps_in_float64_is_derived_in_any_context():

@@ -8,15 +8,17 @@ steps must be equal then, and so must those of the programs' outputs. None of th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from unity.base.errors import DerivationError
+from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, close, tensor_type
 from unity.pcg.jaxprs.jaxprs import SCANNED
 from unity.pcg.jaxprs.loops import constants_and_carry
@@ -136,21 +138,45 @@ def _check_checkpoints(first: _Evaluation, one: Equation, second: _Evaluation, o
 
 
 def _check_scans(first: _Evaluation, one: Equation, second: _Evaluation, other: Equation) -> None:
-    """Check that two scans, one of each program, compute the same, but for carries of the first that only add up values.
+    """Check that two scans, one of each program, compute the same, and learn their results.
 
-    The second may lack such carries. Every choice of them is tried, since only the steps tell which ones it lacks.
+    The second may lack carries of the first that only add up values.
     """
     old, new = _Scan.of(first, one), _Scan.of(second, other)
     if any(one.params[name] != other.params[name] for name in ("length", "reverse")):
         raise DerivationError("a scan after rules of loops has another length or direction")
-    problem = DerivationError("a scan after rules of loops carries something else")
-    sums = [k for k in range(len(old.initial)) if old.summed(k) is not None]
-    for gone in combinations(sums, max(len(old.initial) - len(new.initial), 0)):
-        try:
-            return _check_steps(old, new, gone)
-        except DerivationError as error:
-            problem = error
-    raise problem
+    store, others, others_after = first.store, old.others, new.others
+    if len(others) != len(others_after):
+        raise DerivationError("a scan after rules of loops carries something else")
+    carried = [store.unarranged("input", ("carry", k), (), _tensor(x, x.shape)) for k, x in enumerate(old.initial)]
+    # No step reads a sum except to add to it, so their evaluation does not need to know which sums are equal.
+    carried_after = [store.unarranged("input", ("sum", j), (), _tensor(x, x.shape)) for j, x in enumerate(new.initial)]
+    for k, j in zip(others, others_after, strict=True):
+        carried_after[j] = carried[k]
+    steps = _Steps(store, second, set(old.constants), set(old.stacks), length=int(old.equation.params["length"]))
+    arguments = [*map(steps.constant, old.constants), *carried, *map(steps.slice, old.stacks)]
+    slices = [steps.at(a, 0) for a in new.atoms[1]]
+    arguments_after = [*(steps.at(a, None) for a in new.atoms[0]), *carried_after, *slices]
+    inner, inner_after = _walked(store, old.step, arguments, new.step, arguments_after)
+    origins = _origins(old, inner, new, inner_after)
+    # equal results of a step are equal in all steps at once, and so are a result and the stack of which it is a slice
+    stacked = dict(zip(slices, new.stacks, strict=True)) | {steps.slice(x): x for x in old.stacks}
+    results = {k: first.opaque(old.equation, k) for k in origins}
+    carry = [results[k] for k in origins]
+    for j, a in list(enumerate(new.step.outputs))[len(carry) :]:
+        stacked.setdefault(inner_after.of(a), first.opaque(new.equation, j, ("emitted",), second.body))
+        steps.known[new.equation.results[j], 0] = inner_after.of(a)
+    for k in range(len(old.initial), len(old.step.outputs)):
+        value = inner.of(old.step.outputs[k])
+        if value not in stacked:
+            stacked[value] = steps.missing[value] = first.opaque(old.equation, k)
+        results[k] = stacked[value]
+    for k in (k for k in old.sums if k not in results):
+        results[k] = _sum_over_steps(old, k, inner, stacked, steps)
+    first.know(old.equation, [results[k] for k in range(len(old.step.outputs))])
+    second.know(new.equation, [*carry, *(stacked[inner_after.of(a)] for a in new.step.outputs[len(carry) :])])
+    if steps.missing:
+        second.awaited.append(steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,59 +196,68 @@ class _Scan:
         step, (c, k) = inside(e), constants_and_carry(e.params)
         assert step is not None
         values = [around.of(a) for a in e.operands]
-        return cls(around, e, step, values[:c], values[c : c + k], values[c + k :], (e.operands[:c], e.operands[c + k :]))
+        return cls(around, e, used(step), values[:c], values[c : c + k], values[c + k :], (e.operands[:c], e.operands[c + k :]))
 
-    def summed(self, k: int) -> tuple[Equation, int] | None:
-        """Return the addition of a carry, by number, to which each step only adds a value, and that value; None for another."""
-        carry, producers = self.step.inputs[len(self.constants) + k], {v: e for e in self.step.equations for v in e.results}
-        reads = [a for e in self.step.equations for a in e.operands if a == carry] + [a for a in self.step.outputs if a == carry]
-        output = self.step.outputs[k]
-        addition = producers.get(output) if isinstance(output, int) else None
-        if addition is None or addition.name not in ("add", "add_any") or len(reads) != 1 or carry not in addition.operands:
-            return None
-        (other,) = (a for a in addition.operands if a != carry)
-        same = isinstance(other, int) and self.step.tensors[other] == self.step.tensors[carry]
-        return (addition, other) if isinstance(other, int) and same else None
+    @cached_property
+    def sums(self) -> Mapping[int, _Sum]:
+        """The carries, by number, to which each step only adds a value of their type, and which it does not read otherwise."""
+        producers = {v: e for e in self.step.equations for v in e.results}
+        reads = Counter(
+            a for atoms in (*(e.operands for e in self.step.equations), self.step.outputs) for a in atoms if isinstance(a, int)
+        )
+        sums = {}
+        for k in range(len(self.initial)):
+            carry, output = self.step.inputs[len(self.constants) + k], self.step.outputs[k]
+            addition = producers.get(output) if isinstance(output, int) else None
+            if addition is None or addition.name not in ("add", "add_any") or carry not in addition.operands:
+                continue
+            added = [a for a in addition.operands if isinstance(a, int) and a != carry]
+            alone = reads[carry] == 1 and reads[addition.results[0]] == 1
+            if alone and added and self.step.tensors[added[0]] == self.step.tensors[carry]:
+                sums[k] = _Sum(addition, added[0])
+        return sums
+
+    @property
+    def others(self) -> list[int]:
+        """The numbers of the carries that are not such sums."""
+        return [k for k in range(len(self.initial)) if k not in self.sums]
 
 
-def _check_steps(old: _Scan, new: _Scan, gone: Sequence[int]) -> None:
-    """Check that two scans take equal steps, and learn their results.
+@dataclass(frozen=True, eq=False)
+class _Sum:
+    """The addition of a carry to which each step only adds a value, and the variable of this value."""
+
+    addition: Equation
+    added: int
+
+
+def _origins(old: _Scan, inner: _Evaluation, new: _Scan, inner_after: _Evaluation) -> list[int]:
+    """Return the carry of a scan, by number, that each carry of the scan after rules of loops is. Raises DerivationError.
+
+    Sums are equal if they start from the same value and each step adds the same one.
 
     Args:
-        old: the scan before rules of loops.
-        new: the scan after them.
-        gone: the carries, by number, that the second lacks.
+        old: the scan.
+        inner: its step, evaluated.
+        new: the scan after rules of loops.
+        inner_after: the step of that.
     """
-    first, second, store = old.around, new.around, old.around.store
-    kept = [k for k in range(len(old.initial)) if k not in gone]
-    if [old.initial[k] for k in kept] != list(new.initial):
-        raise DerivationError("a scan after rules of loops starts from another carry")
-    carried = [store.unarranged("input", ("carry", k), (), _tensor(x, x.shape)) for k, x in enumerate(old.initial)]
-    steps = _Steps(store, second, set(old.constants), set(old.stacks), length=int(old.equation.params["length"]))
-    arguments = [*map(steps.constant, old.constants), *carried, *map(steps.slice, old.stacks)]
-    slices = [steps.at(a, 0) for a in new.atoms[1]]
-    arguments_after = [*(steps.at(a, None) for a in new.atoms[0]), *(carried[k] for k in kept), *slices]
-    inner, inner_after = _walked(store, old.step, arguments, new.step, arguments_after)
-    carries = len(kept)
-    _compare(inner, [old.step.outputs[k] for k in kept], inner_after, new.step.outputs[:carries])
-    # equal results of a step are equal in all steps at once, and so are a result and the stack of which it is a slice
-    stacked = dict(zip(slices, new.stacks, strict=True)) | {steps.slice(x): x for x in old.stacks}
-    carry = {k: first.opaque(old.equation, k) for k in kept}
-    for j, a in list(enumerate(new.step.outputs))[carries:]:
-        stacked.setdefault(inner_after.of(a), first.opaque(new.equation, j, ("emitted",), second.body))
-        steps.known[new.equation.results[j], 0] = inner_after.of(a)
-    results = dict[int, CanonicalValue](carry)
-    for k in range(len(old.initial), len(old.step.outputs)):
-        value = inner.of(old.step.outputs[k])
-        if value not in stacked:
-            stacked[value] = steps.missing[value] = first.opaque(old.equation, k)
-        results[k] = stacked[value]
-    for k in gone:
-        results[k] = _sum_over_steps(old, k, inner, stacked, steps)
-    first.know(old.equation, [results[k] for k in range(len(old.step.outputs))])
-    second.know(new.equation, [*carry.values(), *(stacked[inner_after.of(a)] for a in new.step.outputs[carries:])])
-    if steps.missing:
-        second.awaited.append(steps)
+    sums: dict[tuple[CanonicalValue, CanonicalValue], list[int]] = {}
+    for k, x in reversed(old.sums.items()):
+        sums.setdefault((old.initial[k], inner.of(x.added)), []).append(k)
+    others, origins = iter(old.others), list[int]()
+    for j, initial in enumerate(new.initial):
+        if j in new.sums:
+            equal = sums.get((initial, inner_after.of(new.sums[j].added)))
+            if not equal:
+                raise DerivationError("a scan after rules of loops adds up something else")
+            origins.append(equal.pop())
+            continue
+        k = next(others)
+        if initial != old.initial[k] or inner.of(old.step.outputs[k]) != inner_after.of(new.step.outputs[j]):
+            raise DerivationError("a scan after rules of loops carries something else")
+        origins.append(k)
+    return origins
 
 
 def _sum_over_steps(
@@ -239,9 +274,7 @@ def _sum_over_steps(
         stacked: the values of all steps at once, by those of one step. A value that the new loop lacks is added.
         steps: the values of one step; the value is missing until it is computed after the loop.
     """
-    summed = old.summed(k)
-    assert summed is not None
-    addition, added = summed
+    addition, added = old.sums[k].addition, old.sums[k].added
     product = next((e for e in old.step.equations if added in e.results and e.name == "dot_general"), None)
     operands = [stacked.get(inner.of(a)) for a in product.operands] if product is not None else []
     if product is None or None in operands:
@@ -339,7 +372,7 @@ class _Steps:
         return self.slice(value) if d == 0 and value in self.stacks else None
 
     def _equation(self, a: Atom, d: int | None) -> tuple[Equation, SingleStep]:
-        """Return the equation that computes a variable, and one step of it. Raises DerivationError if there is none."""
+        """Return the equation that computes a variable, and one step of it. Raises DerivationError for other variables."""
         e = self.around.producers.get(a) if isinstance(a, int) else None
         if e is None or inside(e) is not None or (a, d) in self.underived:
             raise DerivationError("a scan after rules of loops reads a value that its steps did not read before")
