@@ -17,7 +17,7 @@ from unity.exec.lowering import partitioned_program, platform_of, program, spec_
 from unity.exec.two_buffered_weights import Streamed
 from unity.pcg.ir.gradient_flow import losses
 from unity.pcg.ir.graph import PCG
-from unity.pcg.jaxprs.trace_contexts import without_mesh
+from unity.pcg.jaxprs.trace_contexts import precision_of, without_mesh
 from unity.pcg.parallel.pipeline_cut import undrained
 from unity.search.cost.cost import Training
 from unity.search.cost.state_sizes import StateMemory
@@ -86,7 +86,7 @@ class PlannedStep:
         The program takes `grouped` inputs, or for a 2BW pipeline a flight and all inputs.
         """
         options = compiler_options(platform_of(self.mesh))
-        with without_mesh():
+        with without_mesh(), precision_of(self.structs):
             if self.training.backward and undrained(self.graph) and not self.partitioned:
                 streamed = Streamed(self.graph, self.mesh, tuple(sorted(self.differentiated)))
                 step = jax.jit(streamed.step, donate_argnums=0)

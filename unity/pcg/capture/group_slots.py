@@ -20,7 +20,8 @@ from unity.pcg.capture.capture import graph_of
 from unity.pcg.capture.packed_arguments import Packed
 from unity.pcg.ir.graph import Node, Value
 from unity.pcg.ir.payloads import PackedPart
-from unity.pcg.ir.program import Tensor, close
+from unity.pcg.ir.program import Tensor
+from unity.pcg.ir.tracing import trace
 from unity.pcg.types.parallel_type import Shape
 
 
@@ -103,8 +104,8 @@ def part_of(start: Node, shape: Shape, source: str) -> Value:
     """
     if start.tensors[0].shape == shape:
         return Value(start)
-    closed = jax.make_jaxpr(partial(_unpad, shape=shape))(start.tensors[0].struct)
-    (end,) = graph_of(close(closed), ["slot"]).outputs
+    program = trace(partial(_unpad, shape=shape), [start.tensors[0].struct])
+    (end,) = graph_of(program, ["slot"]).outputs
     return Value(replace(end.node, operands=(Value(start),), payload=PackedPart(), source=source))
 
 

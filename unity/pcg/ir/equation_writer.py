@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-import jax
-
-from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, close
+from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor
+from unity.pcg.ir.tracing import trace
 
 
 @dataclass(eq=False)
@@ -36,7 +35,12 @@ class EquationWriter:
         return variable
 
     def trace(
-        self, function: Callable[..., Any], operands: Sequence[Atom], at: Equation, results: Mapping[int, int] | None = None
+        self,
+        function: Callable[..., Any],
+        operands: Sequence[Atom],
+        at: Equation,
+        results: Mapping[int, int] | None = None,
+        types: Iterable[Tensor] = (),
     ) -> list[int]:
         """Append the equations of a function and return the variables of its results.
 
@@ -45,9 +49,10 @@ class EquationWriter:
             operands: Its arguments.
             at: The equation whose line, scope and group the new equations get.
             results: Variables for some results, by number. The others get new ones.
+            types: Types that the function computes with beside those of its arguments and of these variables.
         """
-        program = close(jax.make_jaxpr(function)(*(self.tensor(a).struct for a in operands)))
         named = results or {}
+        program = trace(function, (self.tensor(a).struct for a in operands), [*types, *(self.tensors[v] for v in named.values())])
         atoms: dict[int, Atom] = dict(zip(program.inputs, operands, strict=True))
         atoms |= {a: named[k] for k, a in enumerate(program.outputs) if k in named and isinstance(a, int)}
         for e in program.equations:

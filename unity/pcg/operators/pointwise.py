@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from unity.pcg.ir.program import Equation, Literal, from_jaxpr
+from unity.pcg.ir.program import Equation, Literal
+from unity.pcg.ir.tracing import trace
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import Shape
 
@@ -46,5 +47,5 @@ def _is_relu(e: Equation) -> bool:
 @lru_cache(maxsize=4096)
 def _relu_signature(shape: Shape, dtype: Any) -> str:
     """Return the signature of `jax.nn.relu` for one type."""
-    (e,) = from_jaxpr(jax.make_jaxpr(jax.nn.relu)(jax.ShapeDtypeStruct(shape, dtype)).jaxpr).equations
+    (e,) = trace(jax.nn.relu, [jax.ShapeDtypeStruct(shape, dtype)]).equations
     return e.signature

@@ -14,8 +14,8 @@ from functools import lru_cache
 import jax
 from jax import lax
 
-from unity.pcg.ir.program import Body, close, params_key
-from unity.pcg.jaxprs.trace_contexts import precision_of, without_mesh
+from unity.pcg.ir.program import Body, params_key
+from unity.pcg.ir.tracing import trace
 from unity.pcg.operators.promised_reads import promised
 from unity.pcg.types.factors import TABLE
 from unity.pcg.types.parallel_type import Shape
@@ -45,5 +45,4 @@ def computes_with_indices(rule: Rule) -> bool:
 def promised_rows(rows: Shape, dtype: str, ids: Shape, kind: str, size: int) -> Body:
     """Return the program of `promised` for rows and indices of these shapes and types, read from a table of `size` rows."""
     structs = jax.ShapeDtypeStruct(rows, dtype), jax.ShapeDtypeStruct(ids, kind)
-    with without_mesh(), precision_of(structs):
-        return close(jax.make_jaxpr(lambda x, i: promised(x, i, size))(*structs))
+    return trace(lambda x, i: promised(x, i, size), structs)

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from unity.base.errors import IllTypedError
-from unity.pcg.ir.program import Body, close
+from unity.pcg.ir.program import Body
+from unity.pcg.ir.tracing import trace
 from unity.pcg.propagation.choices import Choice, choices
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.factors import TABLE
@@ -167,10 +168,10 @@ def body_of(name: str, attributes: tuple[Attribute, ...], operands: tuple[tuple[
             problems.append(problem)
             return ()
 
-    program = jax.make_jaxpr(run)(*structs)
+    program = trace(run, structs)
     if problems:
         raise problems[0]
-    return close(program)
+    return program
 
 
 @lru_cache(maxsize=1 << 16)

@@ -19,7 +19,8 @@ import numpy as np
 from jax import lax
 
 from unity.pcg.capture.packed_arguments import Packed
-from unity.pcg.ir.program import Atom, Body, Equation, Tensor, close, tensor_type
+from unity.pcg.ir.program import Atom, Body, Equation, Tensor, tensor_type
+from unity.pcg.ir.tracing import trace
 from unity.pcg.operators.promised_reads import promised
 from unity.pcg.types.parallel_type import Shape
 from unity.substitutions.language.promises import Mode
@@ -127,7 +128,7 @@ def with_joined(body: Body, own: Collection[int], devices: int) -> tuple[Body, t
 
 def _reshaped(e: Equation, array: int, joined: Joined) -> Equation:
     """Return the replacement of a concatenation of equal parts: a reshape of the stacked array."""
-    program = close(jax.make_jaxpr(lambda x: x.reshape(joined.joined))(jax.ShapeDtypeStruct(joined.stacked, jnp.float32)))
+    program = trace(lambda x: x.reshape(joined.joined), [jax.ShapeDtypeStruct(joined.stacked, jnp.float32)])
     (reshape,) = program.equations
     return replace(reshape, operands=(array,), results=e.results, source=e.source, group=e.group, scope=e.scope)
 
@@ -144,7 +145,7 @@ def _in_range(e: Equation, joined: Joined, tensors: dict[int, Tensor]) -> tuple[
         promises = e.params["mode"] == Mode.PROMISE_IN_BOUNDS
         return promised(result, ids.reshape(ids.shape[:-1]), rows) if promises else result
 
-    program = close(jax.make_jaxpr(look_up)(tensors[table].struct, tensors[ids].struct))
+    program = trace(look_up, [tensors[table].struct, tensors[ids].struct])
     new: dict[int, int] = dict(zip(program.inputs, (table, ids), strict=True))
     new.update(zip((a for a in program.outputs if isinstance(a, int)), e.results, strict=True))
     equations = []

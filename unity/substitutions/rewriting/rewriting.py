@@ -12,7 +12,8 @@ import networkx as nx
 
 from unity.pcg.capture.heavy_operators import pure
 from unity.pcg.ir.dead_code import deduplicated, used
-from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, close
+from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor
+from unity.pcg.ir.tracing import trace
 from unity.pcg.types.factors import TABLE, facts_of
 from unity.substitutions.language.term import Variable
 from unity.substitutions.rewriting.occurrences import Occurrence
@@ -75,7 +76,7 @@ def _program(replacement: _Replacement) -> Body:
     def run(*arrays: jax.Array) -> list[jax.Array]:
         return write(replacement.occurrence, terms, dict(zip(names, arrays, strict=True)))
 
-    return close(jax.make_jaxpr(run)(*(t.struct for t in replacement.tensors)))
+    return trace(run, (t.struct for t in replacement.tensors))
 
 
 def _replacement_key(occurrence: Occurrence) -> tuple:

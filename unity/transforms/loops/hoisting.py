@@ -13,7 +13,6 @@ from unity.pcg.capture.heavy_operators import is_fused_product
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.equation_writer import EquationWriter
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
-from unity.pcg.jaxprs.trace_contexts import precision_of, without_mesh
 from unity.pcg.types.factors import facts_of
 from unity.transforms.loops.dependences import Dependence, ScanParts, variables_read
 from unity.transforms.loops.scan_parameters import with_step
@@ -125,10 +124,9 @@ class Outside:
             self.writer.equations.append(replace(e, operands=operands, results=results))
         else:
             mapped = _mapped(e, variables, [a in self.stacked for a in variables])
-            types = [self.tensors[a] for a in (*variables, *e.results)]
             named = {k: self.names[v] for k, v in enumerate(e.results) if v in self.names}
-            with without_mesh(), precision_of(types):
-                results = self.writer.trace(mapped, [self.atoms[a] for a in variables], e, named)
+            types = [self.tensors[v] for v in e.results]
+            results = self.writer.trace(mapped, [self.atoms[a] for a in variables], e, named, types)
             self.stacked.update(e.results)
         self.atoms.update(zip(e.results, results, strict=True))
 

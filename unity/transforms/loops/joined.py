@@ -12,7 +12,6 @@ from jax import lax
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.equation_writer import EquationWriter
 from unity.pcg.ir.program import Body, Equation
-from unity.pcg.jaxprs.trace_contexts import precision_of, without_mesh
 from unity.pcg.types.accumulation import narrow
 from unity.transforms.loops.dependences import Dependence, ScanParts
 
@@ -80,8 +79,7 @@ def add_with_parts(writer: EquationWriter, parts: ScanParts) -> bool:
         j = joined[id(e)]
         atoms = (*j.join.operands, e.operands[1 - j.side])
         sizes = [inner.tensor(a).shape[j.dimension] for a in j.join.operands]
-        with without_mesh(), precision_of([inner.tensor(a) for a in atoms]):
-            inner.trace(_sum_of_parts(j, sizes), atoms, e, {0: e.results[0]})
+        inner.trace(_sum_of_parts(j, sizes), atoms, e, {0: e.results[0]})
     new = used(Body(step.inputs, step.outputs, tuple(inner.equations), inner.tensors))
     writer.equations.append(replace(scan, params={**scan.params, "jaxpr": new}, origin=None) if joined else scan)
     return bool(joined)

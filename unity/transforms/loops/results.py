@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from unity.pcg.capture.heavy_operators import is_fused_product
 from unity.pcg.ir.equation_writer import EquationWriter
 from unity.pcg.ir.program import Equation
-from unity.pcg.jaxprs.trace_contexts import precision_of, without_mesh
 from unity.pcg.types.accumulation import narrow
 from unity.transforms.loops.dependences import Dependence, ScanParts
 from unity.transforms.loops.hoisting import Outside
@@ -84,6 +83,5 @@ def add_with_final_results(writer: EquationWriter, parts: ScanParts) -> bool:
     initial = dict(zip(parts.carry, scan.operands[parts.constants :], strict=False))
     for a in sums:
         atoms = initial[parts.carry[a.number]], outside.atoms[a.value]
-        with without_mesh(), precision_of([step.tensors[a.value]]):
-            writer.trace(lambda first, values: first + jnp.sum(values, 0), atoms, a.addition, {0: scan.results[a.number]})
+        writer.trace(lambda first, values: first + jnp.sum(values, 0), atoms, a.addition, {0: scan.results[a.number]})
     return True

@@ -12,7 +12,6 @@ from unity.pcg.capture.heavy_operators import multiplies, pure
 from unity.pcg.ir.dead_code import deduplicated
 from unity.pcg.ir.equation_writer import EquationWriter
 from unity.pcg.ir.program import Atom, Body, Equation
-from unity.pcg.jaxprs.trace_contexts import precision_of, without_mesh
 from unity.pcg.types.accumulation import limited
 from unity.transforms.loops.dependences import Dependence, ScanParts
 from unity.transforms.loops.scan_parameters import add_emitting
@@ -104,8 +103,7 @@ def add_with_sums(writer: EquationWriter, parts: ScanParts) -> bool:
     stacked |= add_emitting(writer, parts, rest, carry, [scan.results[k] for k in kept], emitted)
     for s in sums:
         atoms = (*(stacked[same[v]] for v in s.operands), operands[parts.carry[s.number]])
-        with without_mesh(), precision_of([writer.tensor(a) for a in atoms]):
-            writer.trace(_contraction(s.product), atoms, s.product, {0: scan.results[s.number]})
+        writer.trace(_contraction(s.product), atoms, s.product, {0: scan.results[s.number]})
     return True
 
 

@@ -17,8 +17,10 @@ from unity.base.errors import PlanError
 from unity.pcg.capture.capture import Bodies, Captured, capture, graph_of
 from unity.pcg.ir.graph import PCG, Node, Value, accumulated_loss
 from unity.pcg.ir.payloads import Remat, Scan
-from unity.pcg.ir.program import Body, close
+from unity.pcg.ir.program import Body
+from unity.pcg.ir.tracing import trace
 from unity.pcg.jaxprs.jaxprs import CUSTOM_JVP, CUSTOM_VJP, equations, floating
+from unity.pcg.jaxprs.trace_contexts import precision_of
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.parallel.stages import Mixed
 from unity.pcg.types.accumulation import accumulator
@@ -126,9 +128,10 @@ def _traced(body: Body, part: Decomposition, count: int, numbered: bool) -> Body
         ends = [x.astype(dtype) for x, dtype in zip(sums, dtypes, strict=True)]
         return [*ends, *(joined(x, s.dim, s.outer * count) for x, (_, s) in zip(own, part.each, strict=True))]
 
-    inputs = [body.tensors[v].struct for v in (*part.constants, *(v for v, _ in part.read))]
-    _check_rules(program, inputs, part.body)
-    return close(jax.make_jaxpr(program)(*inputs))
+    inputs, types = [body.tensors[v].struct for v in (*part.constants, *(v for v, _ in part.read))], part.body.tensors.values()
+    with precision_of(types):
+        _check_rules(program, inputs, part.body)
+    return trace(program, inputs, types)
 
 
 def _check_rules(program: Callable[..., list[Any]], inputs: Sequence[Any], body: Body) -> None:

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import jax
 
-from unity.pcg.ir.program import Atom, Body, Equation, close
+from unity.pcg.ir.program import Atom, Body, Equation
+from unity.pcg.ir.tracing import trace
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.propagation.derivative_rules import is_readable, jvp_body
@@ -124,7 +125,7 @@ def with_rule(values: PaddedValues, e: Equation, walk: NestedPadding) -> bool:
         out = _run(derivative, (*xs, *(t for t, floats in zip(ts, rule.floating, strict=True) if floats)))
         return tuple(out[:count]), tuple(out[count:])
 
-    program = close(jax.make_jaxpr(call)(*(values.writer.tensors[v.variable].struct for v in operands)))
+    program = trace(call, (values.writer.tensors[v.variable].struct for v in operands), primal.tensors.values())
     (traced,) = program.equations  # JAX makes arrays that the function closes over operands of the call
     atoms = {x: (v.variable, still) for x, v, still in zip(program.inputs, operands, e.still, strict=True)}
     reads, still = zip(*(atoms[a] if isinstance(a, int) else (a, True) for a in traced.operands), strict=True)

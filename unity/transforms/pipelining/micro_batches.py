@@ -14,7 +14,7 @@ of each micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from typing import Any
@@ -26,7 +26,8 @@ from jax import lax
 from unity.base.formatting import short
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.payloads import Scan
-from unity.pcg.ir.program import Body, Equation, Tensor, close
+from unity.pcg.ir.program import Body, Equation, Tensor
+from unity.pcg.ir.tracing import trace
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.parallel.stages import Mixed, check_samples_independent
@@ -153,9 +154,13 @@ def walked(body: Body, scan: LayerScan, rounds: int, tail: Tail | None = None) -
     Raises Mixed if a step, or the tail, depends on the micro-batch's number.
     """
     e = body.equations[scan.equation]
-    operand_types = [body.tensor(a) for a in e.operands]
+    operand_types, types = [body.tensor(a) for a in e.operands], body.tensors.values()
+
+    def parts(*operands: Any) -> Sequence[Any]:
+        return _parts(e, scan, rounds, operands)
+
     if tail is None:
-        program = _traced("its steps depend", lambda *operands: _joined(scan, _parts(e, scan, rounds, operands)), operand_types)
+        program = _traced("its steps depend", lambda *operands: _joined(scan, parts(*operands)), operand_types, types)
         return spliced(body, e.results, e.operands, e.results, program, e, WALK)
 
     def both(*operands: Any) -> list[Any]:
@@ -167,16 +172,16 @@ def walked(body: Body, scan: LayerScan, rounds: int, tail: Tail | None = None) -
         return run_body(tail.body, parts, types, [(PARTIAL,)] * len(tail.sums), (Axis(TIME, rounds, 0),))
 
     more = (*tail.constants, *(v for v, _ in tail.read))
-    _traced("its steps depend", lambda *operands: _parts(e, scan, rounds, operands), operand_types)
-    program = _traced("what follows them depends", both, [*operand_types, *map(body.tensor, more)])
+    _traced("its steps depend", parts, operand_types, types)
+    program = _traced("what follows them depends", both, [*operand_types, *map(body.tensor, more)], types)
     gone = (scan.equation, *tail.equations)
     replaced = {v for k in gone for v in body.equations[k].results}
     return spliced(in_order(body, gone, tail.after), replaced, (*e.operands, *more), tail.sums, program, e, WALK)
 
 
-def _traced(what: str, run: Callable[..., Sequence[Any]], operands: Sequence[Tensor]) -> Body:
+def _traced(what: str, run: Callable[..., Sequence[Any]], operands: Sequence[Tensor], types: Iterable[Tensor]) -> Body:
     try:
-        return close(jax.make_jaxpr(run)(*(t.struct for t in operands)))
+        return trace(run, (t.struct for t in operands), types)
     except NoPosition:
         why = "positions, or random numbers that are not drawn for each sample"
         raise PositionDependent(f"{what} on where a sample stands in the batch ({why})") from None

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from unity.pcg.capture.capture import Captured, graph_of
 from unity.pcg.capture.heavy_operators import constants
 from unity.pcg.ir.graph import PCG
-from unity.pcg.ir.program import Body, close
+from unity.pcg.ir.program import Body
+from unity.pcg.ir.tracing import trace
 from unity.pcg.local.interpreter import run_body
 from unity.search.joint.segments import LEAST as LARGE
 from unity.search.joint.segments import Segment, cuts, part
@@ -142,10 +142,10 @@ def rolled(captured: Captured, run: EqualLayers, count: int) -> Captured:
     columns = [[layer.inputs[p] for layer in run.parts] for p in run.own]
     shared, start = [first.inputs[p] for p in run.shared], [first.inputs[p] for p in run.carried]
     inputs = [*shared, *start, *(v for column in columns for v in column)]
-    program = jax.make_jaxpr(lambda *xs: _scanned(run, xs))(*(captured.body.tensors[v].struct for v in inputs))
+    program = trace(lambda *xs: _scanned(run, xs), (captured.body.tensors[v].struct for v in inputs), run.step.tensors.values())
     computed = {v for layer in run.parts for e in layer.body.equations for v in e.results} - constants(captured.body).keys()
     where = next(e for e in captured.body.equations if not computed.isdisjoint(e.results))
-    after = captured.of(spliced(captured.body, computed, inputs, last.outputs, close(program), where, ROLLED), captured.bodies)
+    after = captured.of(spliced(captured.body, computed, inputs, last.outputs, program, where, ROLLED), captured.bodies)
     return replace(after, graph=_with_lines(after.graph, run))
 
 

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from unity.pcg.capture.capture import Captured
-from unity.pcg.ir.program import Body, Equation, close
+from unity.pcg.ir.program import Body, Equation
+from unity.pcg.ir.tracing import trace
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.local.interpreter import BodyInterpreter
 from unity.pcg.operators.counter_bits import WORD, bits, is_counter_based
@@ -57,7 +58,7 @@ def numbered(captured: Captured, number: int, size: int) -> Captured:
         weights = tuple(operands[consts + carry :])
         return lax.scan(one, tuple(operands[consts : consts + carry]), weights, e.params["length"], unroll=e.params["unroll"])[0]
 
-    by_number = close(jax.make_jaxpr(program)(*(captured.body.tensor(a).struct for a in e.operands)))
+    by_number = trace(program, (captured.body.tensor(a).struct for a in e.operands), step.tensors.values())
     after = captured.of(spliced(captured.body, set(e.results), e.operands, e.results, by_number, e, NUMBERED), captured.bodies)
     return replace(after, graph=with_steps(after.graph, NUMBERED, step))
 

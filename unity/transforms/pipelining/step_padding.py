@@ -14,13 +14,12 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from unity.pcg.capture.capture import Captured
-from unity.pcg.ir.program import close
+from unity.pcg.ir.tracing import trace
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.propagation.solver import nested_body
@@ -58,7 +57,7 @@ def evened(captured: Captured, number: int, stages: int) -> Captured:
         own = (*(_longer(w, filled) for w in weights), jnp.asarray(there))
         return lax.scan(one, tuple(start), own, len(filled), unroll=e.params["unroll"])[0]
 
-    padded = close(jax.make_jaxpr(program)(*(captured.body.tensor(a).struct for a in e.operands)))
+    padded = trace(program, (captured.body.tensor(a).struct for a in e.operands), step.tensors.values())
     after = captured.of(spliced(captured.body, set(e.results), e.operands, e.results, padded, e, EVENED), captured.bodies)
     return replace(after, graph=with_steps(after.graph, EVENED, step))
 

@@ -14,15 +14,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from unity.base.errors import DerivationError
 from unity.pcg.ir.dead_code import used
-from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, close, tensor_type
+from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, tensor_type
+from unity.pcg.ir.tracing import trace
 from unity.pcg.jaxprs.jaxprs import SCANNED
 from unity.pcg.jaxprs.loops import constants_and_carry
-from unity.pcg.jaxprs.trace_contexts import precision_of, without_mesh
 from unity.pcg.propagation.scan_programs import inside
 from unity.verify.derivations.canonical_form import apply_body
 from unity.verify.derivations.nodes import CanonicalValue, NodeStore
@@ -199,7 +198,7 @@ class _Scan:
         return cls(around, e, used(step), values[:c], values[c : c + k], values[c + k :], (e.operands[:c], e.operands[c + k :]))
 
     @cached_property
-    def sums(self) -> Mapping[int, _Sum]:
+    def sums(self) -> dict[int, _Sum]:
         """The carries, by number, to which each step only adds a value of their type, and which it does not read otherwise."""
         producers = {v: e for e in self.step.equations for v in e.results}
         reads = Counter(
@@ -283,9 +282,7 @@ def _sum_over_steps(
         if value not in stacked:
             name = (old.around.count, k, "added")
             stacked[value] = steps.missing[value] = inner.store.unarranged("loop", name, (), whole)
-        with without_mesh(), precision_of([whole]):
-            total = close(jax.make_jaxpr(lambda x: jnp.sum(x, 0))(whole.struct))
-        sums = apply_body(inner.store, total, [stacked[value]]).outputs
+        sums = apply_body(inner.store, trace(lambda x: jnp.sum(x, 0), [whole.struct]), [stacked[value]]).outputs
         return _applied(inner.store, addition, inner.body, [old.initial[k], *sums])[0]
     ((cx, cy), (bx, by)) = product.params["dimension_numbers"]
     contracted = (0, *(int(d) + 1 for d in cx)), (0, *(int(d) + 1 for d in cy))

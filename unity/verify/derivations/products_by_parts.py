@@ -10,7 +10,6 @@ from jax import lax
 
 from unity.pcg.ir.equation_writer import EquationWriter
 from unity.pcg.ir.program import Body, Equation
-from unity.pcg.jaxprs.trace_contexts import precision_of, without_mesh
 from unity.pcg.propagation.scan_programs import inside
 
 
@@ -27,8 +26,7 @@ def by_parts(body: Body) -> Body:
             writer.equations.append(e)
             continue
         atoms = (*place.join.operands, e.operands[1 - place.side])
-        with without_mesh(), precision_of([writer.tensor(a) for a in atoms]):
-            writer.trace(_added(e, place), atoms, e, {0: e.results[0]})
+        writer.trace(_added(e, place), atoms, e, {0: e.results[0]})
     if len(writer.equations) == len(body.equations):
         return body
     # both operands of a product may have been joined

@@ -15,6 +15,7 @@ import numpy as np
 from jax.extend import core
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+from unity.pcg.jaxprs.trace_contexts import precision_of
 from unity.pcg.local import collectives as parallel
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.parallel.resharding import ReshardingStep
@@ -66,7 +67,8 @@ def _traced(run: Callable[..., list[jax.Array]], operands: Sequence[TensorType],
     """Trace a function of local pieces, collectives included."""
     pieces = [jax.ShapeDtypeStruct(local_shape(t.shape, t.states, axes), jnp.dtype(t.dtype)) for t in operands]
     if not axes:
-        return jax.make_jaxpr(lambda *xs: tuple(run(*xs)))(*pieces)
+        with precision_of(pieces):
+            return jax.make_jaxpr(lambda *xs: tuple(run(*xs)))(*pieces)
     names = tuple(a.name for a in axes)
     mesh = AbstractMesh(tuple(a.size for a in axes), names, axis_types=(AxisType.Auto,) * len(axes))
     varying = [varying_names(t.states, axes) for t in operands]
@@ -77,7 +79,8 @@ def _traced(run: Callable[..., list[jax.Array]], operands: Sequence[TensorType],
 
     spec = PartitionSpec()
     program = jax.make_jaxpr(jax.shard_map(local, mesh=mesh, in_specs=(spec,) * len(pieces), out_specs=PartitionSpec(names)))
-    (equation,) = program(*pieces).eqns
+    with precision_of(pieces):
+        (equation,) = program(*pieces).eqns
     return core.ClosedJaxpr(equation.params["jaxpr"], ())
 
 

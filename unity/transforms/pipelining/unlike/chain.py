@@ -23,7 +23,8 @@ from jax.extend import core
 from unity.pcg.capture.capture import Captured
 from unity.pcg.capture.heavy_operators import constants, light
 from unity.pcg.ir.dead_code import extract
-from unity.pcg.ir.program import Body, Equation, Tensor, close
+from unity.pcg.ir.program import Body, Equation, Tensor
+from unity.pcg.ir.tracing import trace
 from unity.pcg.parallel.stages import Mixed
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.solver import Solution, Unmatched, solve
@@ -201,12 +202,12 @@ def _numbered(body: Body, size: int) -> tuple[Body, list[int]]:
     if not drawing:
         return body, []
     numbers, tensor = max(body.tensors) + 1, Tensor((size,), jnp.dtype("uint32"))
-    (iota,) = close(jax.make_jaxpr(lambda: jnp.arange(size, dtype=tensor.dtype))()).equations
+    (iota,) = trace(lambda: jnp.arange(size, dtype=tensor.dtype), []).equations
     first = replace(iota, results=(numbers,), source=drawing[0].source)
     body = replace(body, equations=(first, *body.equations), tensors={**body.tensors, numbers: tensor})
     for e in drawing:
         drawn = partial(_drawn, e.params["bit_width"], e.params["shape"])
-        program = close(jax.make_jaxpr(drawn)(body.tensor(e.operands[0]).struct, tensor.struct))
+        program = trace(drawn, [body.tensor(e.operands[0]).struct, tensor.struct], [body.tensors[v] for v in e.results])
         body = spliced(body, e.results, (e.operands[0], numbers), e.results, program, e, NUMBERED)
     return body, [numbers]
 

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
-import jax
 from jax import lax
 
 from unity.pcg.capture.capture import Captured, graph_of
@@ -18,7 +17,8 @@ from unity.pcg.capture.group_slots import Leaf, Slots, part_of, slots_of
 from unity.pcg.capture.packed_arguments import NOTHING, Packing
 from unity.pcg.ir.graph import PCG, PIPELINE, STAGES, TAIL, Node, Value
 from unity.pcg.ir.payloads import Input, Pipeline, Scan, Stages
-from unity.pcg.ir.program import Tensor, close, tensor_type
+from unity.pcg.ir.program import Tensor, tensor_type
+from unity.pcg.ir.tracing import trace
 from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, Schedule, staged
 from unity.pcg.types.axis import Axis
 from unity.transforms.pipelining.micro_batches import WALK
@@ -163,7 +163,7 @@ class _PipelineBuilder:
             program = traced(lambda x, kind=kind: staging.unpack(number, kind, x), [rows.tensor.struct])
             values.update(zip(before.of_kind[kind], applied(graph_of(program, ["rows"], known), [rows], source), strict=True))
         names = [f"operand {k}" for k in range(len(part.inputs))]
-        program = traced(lambda *xs: staging.run(number, xs), [staging.local(v) for v in part.inputs])
+        program = traced(lambda *xs: staging.run(number, xs), [staging.local(v) for v in part.inputs], part.body.tensors.values())
         graph = named(graph_of(program, names, known), graph_of(part.body, names, known))
         values.update(zip(part.outputs, applied(graph, [values[v] for v in part.inputs], source), strict=True))
         results = []
@@ -190,7 +190,8 @@ def _tail(walk: Node, values: Mapping[int, Value], added: Node, pipeline: Node, 
     names = [f"operand {k}" for k in range(len(tail.body.inputs))]
     program = traced(lambda *rows: staging.left(rows), tensors[first:])
     arrived = applied(graph_of(program, names[: len(tensors) - first], known), inputs[first:], source)
-    program = traced(lambda *xs: staging.summed(tail, xs), [v.tensor.struct for v in (*inputs[:first], *arrived)])
+    operands = [v.tensor.struct for v in (*inputs[:first], *arrived)]
+    program = traced(lambda *xs: staging.summed(tail, xs), operands, tail.body.tensors.values())
     graph = named(graph_of(program, names, known), graph_of(tail.body, names, known))
     inside = PCG(tuple(starts), tuple(applied(graph, [*inputs[:first], *arrived], source)))
     operands = (*constants, *walk.operands[walk.of(Scan).consts :])
@@ -204,7 +205,7 @@ def _starts(tensors: Iterable[Tensor]) -> list[Node]:
 
 def _either(ends: Sequence[Value], source: str) -> Value:
     """Return a placeholder for the result of a device's own stage. It never runs (`unity.pcg.parallel.branches.groups_of`)."""
-    program = close(jax.make_jaxpr(lambda *xs: reduce(lax.add, xs))(*(v.tensor.struct for v in ends)))
+    program = trace(lambda *xs: reduce(lax.add, xs), (v.tensor.struct for v in ends))
     return Value(Node("either", tuple(ends), (ends[0].tensor,), program, source=source))
 
 

@@ -10,7 +10,7 @@ they add up over the samples: they are the *tail* (`unity.transforms.pipelining.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -21,7 +21,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from unity.pcg.capture.capture import Captured
-from unity.pcg.ir.program import Body, Tensor, close
+from unity.pcg.ir.program import Body, Tensor
+from unity.pcg.ir.tracing import trace
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.parallel.stages import Mixed
 from unity.pcg.types.axis import Axis
@@ -161,7 +162,7 @@ class Staging:
                 return self.left([joined(rows, 0) for rows in ends])
             return self.followed(tail, ends, operands[len(inputs) :])
 
-        traced_program = traced(program, [chain.body.tensors[v].struct for v in (*inputs, *more)])
+        traced_program = traced(program, [chain.body.tensors[v].struct for v in (*inputs, *more)], body.tensors.values())
         body = spliced(body, replaced, (*inputs, *more), results, traced_program, chain.equations[-1], WALK)
         return self.captured.of(body, self.captured.bodies)
 
@@ -187,10 +188,10 @@ class Staging:
         return jnp.zeros((self.rounds, *buffer.shape), buffer.dtype)
 
 
-def traced(run: Any, given: Sequence[jax.ShapeDtypeStruct]) -> Body:
+def traced(run: Any, operands: Sequence[jax.ShapeDtypeStruct], types: Iterable[Tensor] = ()) -> Body:
     """Trace a program over samples. Raises Mixed if it depends on a sample's position in the batch."""
     try:
-        return close(jax.make_jaxpr(run)(*given))
+        return trace(run, operands, types)
     except NoPosition:
         why = "positions, or random numbers"
         raise Mixed(f"what the stages compute, or what follows, depends on where a sample stands in the batch ({why})") from None

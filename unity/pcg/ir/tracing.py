@@ -1,0 +1,25 @@
+"""Programs of functions that the library writes itself, whatever mesh and precision the user has set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+
+from unity.pcg.ir.program import Body, close
+from unity.pcg.jaxprs.trace_contexts import precision_of, without_mesh
+
+
+def trace(function: Callable[..., Any], operands: Iterable[jax.ShapeDtypeStruct], types: Iterable[Any] = ()) -> Body:
+    """Return the program of a function of arrays.
+
+    Args:
+        function: a JAX function.
+        operands: the types of its arguments.
+        types: types that it computes with beside those. JAX truncates types of 64 bits unless they are enabled, which they are here
+            if any of these types has so many.
+    """
+    structs = list(operands)
+    with without_mesh(), precision_of([*structs, *types]):
+        return close(jax.make_jaxpr(function)(*structs))
