@@ -15,6 +15,7 @@ from jax import lax
 
 import unity
 from benchmarks.loops import lstm
+from benchmarks.models.model import f32
 from benchmarks.record import record_cases, show
 from unity.machine.machine import Machine
 
@@ -87,14 +88,10 @@ def projected(w: Any, xs: Any) -> Any:
     return xs @ w["x"] + w["b"]
 
 
-def f(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-CELL = {"x": f(WIDTH, 4 * WIDTH), "h": f(WIDTH, 4 * WIDTH), "b": f(4 * WIDTH)}
+CELL = {"x": f32(WIDTH, 4 * WIDTH), "h": f32(WIDTH, 4 * WIDTH), "b": f32(4 * WIDTH)}
 CASES: dict[str, tuple[dict[str, Loss], Any]] = {
-    "moving averages, one of the other": (chained(average, 1, rows_only), f(WIDTH)),
-    "moving averages of one input": (beside(average, 1, rows_only), f(WIDTH)),
+    "moving averages, one of the other": (chained(average, 1, rows_only), f32(WIDTH)),
+    "moving averages of one input": (beside(average, 1, rows_only), f32(WIDTH)),
     "LSTMs, one after the other": (chained(lstm, 2, projected), CELL),
     "LSTMs of one input": (beside(lstm, 2, projected), CELL),
 }
@@ -106,7 +103,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
     rows = []
     for machine, devices in MACHINES.items():
         plans = {
-            form: unity.optimize(loss, (weights,) * 2, f(STEPS, BATCH, WIDTH), machine=devices, search="captured", progress=False)
+            form: unity.optimize(loss, (weights,) * 2, f32(STEPS, BATCH, WIDTH), machine=devices, search="captured", progress=False)
             for form, loss in losses.items()
         }
         rows.append({"case": name, "machine": machine, **{f"{form}, ms": plan.time * 1e3 for form, plan in plans.items()}})

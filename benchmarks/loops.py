@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import unity
+from benchmarks.models.model import f32, i32
 from benchmarks.record import record_cases, show
 from unity.machine.machine import Machine
 
@@ -75,12 +76,9 @@ def network(
 
         return run
 
-    def f(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-    layer = {"x": f(hidden, gates * hidden), "h": f(hidden, gates * hidden), "b": f(gates * hidden)}
-    tokens = jax.ShapeDtypeStruct((batch, steps), jnp.int32)
-    params = {"table": f(vocab, hidden), "layers": [layer] * layers, "out": f(hidden, vocab)}
+    layer = {"x": f32(hidden, gates * hidden), "h": f32(hidden, gates * hidden), "b": f32(gates * hidden)}
+    tokens = i32(batch, steps)
+    params = {"table": f32(vocab, hidden), "layers": [layer] * layers, "out": f32(hidden, vocab)}
     return loss, (params, tokens, tokens)
 
 
