@@ -69,14 +69,14 @@ def add_with_final_results(writer: EquationWriter, parts: ScanParts) -> bool:
     names = {a: v for a, v in zip(step.outputs, scan.results, strict=True) if a in computed}
     sums = [a for a in totals(parts) if a.value in computed]
     summed = {a.number for a in sums}
-    kept = [k for k, a in enumerate(step.outputs) if a not in computed and k not in summed]
+    remaining = [k for k, a in enumerate(step.outputs) if a not in computed and k not in summed]
     carry = [v for k, v in enumerate(parts.carry) if k not in summed]
     read = list(dict.fromkeys(a for e in final for a in e.operands if isinstance(a, int) and a not in computed))
     outside = Outside(writer, parts, names)
-    outside.stack({a: scan.results[k] for k in kept if k >= parts.carries and isinstance(a := step.outputs[k], int)})
+    outside.stack({a: scan.results[k] for k in remaining if k >= parts.carries and isinstance(a := step.outputs[k], int)})
     emitted = [v for v in read if parts.dependences[v] == Dependence.CARRY and v not in outside.stacked]
-    rest = replace(step, outputs=tuple(step.outputs[k] for k in kept))
-    outside.stack(add_emitting(writer, parts, rest, carry, [scan.results[k] for k in kept], emitted))
+    rest = replace(step, outputs=tuple(step.outputs[k] for k in remaining))
+    outside.stack(add_emitting(writer, parts, rest, carry, [scan.results[k] for k in remaining], emitted))
     before = parts.cone({v for v in read if parts.dependences[v] != Dependence.CARRY and v not in outside.stacked})
     for e in (*before, *final):
         outside.add(e)

@@ -28,11 +28,10 @@ class AddedValue:
 
 @dataclass(frozen=True, eq=False)
 class SummedProduct:
-    """A carry, by number, to which each step only adds a product, with the equations of the product and of the addition."""
+    """A carry, by number, to which each step only adds a product, with the equation of the product."""
 
     number: int
     product: Equation
-    addition: Equation
 
     @property
     def operands(self) -> tuple[int, int]:
@@ -73,7 +72,7 @@ def summed_products(parts: ScanParts) -> list[SummedProduct]:
         levels = [parts.dependences[a] for a in product.operands if isinstance(a, int)]
         moving = len(levels) == 2 and Dependence.CONSTANTS not in levels
         if moving and not any(limited(step.tensor(a).dtype) for a in product.operands):
-            sums.append(SummedProduct(added.number, product, added.addition))
+            sums.append(SummedProduct(added.number, product))
     return sums
 
 
@@ -87,20 +86,20 @@ def add_with_sums(writer: EquationWriter, parts: ScanParts) -> bool:
         writer.equations.append(scan)
         return False
     removed = {s.number for s in sums}
-    kept = [k for k in range(len(step.outputs)) if k not in removed]
+    remaining = [k for k in range(len(step.outputs)) if k not in removed]
     factors = [v for s in sums for v in s.operands]
-    outputs = (*(step.outputs[k] for k in kept), *factors)
+    outputs = (*(step.outputs[k] for k in remaining), *factors)
     merged = deduplicated(Body(step.inputs, outputs, step.equations, step.tensors), pure)  # equal factors are emitted once
-    shared, same = merged.outputs[: len(kept)], dict(zip(factors, merged.outputs[len(kept) :], strict=True))
+    shared, same = merged.outputs[: len(remaining)], dict(zip(factors, merged.outputs[len(remaining) :], strict=True))
     operands = dict(zip(step.inputs, scan.operands, strict=True))
     stacked: dict[Atom, Atom] = {
-        a: scan.results[k] for k, a in zip(kept, shared, strict=True) if k >= parts.carries and isinstance(a, int)
+        a: scan.results[k] for k, a in zip(remaining, shared, strict=True) if k >= parts.carries and isinstance(a, int)
     }
     stacked |= {v: operands[v] for v in parts.slices}
     emitted = [v for v in dict.fromkeys(same.values()) if isinstance(v, int) and v not in stacked]
     carry = tuple(v for k, v in enumerate(parts.carry) if k not in removed)
     rest = replace(merged, outputs=shared)
-    stacked |= add_emitting(writer, parts, rest, carry, [scan.results[k] for k in kept], emitted)
+    stacked |= add_emitting(writer, parts, rest, carry, [scan.results[k] for k in remaining], emitted)
     for s in sums:
         atoms = (*(stacked[same[v]] for v in s.operands), operands[parts.carry[s.number]])
         writer.trace(_contraction(s.product), atoms, s.product, {0: scan.results[s.number]})
