@@ -17,8 +17,7 @@ def trace(function: Callable[..., Any], operands: Iterable[jax.ShapeDtypeStruct]
     Args:
         function: a JAX function.
         operands: the types of its arguments.
-        types: types that it computes with beside those. JAX truncates types of 64 bits unless they are enabled, which they are here
-            if any of these types has so many.
+        types: types that it computes with beside those. If any type has 64 bits, such types are enabled, which JAX truncates else.
     """
     structs = list(operands)
     with without_mesh(), precision_of([*structs, *types]):
