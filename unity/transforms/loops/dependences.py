@@ -9,7 +9,7 @@ from enum import IntEnum
 from functools import cached_property
 
 from unity.pcg.capture.heavy_operators import constants
-from unity.pcg.ir.dead_code import used
+from unity.pcg.ir.dead_code import ancestors, used
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.jaxprs import SCANNED
 from unity.pcg.jaxprs.loops import constants_and_carry
@@ -128,12 +128,8 @@ class ScanParts:
 
     def cone(self, variables: set[int]) -> list[Equation]:
         """Return the equations of the step that some variables depend on, in order."""
-        needed, equations = set(variables), list[Equation]()
-        for e in reversed(self.step.equations):
-            if not needed.isdisjoint(e.results):
-                equations.append(e)
-                needed.update(a for a in e.operands if isinstance(a, int))
-        return equations[::-1]
+        needed = ancestors(self.step, variables)
+        return [e for e in self.step.equations if not needed.isdisjoint(e.results)]
 
 
 def variables_read(body: Body) -> set[int]:
