@@ -35,7 +35,7 @@ from unity.search.cost.cost import Training
 from unity.search.session import Candidate, Search
 from unity.substitutions.language.axioms import default_library
 from unity.transforms.recomputing import LayeredProgram, RecomputingWish, best, recomputing
-from unity.transforms.recomputing.layers import equations_in_layers, repeated
+from unity.transforms.recomputing.layers import Places, equations_in_layers, layers, repeated
 from unity.transforms.transformation import TransformationSource
 
 MACHINE = Machine.grid(1, 4, "a100")
@@ -297,3 +297,14 @@ def test_spans_that_the_program_does_not_have_are_refused(spans: tuple[tuple[int
     with pytest.raises(PlanError, match="another graph"):
         msgspec.structs.replace(right, spans={captured.body.key: ((2, 6),)}).apply(source)
     assert len(equations_in_layers(captured.body)) < 99999
+
+
+def test_repeated_layers_of_empty_values_are_not_layers() -> None:
+    def fn(x: jax.Array, y: jax.Array) -> jax.Array:
+        for _ in range(3):
+            x = jnp.tanh(jnp.sin(x))
+        return jnp.sum(x) + jnp.sum(jnp.exp(y))
+
+    body = capture(fn, jnp.ones((3, 0)), jnp.ones((3, 4)), argnums=(0, 1)).body
+    equations = equations_in_layers(body)
+    assert layers(body, equations, Places.of(body, equations)).repeated == ()

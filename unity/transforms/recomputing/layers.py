@@ -105,7 +105,7 @@ def layers(body: Body, equations: Sequence[int], places: Places) -> Layers:
         return [span for span in spans if not any(body.equations[i].name in SCANNED for i in equations[slice(*span)])]
 
     start, period, times = repeated([body.equations[i].signature for i in equations])
-    if not times:
+    if not places.nbytes((start, start + period)):  # nothing repeats, or only what is empty
         return Layers((), tuple(without_scans(places.divided((0, end), min(PIECES, end))[:-1])) if end else ())
     first = min(range(start, start + period), key=lambda p: places.crossing[p])
     count = times if first == start else times - 1
