@@ -92,6 +92,16 @@ def nested(scanned: bool, policy: str = "nothing", b: int = 16, d: int = 8, wide
     return Small(loss, {"up": f(2, d, wide), "gate": f(2, d, wide), "down": f(2, wide, d), "mix": f(2, d, d)}, f(b, d))
 
 
+def wrapped(policy: str, b: int = 16, d: int = 8, wide: int = 16) -> Small:
+    """Scanned layers, each a remat around a remat with a policy, whose result is read in no backward pass."""
+
+    def loss(params: Any, x: Any) -> Any:
+        layer = jax.checkpoint(jax.checkpoint(mlp, policy=POLICIES[policy]))
+        return jnp.mean(lax.scan(lambda x, p: (layer(p, x), None), x, params)[0] ** 2)
+
+    return Small(loss, {"up": f(2, d, wide), "gate": f(2, d, wide), "down": f(2, wide, d)}, f(b, d))
+
+
 MODELS: dict[str, Callable[[], Small]] = {
     "chunked": chunked,
     **{f"saving {policy}": partial(saving, policy) for policy in POLICIES},
@@ -105,5 +115,7 @@ MODELS: dict[str, Callable[[], Small]] = {
     "nested, written out": partial(nested, False),
     "nested, saving products": partial(nested, True, "products"),
     "nested, offloading products": partial(nested, True, "offloaded products"),
+    "wrapped, saving products": partial(wrapped, "products"),
+    "wrapped, offloading products": partial(wrapped, "offloaded products"),
 }
 enter(MODELS)

@@ -2,8 +2,8 @@
 
 The backward pass of a remat recomputes the inner values that it reads, and everything that they depend on, from the remat's
 operands and from the values that its policy saves; the rest is dead code there. A remat nested in a remat runs again in the
-backward pass of the outer one, if its results are read there, and again in its own. The carry of a scan inside of a remat is
-recomputed, too.
+backward pass of the outer one, if its results are read there or if its policy saves values, and again in its own. The carry of a
+scan inside of a remat is recomputed, too.
 
 A node's `again` marks a change of type whose result is recomputed, and an operator whose inner values (`Recompute.INNER`) or whole
 result (`Recompute.WHOLE`) are recomputed. In the latter case the operator runs again together with its only user, as in a remat
@@ -285,12 +285,14 @@ class _Run:
     flow: the gradient flow of the whole graph.
     policies: those of the remats around it.
     in_remat: the walk is in a nested remat whose results are recomputed.
+    wanted: variables of operators in a nested remat that its policy saves for its gradient, by id(node).
     notes: entries of the tables of `Recomputation`, as (table, key).
     """
 
     def __init__(self, flow: Gradients, policies: Policies) -> None:
         self.flow, self.policies = flow, policies
         self.in_remat = False
+        self.wanted: dict[int, frozenset[int]] = {}
         self.notes: list[tuple[str, Any]] = []
 
     def graph(self, graph: PCG, outputs: Sequence[bool], backward: bool, looped: bool) -> list[bool]:
@@ -321,9 +323,9 @@ class _Run:
         if node.inside is not None:
             flags = self.nested(node, node.inside, results, backward, looped)
         else:
-            saved = self.is_saved(node)
-            flags = [any(results) and not saved] * len(node.operands)
-            self.notes += [("saved", (id(node), 0))] if any(results) and saved else []
+            saved, needed = self.is_saved(node), any(results) or id(node) in self.wanted
+            flags = [needed and not saved] * len(node.operands)
+            self.notes += [("saved", (id(node), 0))] if needed and saved else []
         if any(flags):
             self.notes.append(("nodes", id(node)))
             self.notes += [("apart", id(node))] if self.in_remat and node.again else []
@@ -335,12 +337,13 @@ class _Run:
         """Record the recomputation of a nested graph; return whether each operand of its node is read."""
         if node.kind in (BRANCHES, STAGES):
             return [backward or any(results)] * len(node.operands)
-        if node.kind not in LOOPS:  # the remat's own backward pass recomputes from its operands: here only these are needed
-            own = _Run(self.flow, self.policies + policies_of(node)).graph(graph, [False] * len(results), backward, looped)
+        if node.kind not in LOOPS:  # its own backward pass recomputes from operands and saved values: only these are needed here
+            gradient = _Run(self.flow, self.policies + policies_of(node))
+            own = gradient.graph(graph, [False] * len(results), backward, looped)
             self.notes += self.saved_for_gradient(graph, len(results), backward, looped)
-            outer, self.in_remat = self.in_remat, True
+            outer, self.in_remat, self.wanted = (self.in_remat, self.wanted), True, self.wanted | gradient.saved
             for_results = self.graph(graph, results, False, looped)
-            self.in_remat = outer
+            self.in_remat, self.wanted = outer
             return [a or b for a, b in zip(own, for_results, strict=True)]
         carried, outputs, start = recurrent(node), list(results), len(self.notes)
         while True:
@@ -350,6 +353,15 @@ class _Run:
             if grown == outputs:
                 return needed
             outputs = grown
+
+    @property
+    def saved(self) -> dict[int, frozenset[int]]:
+        """The variables of operators that policies save, by id(node)."""
+        by_node: dict[int, set[int]] = {}
+        for table, key in self.notes:
+            if table in ("saved", "offloaded"):
+                by_node.setdefault(key[0], set()).add(key[1])
+        return {node: frozenset(variables) for node, variables in by_node.items()}
 
     def saved_for_gradient(self, graph: PCG, results: int, backward: bool, looped: bool) -> list[tuple[str, Any]]:
         """Return notes of the values in a nested remat that this region's policies save for the nested remat's gradient."""
@@ -366,6 +378,7 @@ class _Run:
         marked changes start from.
         """
         outputs = frozenset(a for a, flag in zip(body.outputs, results, strict=True) if flag and isinstance(a, int))
+        outputs |= self.wanted.get(id(node), frozenset())
         passed, every = _needed(body, outputs, self.policies), self.for_gradient(node, body, outputs, backward, looped)
         runs = passed if _has_marked_operands(node) else every
         self.note(node, runs)
