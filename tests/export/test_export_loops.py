@@ -38,3 +38,14 @@ def test_a_replicated_loop_is_exported(step: Any, tmp_path: Path) -> None:
         plan.files.export(path := tmp_path / "plan.py")
         assert_well_written(path)
         assert_agrees(plan, path, *arrays(shapes))
+
+
+def test_a_loop_that_only_repeats_is_exported(tmp_path: Path) -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean(lax.scan(lambda *_: (None, jnp.sort(w, 1)), None, None, length=3)[1] @ x)
+
+    shapes = f(16, 16), f(16, 16)
+    plan = planned(loss, *shapes)[0]
+    plan.files.export(path := tmp_path / "plan.py")
+    assert_well_written(path)
+    assert_agrees(plan, path, *arrays(shapes))

@@ -173,7 +173,7 @@ class InnerFunction:
         """Return one parameter for several values, and the lines that unpack it."""
         if len(names) == 1:
             return names[0], []
-        name = self.scope.new(preferred) if names else "_"
+        name = self.scope.new(preferred)
         return name, unpacked(names, name, self.block.indent) if names else []
 
     def finish(self, parameters: Sequence[str], unpacking: Sequence[str], results: Sequence[Code]) -> None:
