@@ -34,11 +34,12 @@ def symmetric(w: Any) -> Any:
     return w @ w.T + 6.0 * jnp.eye(4)
 
 
-def routed(w: Any) -> Any:
+def routed(w: Any, accumulated: str | None = None) -> Any:
     """Rows sorted by label, multiplied in groups, and put back."""
     labels = jnp.argmax(w, 1)
-    order = jnp.argsort(labels)
-    return lax.ragged_dot(w[order], jnp.stack([w, w + 1.0, 2 * w, w.T]), jnp.bincount(labels, length=4))[jnp.argsort(order)]
+    order, groups = jnp.argsort(labels), jnp.stack([w, w + 1.0, 2 * w, w.T])
+    sizes = jnp.bincount(labels, length=4)
+    return lax.ragged_dot(w[order], groups, sizes, preferred_element_type=accumulated)[jnp.argsort(order)]
 
 
 DIFFERENTIABLE: dict[str, Callable[[Any], Any]] = {
@@ -49,6 +50,7 @@ DIFFERENTIABLE: dict[str, Callable[[Any], Any]] = {
     "odeint": lambda w: odeint(lambda y, t, w: -w @ y * t, w[0], jnp.linspace(0.0, 1.0, 4), w),
     "ragged_dot": lambda w: lax.ragged_dot(w, jnp.stack([w, 2 * w]), jnp.array([3, 1])),
     "routed_dot": routed,
+    "routed_dot, accumulated": lambda w: routed(w, "float64"),
     "cholesky": lambda w: jnp.linalg.cholesky(symmetric(w)),
     "svd": lambda w: jnp.linalg.svd(w, full_matrices=False)[0],
     "singular values": lambda w: jnp.linalg.svd(w, compute_uv=False),

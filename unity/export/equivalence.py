@@ -87,6 +87,8 @@ def _parameters(e: Equation) -> str:
         params["axis_name"] = (params["axis_name"],)
     if e.name == "slice" and set(params["strides"] or ()) <= {1}:
         params["strides"] = None
+    if params.get("preferred_element_type") is not None:  # of a primitive of unity's, as the file has it
+        params["preferred_element_type"] = np.dtype(params["preferred_element_type"])
     if params.get("mode") != GatherScatterMode.FILL_OR_DROP:  # the value is not used
         params.pop("fill_value", None)
     return params_key(params)
