@@ -73,6 +73,7 @@ DIFFERENTIABLE: dict[str, Callable[[Any], Any]] = {
     "extrema of nothing": lambda w: jnp.max(w[:, :0], 1, initial=-1.0) * w + jnp.min(w[:, :0], initial=2.0),
     "nonzero": lambda w: w[:, jnp.nonzero(w[0] > 0, size=4, fill_value=3)[0]],
     "custom_root": rooted,
+    "accuracy": lambda w: jax.scipy.special.rel_entr(jnp.exp(w), lax.exp(w, accuracy=lax.Tolerance(ulps=2)) + 1.0),
 }
 
 

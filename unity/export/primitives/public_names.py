@@ -92,7 +92,7 @@ FUNCTION_PRINTERS: Mapping[str, Printer] = {
 def printer_of(e: Equation) -> Printer | None:
     """Return the printer of an equation's primitive, or None if it has no public name."""
     printer = PRIMITIVES.get(e.name) or FUNCTION_PRINTERS.get(e.name)
-    if printer is not None:
+    if printer is not None and e.params.get("accuracy") is None:  # the functions of jax.numpy have no such parameter
         return printer
     return None if public_name(e.primitive) is None else _by_public_name
 
@@ -170,6 +170,8 @@ def value_code(value: Any) -> Code:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: value_code(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return call(_name_or_raise(type(value)), **fields)
+    if isinstance(value, lax.Tolerance):
+        return call("lax.Tolerance", atol=value.atol, rtol=value.rtol, ulps=value.ulps)
     if isinstance(value, tuple | list) and type(value) in (tuple, list):
         return sequence([value_code(v) for v in value])
     return Code(_name_or_raise(value))
