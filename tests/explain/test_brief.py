@@ -1,5 +1,6 @@
 """A plan in words: every weight and input, the figures of `explain`, and names of levels instead of axes."""
 
+import io
 import re
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import unity
+from unity.base.formatting import duration
 from unity.pcg.parallel.axis_names import AxisNames
 
 GRID = unity.Machine.grid(4, 12, "a100")  # axes n0 n1 of size 2, d0 of size 3, d1 d2 of size 2
@@ -54,3 +56,19 @@ def test_one_device_sends_nothing():
     plan = unity.optimize(loss, {"layers": [struct(8, 8)]}, struct(8, 8), machine=unity.Machine.grid(1, 1, "a100"), progress=False)
     assert "whole: args[1], 256 B in all" in str(plan)
     assert "sent" not in str(plan)
+
+
+def test_the_simulated_step_is_explained_where_devices_overlap():
+    def explained(machine):
+        pins = [unity.pin("params['layers'][*]", jax.sharding.PartitionSpec("device"))]
+        params = {"layers": [struct(64, 64)]}
+        plan = unity.optimize(loss, params, struct(256, 64), machine=machine, constraints=pins, progress=False)
+        plan.explain(file := io.StringIO())
+        return plan, file.getvalue()
+
+    plan, text = explained(unity.Machine.grid(1, 4, "a100"))
+    step = plan.inspect.simulate()
+    waiting = 1 - plan.program.prediction.computing / step.makespan
+    assert f"simulated: {duration(step.makespan)} a step with overlap; " in text
+    assert f"devices wait for {waiting:.0%} of it (overlap=True looks for less: docs: search#overlap)" in text
+    assert "simulated:" not in explained(unity.Machine.grid(1, 1, "a100"))[1]

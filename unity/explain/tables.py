@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unity.base.formatting import duration, joined_lines, pattern, short, size
-from unity.explain.brief import gap_in_words, overlap_in_words, step_in_words, storage_in_words
+from unity.explain.brief import gap_in_words, step_in_words, storage_in_words
 from unity.explain.kernels import inferred_kernels
 from unity.explain.offloading import offloading_in_words, state_in_words
 from unity.pcg.ir.user_lines import line_behind
@@ -42,6 +42,7 @@ CHANGES = (
     " taken (docs: types#changes)"
 )
 APPLICATIONS = 100  # lines about applications of rules
+WAITING = 0.01  # fraction of a simulated step: shorter waits for communication are not worth a word
 
 
 def explain(plan: Plan, file: Any = None) -> None:
@@ -58,8 +59,8 @@ def explain(plan: Plan, file: Any = None) -> None:
     )
     if names.parts:
         console.print(f"mesh axes: {names.parts}")
-    if overlap := overlap_in_words(plan):
-        console.print(f"simulated: {overlap}")
+    if machine.devices > 1 and backend_of(machine).overlaps:
+        console.print(f"simulated: {_simulated(plan, prediction)}")
     if gap := gap_in_words(plan):
         console.print(gap)
     undivided_rows = undivided(plan.program)
@@ -104,6 +105,19 @@ def _applications(plan: Plan) -> list[str]:
     rows = [f"    {times} × {application}" for application, times in counts.items()]
     more = [f"    … and {len(rows) - APPLICATIONS} more"] if len(rows) > APPLICATIONS else []
     return ["parallelized by rules, from the serial graph:", *rows[:APPLICATIONS], *more] if rows else []
+
+
+def _simulated(plan: Plan, prediction: Prediction) -> str:
+    """Return the time of the simulated step, and the part of it in which devices wait for communication."""
+    step = plan.inspect.simulate().makespan
+    waiting = 1 - prediction.computing / step if step else 0.0
+    words = f"{duration(step)} a step with overlap"
+    if waiting < WAITING:
+        return words
+    chosen = plan.program.candidate.simulated is not None
+    return (
+        f"{words}; devices wait for {waiting:.0%} of it{'' if chosen else ' (overlap=True looks for less: docs: search#overlap)'}"
+    )
 
 
 def _tried(plan: Plan) -> list[str]:
