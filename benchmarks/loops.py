@@ -1,5 +1,7 @@
 """Recurrent networks with their products in the loop: planned without rules of loops, with them, and written by hand.
 
+Two layers that do not read each other are also planned with all rules but that of loops beside each other.
+
 `python -m benchmarks.loops`. On 8 A100s and 8 H100s. Seconds of a step and bytes on a device are predicted; search seconds are of
 the whole call.
 """
@@ -24,6 +26,7 @@ from unity.machine.machine import Machine
 MACHINES = {"8 A100": Machine.preset("dgx-a100"), "8 H100": Machine.preset("dgx-h100")}
 WAYS: dict[str, dict[str, Any]] = {
     "in the loop": {"constraints": unity.without_rules("*-loop")},
+    "loops apart": {"constraints": unity.without_rules("equal-loops-*")},
     "rules of loops": {},
     "by hand": {},
 }
@@ -106,7 +109,40 @@ def gru(w: Any, state: Any, drive: Any) -> Any:
     return (h,), h
 
 
+def beside(
+    cell: Callable[..., Any], states: int, gates: int, *, hidden: int, steps: int, batch: int, inputs: int, reverse: bool
+) -> Any:
+    """Return two recurrent layers that do not read each other, of one input or of two, one of them maybe in the other direction.
+
+    The loss is the mean product of their results, with two loops and products in them, or with one and products outside of it.
+    """
+
+    def loss(outside: bool) -> Callable[..., Any]:
+        def run(params: Any, sequences: Any) -> Any:
+            zero = (jnp.zeros((batch, hidden)),) * states
+
+            def layer(w: Any, xs: Any, back: bool) -> Any:
+                return lax.scan(lambda state, row: cell(w, state, row @ w["x"] + w["b"]), zero, xs, reverse=back)[1]
+
+            def lane(w: Any, rows: Any) -> Any:
+                return lax.scan(lambda state, row: cell(w, state, row), zero, rows)[1]
+
+            pairs = list(zip(params, sequences * (2 // inputs), (False, reverse), strict=True))
+            if not outside:
+                y, z = (layer(*pair) for pair in pairs)
+                return jnp.mean(y * z)
+            rows = [jnp.flip(x, 0) if back else x for x, back in ((x @ w["x"] + w["b"], back) for w, x, back in pairs)]
+            y, z = jax.vmap(lane)(jax.tree.map(lambda *w: jnp.stack(w), *params), jnp.stack(rows))
+            return jnp.mean(y * (jnp.flip(z, 0) if reverse else z))
+
+        return run
+
+    weights = {"x": f32(hidden, gates * hidden), "h": f32(hidden, gates * hidden), "b": f32(gates * hidden)}
+    return loss, ([weights] * 2, [f32(steps, batch, hidden)] * inputs)
+
+
 PTB = {"layers": 2, "hidden": 2048, "steps": 40, "batch": 64}  # FlexFlow's rnnlm
+SMALL = {"hidden": 1024, "steps": 40, "batch": 64}
 CASES = {
     "RNNLM (LSTM)": (lstm, 2, 4, PTB),
     "RNNLM (LSTM), 512 sequences": (lstm, 2, 4, PTB | {"batch": 512}),
@@ -116,16 +152,19 @@ CASES = {
     "RNNLM (LSTM), output layer in the loop": (lstm, 2, 4, PTB | {"looped": ("output",)}),
     "RNNLM (LSTM), loss in the loop": (lstm, 2, 4, PTB | {"looped": ("output", "loss")}),
     "RNNLM (LSTM), embedding and loss in the loop": (lstm, 2, 4, PTB | {"looped": ("embedding", "output", "loss")}),
+    "LSTM in two directions": (lstm, 2, 4, SMALL | {"inputs": 1, "reverse": True}),
+    "two towers of GRUs": (gru, 1, 3, SMALL | {"inputs": 2, "reverse": False}),
 }
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
     """Return one row for each machine and way to plan a case."""
     cell, states, gates, sizes = CASES[name]
-    loss, arguments = network(cell, states, gates, **sizes)
+    loss, arguments = (beside if "inputs" in sizes else network)(cell, states, gates, **sizes)
     rows = []
     for machine, devices in MACHINES.items():
-        for way, options in WAYS.items():
+        ways = {way: options for way, options in WAYS.items() if way != "loops apart" or "inputs" in sizes}
+        for way, options in ways.items():
             started = time.perf_counter()
             plan = unity.optimize(loss(way == "by hand"), *arguments, machine=devices, progress=False, **options)
             rewriting = plan.program.loop_rewriting

@@ -50,7 +50,7 @@ def arguments(batch=64, width=512, steps=20):
 
 
 def planned(fn, *args, **options):
-    return unity.optimize(fn, *args, machine=MACHINE, progress=False, **options)
+    return unity.optimize(fn, *args, **{"machine": MACHINE, "progress": False} | options)
 
 
 def test_the_product_of_the_inputs_is_taken_before_the_loop_where_that_is_cheaper():
@@ -173,3 +173,34 @@ def test_an_exported_plan_has_the_product_before_the_loop(tmp_path):
     step, loop = (next(k for k, line in enumerate(lines) if text in line) for text in ("def step(", "lax.scan("))
     assert len(products) == 2
     assert products[0] < step < products[1] < loop
+
+
+def in_two_directions(params, xs):
+    def loop(w, reverse):
+        def step(h, x):
+            return (h := jnp.tanh(x @ w["x"] + h @ w["h"])), h
+
+        return lax.scan(step, jnp.zeros_like(xs[0]), xs, reverse=reverse)[1]
+
+    return jnp.mean(loop(params[0], False) * loop(params[1], True))
+
+
+def test_loops_in_two_directions_become_one_where_that_is_cheaper(tmp_path, capsys):
+    args = [{"x": f(256, 256), "h": f(256, 256)}] * 2, f(20, 64, 256)
+    options = {"machine": unity.Machine.grid(1, 2, "a100"), "budget": 1}
+    plan = planned(in_two_directions, *args, **options)
+    assert (rewriting := plan.program.loop_rewriting) is not None
+    assert {rule.name: n for rule, n in rewriting.applied.items()} == {"products-before-loop": 2, "equal-loops-as-batched-loop": 2}
+    plan.program.check_derivation()
+    without = planned(in_two_directions, *args, **options, constraints=unity.without_rules("equal-loops-*"))
+    assert plan.time < 0.9 * without.time
+    plan.explain()
+    assert "2 × equal-loops-as-batched-loop:  scan(" in capsys.readouterr().out
+    plan.files.save(tmp_path / "plan.json")
+    again = unity.load(tmp_path / "plan.json", in_two_directions, *args)
+    assert again.program.pcg.key == plan.program.pcg.key
+    plan.files.export(tmp_path / "exported.py")
+    assert (tmp_path / "exported.py").read_text().count("lax.scan(") == 1
+    given = jax.tree.map(lambda s: jnp.asarray(np.random.default_rng(0).normal(size=s.shape), s.dtype) / 16, args)
+    for a, b in zip(*(jax.tree.leaves(jax.jit(jax.value_and_grad(fn))(*given)) for fn in (plan, in_two_directions)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-7)

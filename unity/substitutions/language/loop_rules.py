@@ -82,9 +82,17 @@ RESULTS = LoopRule(
     "A product that no later step waits for is one product of all steps, and so is what is computed from it alone.",
     "recurrent networks and decoders with an output layer in the step: its weight is read once, and its gradient is one product",
 )
-LOOP_RULES: Mapping[str, LoopRule] = {rule.name: rule for rule in (JOINED, LOOK_UPS, PRODUCTS, INVARIANTS, SUMS, RESULTS)}
+BATCHED = LoopRule(
+    "equal-loops-as-batched-loop",
+    "scan(c, x in xs: step(w, c, x)), scan(d, y in ys: step(v, d, y))",
+    "unstack(scan(cs, zs in stack(xs, ys): steps(stack(w, v), cs, zs))) from stack(c, d)",
+    "Loops that take equal steps and do not wait for each other can take them at once, each in a lane of its own.",
+    "networks in two directions, towers and ensembles whose steps are small: fewer operators are launched, each of which does more",
+)
+LOOP_RULES: Mapping[str, LoopRule] = {rule.name: rule for rule in (JOINED, LOOK_UPS, PRODUCTS, INVARIANTS, SUMS, RESULTS, BATCHED)}
 
-SUM_OVER_STEPS, PRODUCT_OF_JOINED = "sum-of-dot-over-steps", "product-of-joined"  # the lemmas of the other two rules
+SUM_OVER_STEPS, PRODUCT_OF_JOINED = "sum-of-dot-over-steps", "product-of-joined"  # the lemmas of two other rules
+LANES = ("first-of-joined", "last-of-joined", "step-of-reversed")  # and those of lanes, which are beside each other in a loop
 
 # The primitives that may be applied to all steps at once, with the lemma of `rules/loops.ranks` about each. Of others that
 # compute each element by itself, the operator table knows that they do; their lemmas are the first three, by number of operands.

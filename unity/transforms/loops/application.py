@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from unity.pcg.ir.equation_writer import EquationWriter
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.propagation.scan_programs import inside
-from unity.substitutions.language.loop_rules import INVARIANTS, JOINED, LOOK_UPS, PRODUCTS, RESULTS, SUMS, LoopRule
-from unity.transforms.loops.dependences import ScanParts, takes_steps
+from unity.substitutions.language.loop_rules import BATCHED, INVARIANTS, JOINED, LOOK_UPS, PRODUCTS, RESULTS, SUMS, LoopRule
+from unity.transforms.loops.batching import equal_loops, with_batched
+from unity.transforms.loops.dependences import ScanParts, scans, takes_steps
 from unity.transforms.loops.hoisting import add_hoisted, invariants, look_ups, needed, products
 from unity.transforms.loops.joined import add_with_parts, joined_products
 from unity.transforms.loops.results import add_with_final_results, final_equations
@@ -19,7 +20,7 @@ from unity.transforms.loops.sums import add_with_sums, summed_products
 
 @dataclass(frozen=True)
 class _Way:
-    """How a rule is applied to a scan.
+    """How a rule about a single scan is applied.
 
     Attributes:
         moved: returns the equations of the step that the rule changes or moves, without those that these depend on.
@@ -40,9 +41,24 @@ WAYS: Mapping[str, _Way] = {
 }
 
 
-def moved(parts: ScanParts, rule: LoopRule) -> list[Equation]:
-    """Return the equations of a step that a rule changes or moves out of the loop, without those that these depend on."""
-    return WAYS[rule.name].moved(parts)
+@dataclass(frozen=True, eq=False)
+class ChangedScan:
+    """A scan that a rule changes, with the equations that it moves or changes, without those that these depend on."""
+
+    parts: ScanParts
+    equations: Sequence[Equation]
+
+
+def changed_scans(body: Body, rule: LoopRule) -> Iterator[ChangedScan]:
+    """Yield the scans of a program and of its nested programs that a rule changes."""
+    if rule is BATCHED:
+        yield from (ChangedScan(parts, [parts.scan]) for loops in equal_loops(body) for parts in loops)
+        for program in filter(None, map(inside, body.equations)):
+            yield from changed_scans(program, rule)
+        return
+    for parts in map(ScanParts.of, scans(body)):
+        if equations := WAYS[rule.name].moved(parts):
+            yield ChangedScan(parts, equations)
 
 
 def applied(body: Body, rule: LoopRule, step: str) -> Body:
@@ -50,15 +66,16 @@ def applied(body: Body, rule: LoopRule, step: str) -> Body:
 
     Returns the same object if it applies to none.
     """
-    writer, changed = EquationWriter.beside(body), False
-    for e in body.equations:
+    new = with_batched(body, step) if rule is BATCHED else body
+    writer, changed = EquationWriter.beside(new), new is not body
+    for e in new.equations:
         program = inside(e)
-        parts = ScanParts.of(e) if takes_steps(e) else None
+        parts = ScanParts.of(e) if rule is not BATCHED and takes_steps(e) else None
         if parts is not None and parts.step.key == step:
             changed = WAYS[rule.name].add(writer, parts) or changed
             continue
-        new = None if program is None else applied(program, rule, step)
-        if new is not program:
-            e, changed = replace(e, params={**e.params, "jaxpr": new}, origin=None), True
+        other = None if program is None else applied(program, rule, step)
+        if other is not program:
+            e, changed = replace(e, params={**e.params, "jaxpr": other}, origin=None), True
         writer.equations.append(e)
     return Body(body.inputs, body.outputs, tuple(writer.equations), writer.tensors) if changed else body

@@ -8,7 +8,7 @@ from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.program import Body
 from unity.search.joint.joint import GAIN
 from unity.search.joint.pricing import Prices
-from unity.substitutions.language.loop_rules import LoopRule
+from unity.substitutions.language.loop_rules import BATCHED, LoopRule
 from unity.transforms.loops.loop_rewriting import LoopApplication, LoopRewriting, applicable, apply, loop_rewriting
 
 MOST = 16  # programs that are priced, without the captured one
@@ -21,7 +21,8 @@ def best(
 ) -> LoopRewriting | None:
     """Return the rules of loops that make a program cheapest, or None if none makes it cheaper.
 
-    All rules are tried together first, wherever they apply, then each at the scans with equal steps.
+    All rules but that of loops beside each other are tried together first, wherever they apply, then this one, too, then each rule
+    at the scans with equal steps.
 
     Args:
         captured: the program.
@@ -49,12 +50,18 @@ def best(
 
 
 def attempts(body: Body, rules: Sequence[LoopRule]) -> Iterator[tuple[Path, Body]]:
-    """Yield applications of rules to a program, with the program after them: all until none applies, and each one alone."""
-    every, together = everywhere(body, rules)
-    if every:
-        yield every, together
+    """Yield applications of rules to a program, with the program after them: all until none applies, and each one alone.
+
+    Loops are made one after all else that applies to each, and only if that is still cheaper.
+    """
+    tried = set[Path]()
+    for some in ([rule for rule in rules if rule is not BATCHED], rules):
+        every, together = everywhere(body, some)
+        if every and every not in tried:
+            tried.add(every)
+            yield every, together
     for application in (a for rule in rules for a in applicable(body, rule)):
-        if (application,) != every:
+        if (application,) not in tried:
             yield (application,), apply(body, application)
 
 

@@ -98,18 +98,23 @@ class ScanParts:
     def moves(self, e: Equation) -> bool:
         """Return whether an equation may be applied to all steps at once.
 
-        In types of a small range, such as float16, the gradient of a constant could overflow as one sum over all steps. Indices
-        that are promised to be sorted or unique are so in each step alone. The gradient of a rounded constant would be summed over
-        the steps in the narrow type, except that of a product's operand, which is one product.
+        In types of a small range, such as float16, the gradient of a constant could overflow as one sum over all steps. That of a
+        rounded constant would be summed over the steps in its narrow type, unless it is a product's operand: that sum is a product.
         """
-        if e.name == "gather" and (e.params["indices_are_sorted"] or e.params["unique_indices"]):
-            return False
         variables = [a for a in e.operands if isinstance(a, int)]
         stacked = any(a not in self.constant_widths for a in variables)
         if stacked and e.name != "dot_general" and any(map(self.rounded, variables)):
             return False
-        known = e.name in STEPPED or facts_of(e.name).pointwise or bool(e.results and e.results[0] in self.literal)
-        return known and not any(limited(self.step.tensors[v].dtype) for v in e.results)
+        return self.stepped(e) and not any(limited(self.step.tensors[v].dtype) for v in e.results)
+
+    def stepped(self, e: Equation) -> bool:
+        """Return whether a lemma is about a single step of an equation, or it is the same in all steps.
+
+        Indices that are promised to be sorted or unique are so in each step alone.
+        """
+        if e.name == "gather" and (e.params["indices_are_sorted"] or e.params["unique_indices"]):
+            return False
+        return e.name in STEPPED or facts_of(e.name).pointwise or bool(e.results and e.results[0] in self.literal)
 
     @cached_property
     def constant_widths(self) -> Mapping[int, int]:

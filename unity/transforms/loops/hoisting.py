@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 
 from unity.pcg.capture.heavy_operators import is_fused_product
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.equation_writer import EquationWriter
-from unity.pcg.ir.program import Atom, Body, Equation, Literal
+from unity.pcg.ir.program import Body, Equation
 from unity.pcg.types.factors import facts_of
 from unity.transforms.loops.dependences import Dependence, ScanParts, variables_read
+from unity.transforms.loops.mapped_steps import MappedSteps
 from unity.transforms.loops.scan_parameters import with_step
 
 Targets = Callable[[ScanParts], frozenset[int]]
@@ -80,7 +77,7 @@ def add_hoisted(writer: EquationWriter, parts: ScanParts, targets: Targets) -> b
     if not moving:
         writer.equations.append(scan)
         return False
-    values = Outside(writer, parts)
+    values = MappedSteps.around(writer, parts)
     for e in parts.cone(set(moving)):
         values.add(e)
     read = variables_read(rest)
@@ -93,51 +90,3 @@ def add_hoisted(writer: EquationWriter, parts: ScanParts, targets: Targets) -> b
     params = with_step(scan.params, program, len(fixed), parts.carries)
     writer.equations.append(replace(scan, params=params, operands=atoms, origin=None))
     return True
-
-
-class Outside:
-    """The values of a step as the program around the scan computes them, of all steps at once where they are stacked.
-
-    Args:
-        writer: the program around the scan.
-        parts: the scan.
-        names: the variables of the program for some values of the step; others get new ones.
-    """
-
-    def __init__(self, writer: EquationWriter, parts: ScanParts, names: Mapping[Atom, int] | None = None) -> None:
-        self.writer, self.length, self.names = writer, parts.length, names or {}
-        self.atoms: dict[Atom, Atom] = dict(zip(parts.step.inputs, parts.scan.operands, strict=True))
-        self.stacked: set[Atom] = set(parts.slices)
-        self.tensors = parts.step.tensors
-
-    def stack(self, stacks: Mapping[Atom, int]) -> None:
-        """Add values of the step that the program has for all steps."""
-        self.atoms |= stacks
-        self.stacked.update(stacks)
-
-    def add(self, e: Equation) -> None:
-        """Add an equation of the step: as it is if no operand is stacked, and else mapped over the steps."""
-        variables = tuple(dict.fromkeys(a for a in e.operands if isinstance(a, int)))
-        if self.stacked.isdisjoint(variables):
-            operands = tuple(self.atoms[a] if isinstance(a, int) else a for a in e.operands)
-            results = tuple(self.writer.new(self.tensors[v]) for v in e.results)
-            self.writer.equations.append(replace(e, operands=operands, results=results))
-        else:
-            mapped = _mapped(e, variables, [a in self.stacked for a in variables])
-            named = {k: self.names[v] for k, v in enumerate(e.results) if v in self.names}
-            types = [self.tensors[v] for v in e.results]
-            results = self.writer.trace(mapped, [self.atoms[a] for a in variables], e, named, types)
-            self.stacked.update(e.results)
-        self.atoms.update(zip(e.results, results, strict=True))
-
-
-def _mapped(e: Equation, variables: Sequence[int], stacked: Sequence[bool]) -> Callable[..., Any]:
-    """Return an equation as a function of its variables, mapped over the leading dimension of those that are stacked."""
-
-    def once(*values: Any) -> Any:
-        named = dict(zip(variables, values, strict=True))
-        operands = [jnp.asarray(a.value, a.tensor.dtype) if isinstance(a, Literal) else named[a] for a in e.operands]
-        results = e.primitive.bind(*operands, **e.params)
-        return results if e.primitive.multiple_results else [results]
-
-    return jax.vmap(once, in_axes=tuple(0 if s else None for s in stacked))

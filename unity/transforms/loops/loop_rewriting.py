@@ -12,12 +12,12 @@ from unity.base.documents import Record
 from unity.base.errors import DerivationError, PlanError
 from unity.pcg.capture.capture import Bodies, Captured
 from unity.pcg.ir.graph import PCG
-from unity.pcg.ir.program import Body, Equation
+from unity.pcg.ir.program import Body
 from unity.pcg.parallel.axis_names import AxisNames
-from unity.substitutions.language.loop_rules import LOOP_RULES, LoopRule
-from unity.transforms.loops.application import applied, moved
-from unity.transforms.loops.dependences import ScanParts, scans
+from unity.substitutions.language.loop_rules import BATCHED, LOOP_RULES, LoopRule
+from unity.transforms.loops.application import ChangedScan, applied, changed_scans
 from unity.transforms.transformation import RewrittenLines, Transformation, TransformationRecord, TransformationSource
+from unity.verify.derivations.batched_loops import check_batched_loops
 from unity.verify.derivations.loops import check_loops
 
 
@@ -55,7 +55,7 @@ class _RewrittenBody:
 
     body: Body
     rule: LoopRule | None = None
-    scans: tuple[Equation, ...] = ()
+    scans: tuple[ChangedScan, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -76,7 +76,8 @@ class LoopRewriting(Transformation):
     def check(self) -> None:
         """Derive that each program on the way computes the one before, with none of the code that applies rules."""
         for before, after in pairwise(self._rewritten_bodies):
-            check_loops(before.body, after.body)
+            check = check_batched_loops if after.rule is BATCHED else check_loops
+            check(before.body, after.body)
         if self.before.of(self._rewritten_bodies[-1].body).graph.key != self.after.graph.key:
             raise DerivationError("the rules of loops lead to another program than the one after them")
 
@@ -121,8 +122,8 @@ def applicable(body: Body, rule: LoopRule) -> list[LoopApplication]:
 
     Of two scans with equal steps, a rule may apply to one alone: an input of the step may be a constant there, and a carry here.
     """
-    steps = (parts.step for parts in map(ScanParts.of, scans(body)) if moved(parts, rule))
-    return [LoopApplication(rule.name, key) for key in dict.fromkeys(step.key for step in steps)]
+    keys = (changed.parts.step.key for changed in changed_scans(body, rule))
+    return [LoopApplication(rule.name, key) for key in dict.fromkeys(keys)]
 
 
 def apply(body: Body, application: LoopApplication) -> Body:
@@ -135,8 +136,7 @@ def _rewritten(body: Body, applications: Sequence[LoopApplication]) -> list[_Rew
     bodies = [_RewrittenBody(body)]
     for application in applications:
         rule = LOOP_RULES[application.rule]
-        equal = (scan for scan in scans(body) if ScanParts.of(scan).step.key == application.step)
-        changed = tuple(scan for scan in equal if moved(ScanParts.of(scan), rule))
+        changed = tuple(scan for scan in changed_scans(body, rule) if scan.parts.step.key == application.step)
         body = apply(body, application)
         bodies.append(_RewrittenBody(body, rule, changed))
     return bodies
@@ -145,5 +145,5 @@ def _rewritten(body: Body, applications: Sequence[LoopApplication]) -> list[_Rew
 def _lines(rewritten: _RewrittenBody) -> RewrittenLines:
     """Return a use of a rule with the lines of the values that it moved."""
     assert rewritten.rule is not None
-    lines = (e.source for scan in rewritten.scans for e in moved(ScanParts.of(scan), rewritten.rule) if e.source)
+    lines = (e.source for scan in rewritten.scans for e in scan.equations if e.source)
     return RewrittenLines(rewritten.rule.name, rewritten.rule.statement, tuple(dict.fromkeys(lines)), len(rewritten.scans))

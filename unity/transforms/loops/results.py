@@ -12,7 +12,7 @@ from unity.pcg.ir.equation_writer import EquationWriter
 from unity.pcg.ir.program import Equation
 from unity.pcg.types.accumulation import narrow
 from unity.transforms.loops.dependences import Dependence, ScanParts
-from unity.transforms.loops.hoisting import Outside
+from unity.transforms.loops.mapped_steps import MappedSteps
 from unity.transforms.loops.scan_parameters import add_emitting
 from unity.transforms.loops.sums import AddedValue, added_values
 
@@ -72,7 +72,7 @@ def add_with_final_results(writer: EquationWriter, parts: ScanParts) -> bool:
     remaining = [k for k, a in enumerate(step.outputs) if a not in computed and k not in summed]
     carry = [v for k, v in enumerate(parts.carry) if k not in summed]
     read = list(dict.fromkeys(a for e in final for a in e.operands if isinstance(a, int) and a not in computed))
-    outside = Outside(writer, parts, names)
+    outside = MappedSteps.around(writer, parts, names)
     outside.stack({a: scan.results[k] for k in remaining if k >= parts.carries and isinstance(a := step.outputs[k], int)})
     emitted = [v for v in read if parts.dependences[v] == Dependence.CARRY and v not in outside.stacked]
     rest = replace(step, outputs=tuple(step.outputs[k] for k in remaining))

@@ -41,16 +41,20 @@ def induction() -> list[tuple[str, str]]:
 
     A loop over slices `x(0), x(1), …` takes steps `carry, slice → carry, result`. Another reads `before(x(n))` in the place of
     `x(n)`. A step of it on `before(x)` is one of the first on `x`, for every carry and slice. Both carry the same at first. So they
-    do after any step if they did before it, and then the results of the step are the same.
+    do after any step if they did before it, and then the results of the step are the same. A batched loop takes steps of several
+    loops, each a lane of its carry and of its slices.
     """
     loops = EqualSteps()
     goals = {
         "both loops carry the same after a step if they did before it": loops.c(loops.k + 1) == loops.c2(loops.k + 1),
         "the results of a step are the same if both loops carry the same before it": loops.result == loops.result2,
     }
-    sums = SumOfSteps()
+    sums, lanes, reverse = SumOfSteps(), LanesOfSteps(), ReversedSteps()
     answers = [(words, proves(goal, loops.assumptions)) for words, goal in goals.items()]
-    return [*answers, ("a carry that only adds is its first value and the sum over the steps", proves(sums.goal, sums.assumptions))]
+    answers.append(("a carry that only adds is its first value and the sum over the steps", proves(sums.goal, sums.assumptions)))
+    answers.append(("a lane of a batched loop carries and results in what its loop does", proves(lanes.goal, lanes.assumptions)))
+    words = "a loop over reversed slices carries what the loop in the other direction does, and its results are reversed"
+    return [*answers, (words, proves(reverse.goal, reverse.assumptions))]
 
 
 class EqualSteps:
@@ -89,6 +93,57 @@ class SumOfSteps:
             carry(k) == carry(0) + total(k),
         ]
         self.goal = carry(k + 1) == carry(0) + total(k + 1)
+
+
+class LanesOfSteps:
+    """Loops with equal steps, and one whose lanes carried what they did before step `k`. Lane `j` of its step is their step."""
+
+    def __init__(self) -> None:
+        sorts = [z3.DeclareSort(name) for name in ("Constant", "Carry", "Slice", "Result", "Carries", "Slices", "Results")]
+        constant, carry, slices, result, carries, stacks, results = sorts
+        integers = z3.IntSort()
+        step, value = (z3.Function(name, constant, carry, slices, to) for name, to in (("step", carry), ("value", result)))
+        steps, values = (z3.Function(name, carries, stacks, to) for name, to in (("steps", carries), ("values", results)))
+        of_carries, of_slices, of_results = (
+            z3.Function(f"lane of {whole}", integers, whole, part)
+            for whole, part in ((carries, carry), (stacks, slices), (results, result))
+        )
+        w, c, x = (z3.Function(name, *of) for name, of in (
+            ("w", (integers, constant)), ("c", (integers, integers, carry)), ("x", (integers, integers, slices)),
+        ))  # fmt: skip
+        c2, x2 = z3.Function("c'", integers, carries), z3.Function("x'", integers, stacks)
+        a, s, n, j, k = z3.Const("a", carries), z3.Const("s", stacks), *z3.Ints("n j k")
+        one, other = (z3.Function(name, *of) for name, of in (("r", (integers, integers, result)), ("r'", (integers, results))))
+        self.assumptions = [
+            z3.ForAll([a, s, j], of_carries(j, steps(a, s)) == step(w(j), of_carries(j, a), of_slices(j, s))),
+            z3.ForAll([a, s, j], of_results(j, values(a, s)) == value(w(j), of_carries(j, a), of_slices(j, s))),
+            z3.ForAll([n, j], of_slices(j, x2(n)) == x(j, n)),
+            z3.ForAll([n, j], z3.And(c(j, n + 1) == step(w(j), c(j, n), x(j, n)), one(j, n) == value(w(j), c(j, n), x(j, n)))),
+            z3.ForAll([n], z3.And(c2(n + 1) == steps(c2(n), x2(n)), other(n) == values(c2(n), x2(n)))),
+            z3.ForAll([j], of_carries(j, c2(k)) == c(j, k)),
+        ]
+        self.goal: Any = z3.And(of_carries(j, c2(k + 1)) == c(j, k + 1), of_results(j, other(k)) == one(j, k))
+
+
+class ReversedSteps:
+    """A loop that takes the last of `length` slices first, and one over reversed slices that carried the same before step `k`."""
+
+    def __init__(self) -> None:
+        integers, (carry, slices, result) = z3.IntSort(), (z3.DeclareSort(name) for name in ("Carry", "Slice", "Result"))
+        step, value = z3.Function("step", carry, slices, carry), z3.Function("value", carry, slices, result)
+        (c, c2), (x, x2), (r, r2) = (
+            (z3.Function(name, integers, to), z3.Function(f"{name}'", integers, to))
+            for name, to in (("c", carry), ("x", slices), ("r", result))
+        )
+        n, k, length = z3.Ints("n k length")
+        last = length - 1
+        self.assumptions = [
+            z3.ForAll([n], x2(n) == x(last - n)),
+            z3.ForAll([n], z3.And(c(n + 1) == step(c(n), x(last - n)), r(last - n) == value(c(n), x(last - n)))),
+            z3.ForAll([n], z3.And(c2(n + 1) == step(c2(n), x2(n)), r2(n) == value(c2(n), x2(n)))),
+            c(k) == c2(k),
+        ]
+        self.goal: Any = z3.And(c(k + 1) == c2(k + 1), r(last - k) == r2(k))
 
 
 def proves(goal: z3.BoolRef | bool, assumptions: Sequence[z3.BoolRef | bool]) -> str:
