@@ -32,9 +32,10 @@ def lstm(w, state, row):
 
 
 def normalized(w, state, row):
-    """Reductions, a choice, a transposed product on the left, a look-up, and a value that no input changes."""
+    """Reductions, choices, scalars, a transposed product on the left, a look-up, and a value that no input changes."""
     h = state[0] - state[0].max(-1, keepdims=True)
     h = jnp.where(h > -1, h, jnp.arange(D)) + jnp.take(w["x"], jnp.arange(B) % D, 0, mode="clip")
+    h = jnp.where(h.sum() > 0, h, -h) / jnp.sqrt((h * h).sum())
     return (jnp.tanh(w["h"].T @ h.T).T + jnp.concatenate([row, row], 1)[:, 1 : D + 1],), (h.sum(), jnp.ones(2))
 
 

@@ -14,8 +14,9 @@ from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, tensor_t
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.propagation.scan_programs import inside
 from unity.verify.derivations.canonical_form import apply_body
+from unity.verify.derivations.constructors import expanded
 from unity.verify.derivations.nodes import CanonicalValue, NodeStore
-from unity.verify.derivations.single_steps import SingleStep, single_step
+from unity.verify.derivations.single_steps import SingleStep, elementwise, single_step
 
 Values = Sequence[CanonicalValue]
 _OneStep = tuple[Atom, int | None]  # an atom, and the dimension of the steps; None where it is the same in every step
@@ -211,7 +212,12 @@ class Steps:
 
 
 def applied(store: NodeStore, e: Equation, body: Body, operands: Values) -> list[CanonicalValue]:
-    """Return the results of an equation on values. Its results have the types of a program."""
+    """Return the results of an equation on values. Its results have the types of a program.
+
+    Operands that an elementwise operator repeats are repeated before it, as those of a lane may have other dimensions of size one.
+    """
+    if elementwise(e) and len(operands) > 1:
+        operands = [expanded(store, x, body.tensors[e.results[0]].shape) for x in operands]
     inputs = tuple(range(-len(operands), 0))
     types: Mapping[int, Tensor] = {v: tensor_of(x, x.shape) for v, x in zip(inputs, operands, strict=True)}
     alone = Body(inputs, e.results, (replace(e, operands=inputs),), {**types, **{v: body.tensors[v] for v in e.results}})

@@ -40,10 +40,15 @@ SAME = frozenset(
 )  # and all that the table calls pointwise
 
 
+def elementwise(e: Equation) -> bool:
+    """Return whether an equation computes each element by itself. Operands of size one are repeated."""
+    return e.name in SAME or facts_of(e.name).pointwise
+
+
 def single_step(e: Equation, body: Body, d: int) -> SingleStep | None:
     """Return one step of an equation of a program whose result has the steps along dimension `d`; None if no lemma is about it."""
     shape, operands = body.tensors[e.results[0]].shape, [body.tensor(a).shape for a in e.operands]
-    reader = _elementwise if e.name in SAME or facts_of(e.name).pointwise else READERS.get(e.name)
+    reader = _elementwise if elementwise(e) else READERS.get(e.name)
     return reader(e.params, operands, shape, d) if reader is not None and 0 <= d < len(shape) else None
 
 
