@@ -1,4 +1,4 @@
-"""Look-ups at known indices, parts of transposes, and products of a tensor with itself, however they are written."""
+"""Look-ups at known indices, parts of transposes, products of a tensor with itself, and calls that only forward operands."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from serial_graph import evaluate
 
 from unity.pcg.capture.capture import capture
@@ -165,3 +166,62 @@ def test_norms_that_two_distances_share_do_not_join_them() -> None:
         return near(x, x) - near(x, y)
 
     assert sum("exp" in names for names in clusters(loss, (512, 16), (512, 16))) == 2
+
+
+def forwarding(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call that forwards all its operands but the first, whose tangents a rule computes from all tangents."""
+
+    @jax.custom_jvp
+    def call(*operands: Any) -> Any:
+        return operands[1:]
+
+    def derivative(primals: Any, tangents: Any) -> Any:
+        zeros = (jnp.zeros_like(p) if isinstance(t, SymbolicZero) else t for p, t in zip(primals, tangents, strict=True))
+        return primals[1:], tuple(rule(isinstance(tangents[0], SymbolicZero), *zeros))
+
+    call.defjvp(derivative, symbolic_zeros=True)
+    return call
+
+
+def ends(call: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """Return a function in which twelve values of two dimensions go through a call, which could be divided in 3^12 ways."""
+    return lambda x, i: sum(jnp.sin(v) for v in call(x[0], *(k * x for k in range(1, 13))))
+
+
+def test_a_call_that_forwards_operands_and_tangents_is_removed() -> None:
+    graph = is_computed(ends(forwarding(lambda still, first, *rest: rest)))
+    assert "custom_jvp_call" not in primitives(graph)
+    assert "stop_gradient" not in primitives(graph)
+
+
+def test_a_tangent_that_a_call_stops_is_stopped_without_it() -> None:
+    """The first operand, which nothing reads, has a tangent here, and not in the other call: both as in Equinox' loops."""
+
+    def rule(still: bool, first: Any, *rest: Any) -> Any:
+        return [jnp.zeros_like(t) if still or k % 2 else t for k, t in enumerate(rest)]
+
+    graph = is_computed(ends(forwarding(rule)))
+    assert "custom_jvp_call" not in primitives(graph)
+    assert primitives(graph).count("stop_gradient") == 6
+    call = forwarding(rule)
+    still = is_computed(lambda x, i: call(jnp.ones(3), x)[0] + x)
+    assert primitives(still).count("stop_gradient") == 1
+
+
+@pytest.mark.parametrize("rule", [lambda still, first, *rest: (2 * t for t in rest), lambda still, first, t, u: (u, t)])
+def test_a_call_with_other_tangents_stays(rule: Callable[..., Any]) -> None:
+    call = forwarding(rule)
+    assert "custom_jvp_call" in primitives(is_computed(lambda x, i: sum(call(x[0], x, 2 * x))))
+
+
+def test_a_call_stays_if_a_tangent_is_stopped_depending_on_another_that_is_read() -> None:
+    @jax.custom_jvp
+    def call(x: Any, y: Any) -> Any:
+        return x, y
+
+    def derivative(primals: Any, tangents: Any) -> Any:
+        x, y = (jnp.zeros_like(p) if isinstance(t, SymbolicZero) else t for p, t in zip(primals, tangents, strict=True))
+        return primals, (jnp.zeros_like(x) if isinstance(tangents[1], SymbolicZero) else x, y)
+
+    call.defjvp(derivative, symbolic_zeros=True)
+    assert "custom_jvp_call" in primitives(capture(lambda x, y: jnp.stack(call(jnp.sin(x), y)).sum(), *np.ones((2, 3))).graph)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import jax
@@ -20,6 +19,7 @@ from jax.extend import core
 
 from unity.base.formatting import size
 from unity.pcg.ir.program import INLINED, Atom, Body, Equation, Literal, Tensor, program_of, tensor_type
+from unity.pcg.ir.tracing import stop_gradient
 from unity.pcg.jaxprs.effects import INSPECT, TITLES, Notice, dropped, free, is_effect, is_ordered, pruned
 from unity.pcg.propagation.scan_programs import REMATERIALIZED, SCANNED
 from unity.pcg.propagation.solver import branches, nested_body
@@ -253,10 +253,5 @@ def _stopped(variable: int, equations: list[Equation], tensors: dict[int, Tensor
         return variable
     number = max(tensors) + 1
     tensors[number] = tensors[variable]
-    equations.append(Equation(_stop_gradient(), {}, (variable,), (number,), line))
+    equations.append(stop_gradient(variable, number, line))
     return number
-
-
-@cache
-def _stop_gradient() -> core.Primitive:
-    return jax.make_jaxpr(lax.stop_gradient)(0.0).eqns[0].primitive

@@ -1,7 +1,8 @@
 """Normal forms of captured programs: of several ways to write an operator, the one that divides best and costs least."""
 
+from unity.pcg.capture.normal_forms.forwarding_calls import without_forwarding_calls
 from unity.pcg.capture.normal_forms.known_indices import with_known_indices
 from unity.pcg.capture.normal_forms.moved_transposes import with_moved_transposes
 from unity.pcg.capture.normal_forms.transposed_products import absorbed
 
-__all__ = ["absorbed", "with_known_indices", "with_moved_transposes"]
+__all__ = ["absorbed", "with_known_indices", "with_moved_transposes", "without_forwarding_calls"]
