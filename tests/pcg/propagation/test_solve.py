@@ -14,7 +14,7 @@ from unity.pcg.jaxprs.jaxprs import NESTING
 from unity.pcg.propagation.agreements import nested_agreements
 from unity.pcg.propagation.choices import AGREED, choices
 from unity.pcg.propagation.placement import along_axis
-from unity.pcg.propagation.propagation import Unmatched, constants
+from unity.pcg.propagation.propagation import Propagation, Unmatched, constants
 from unity.pcg.propagation.solver import NESTED, equation_matches, solve
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, partitioned
 
@@ -233,3 +233,18 @@ def test_a_sum_of_rows_is_reduced_beside_a_partitioned_function(fn):
     solution = solve(body, dict.fromkeys(body.inputs, P(1)))
     assert solution.results == (P(1),)
     assert [(body.tensors[v].shape, kind) for v, kind in solution.reduced.items()] in ([((4, 1), "sum")], [((4,), "sum")])
+
+
+def test_an_equation_is_visited_once_for_all_states_that_are_set_around_it():
+    class Counted(Propagation):
+        visits = 0
+
+        def visit(self, i, default=False):
+            self.visits += 1
+            super().visit(i, default)
+
+    body = body_of(lambda a, b, c: jnp.tanh(a * b + b * c) - a, *np.ones((3, 4, 6)))
+    (result,) = (a for a in body.outputs if isinstance(a, int))
+    propagation = Counted(body, dict.fromkeys((*body.inputs, result), P(0)), {}, equation_matches)
+    assert set(propagation.run().states.values()) == {P(0)}
+    assert propagation.visits == len(body.equations)

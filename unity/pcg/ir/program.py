@@ -210,6 +210,11 @@ class Body:
                 numbers.setdefault(v, []).append(i)
         return numbers
 
+    @cached_property
+    def reads(self) -> Sequence[Sequence[tuple[int, int]]]:
+        """The position and the variable of each operand of each equation that is no literal."""
+        return [[(p, a) for p, a in enumerate(e.operands) if isinstance(a, int)] for e in self.equations]
+
     @property
     def primitives(self) -> tuple[str, ...]:
         """The names of the primitives, in order."""

@@ -199,18 +199,51 @@ def operand_states(body: Body) -> Iterator[tuple[State, ...]]:
     return (s.operands for s in _solutions(body, ()))
 
 
+class _Solutions:
+    """The solutions of a body that are known so far, without repetitions, and where to find those with given states.
+
+    Attributes:
+        items: the solutions, in the order in which they were found.
+        results_of: the results' states of the solutions with given states of the operands.
+    """
+
+    def __init__(self) -> None:
+        self.items: list[Solution] = []
+        self.results_of: dict[tuple[State, ...], set[tuple[State, ...]]] = {}
+        self._numbers: dict[tuple[int, State], int] = {}  # the solutions in which a variable has a state, as bits
+
+    def add(self, solution: Solution) -> bool:
+        """Add a solution unless one with its boundary states is known. Return whether it is new."""
+        results = self.results_of.setdefault(solution.operands, set())
+        if solution.results in results:
+            return False
+        results.add(solution.results)
+        bit = 1 << len(self.items)
+        self.items.append(solution)
+        for place in solution.states.items():
+            self._numbers[place] = self._numbers.get(place, 0) | bit
+        return True
+
+    def have(self, known: Mapping[int, State]) -> bool:
+        """Return whether some solution has these states."""
+        bits = (1 << len(self.items)) - 1
+        for place in known.items():
+            bits &= self._numbers.get(place, 0)
+        return bool(bits)
+
+
 def _solutions(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Solution]:
     """Yield the distinct solutions that follow from every state that an equation of the body, or a neighbour, could have."""
     if any(facts_of(e.name).invariant for e in body.equations):
         return
-    solutions: list[Solution] = []
+    solutions = _Solutions()
 
     def extending(known: Mapping[int, State], contributing: bool = False) -> Iterator[Solution]:
         """Yield the new solutions with these states, including the alternatives where they leave a state open."""
         stack = [known]
         while stack:
             known = stack.pop()
-            if any(all(s.states.get(v) == state for v, state in known.items()) for s in solutions):
+            if solutions.have(known):
                 continue
             try:
                 first = solve(body, known, contributing=True) if contributing else solve_either(body, known)
@@ -228,15 +261,14 @@ def _solutions(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Solution]:
             return
         if solution is None or not solution.matches:  # it is unused or replicated after all
             return
-        if all((s.operands, s.results) != (solution.operands, solution.results) for s in solutions):
-            solutions.append(solution)
+        if solutions.add(solution):
             yield solution
 
     for known in _seeds(body, seeds):
         yield from extending(known)
     for known in _sums_of(body):
         yield from extending(known, contributing=True)
-    for solution in tuple(solutions):
+    for solution in tuple(solutions.items):
         for results in _with_partial_results(body, solution):
             yield from with_boundary(solution.operands, results)
         for known in _otherwise_whole(body, solution):
@@ -313,19 +345,20 @@ def _adds_inside(body: Body, solution: Solution) -> bool:
     return False
 
 
-def _joinable_pairs(solutions: list[Solution]) -> Iterator[tuple[Solution, Solution]]:
+def _joinable_pairs(solutions: _Solutions) -> Iterator[tuple[Solution, Solution]]:
     """Yield pairs of solutions that may be joined: each partitions something that the other repeats.
 
     `solutions` may grow while the pairs are read; new ones are paired, too.
     """
     k = 0
-    while k < len(solutions):
+    while k < len(solutions.items):
         for j in range(k):
-            a, b = solutions[j], solutions[k]
+            a, b = solutions.items[j], solutions.items[k]
             joined = _joined_operands(a, b)
-            if any(s.kind in "PS" for s in joined) and all(
-                s.operands != joined or (a.reduced and b.reduced and s.results != a.results) for s in solutions
-            ):
+            results = solutions.results_of.get(joined, ()) if joined else ()
+            if not joined or any(r == a.results or not (a.reduced and b.reduced) for r in results):
+                continue
+            if any(s.kind in "PS" for s in joined):
                 yield a, b
         k += 1
 

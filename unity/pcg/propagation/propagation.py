@@ -210,6 +210,7 @@ class Propagation:
         self.matches: list[Match | None] = [None] * len(body.equations)
         self.constants = constants(body)
         self.queue: list[int] = []
+        self.changed: set[int] = set()  # equations around which a state was set since they were visited
         self.open: list[Mapping[int, State]] = []  # states of the alternatives where the first match was taken
         self.deferred: set[int] = set()  # equations with nested programs, visited when the most is known around them
         for v, s in known.items():
@@ -220,37 +221,34 @@ class Propagation:
         old = self.states.get(variable)
         if old is None:
             self.states[variable] = state
-            self.queue += self.body.touching.get(variable, ())
+            touching = self.body.touching.get(variable, ())
+            self.queue += touching
+            self.changed.update(touching)
         elif old is not state and old != state:
             raise Conflict(variable if PARTIAL in (old, state) else None)
 
     def view(self, i: int) -> dict[int, State]:
         """Return the known states at the positions of an equation: operands as it sees them, results as it produces them."""
         e, known, states, seen = self.body.equations[i], dict[int, State](), self.states, self.seen
-        position = 0
-        for a in e.operands:
-            if isinstance(a, int):
-                if a in seen:
-                    known[position] = seen[a]
-                elif a in states:
-                    known[position] = states[a]
-            position += 1  # counted by hand: this is the innermost loop of propagation
-        for v in e.results:
+        for p, a in self.body.reads[i]:  # the innermost loop of propagation
+            state = seen.get(a) or states.get(a)
+            if state is not None:
+                known[p] = state
+        for p, v in enumerate(e.results, len(e.operands)):
             if v in states:
-                known[position] = states[v]
-            position += 1
+                known[p] = states[v]
         if self.contributed:
             known.update((p, PARTIAL) for p in range(len(e.operands)) if (i, p) in self.contributed)
         return known
 
-    def candidates(self, i: int) -> list[Match]:
+    def candidates(self, i: int, known: Mapping[int, State]) -> Sequence[Match]:
         """Return the matches of an equation that agree with the known states around it."""
         e = self.body.equations[i]
-        matches = self.matches_of(self.body, e, self.view(i))
-        operands = [(p, a) for p, a in enumerate(e.operands) if (i, p) not in self.contributed]
-        summed = any(self.states.get(v) == PARTIAL for v in e.results)  # and neither a maximum nor a truth value over devices
-        matches = [m for m in matches if m.reduction in ("", "sum")] if summed else matches
-        return [m for m in matches if all(self.may_be(a, m.operands[p]) for p, a in operands)]
+        matches = self.matches_of(self.body, e, known)
+        if any(self.states.get(v) == PARTIAL for v in e.results):  # neither a maximum nor a truth value over devices
+            matches = [m for m in matches if m.reduction in ("", "sum")]
+        operands = [(p, e.operands[p]) for p in self.constants.read[i] if (i, p) not in self.contributed]
+        return [m for m in matches if all(self.may_be(a, m.operands[p]) for p, a in operands)] if operands else matches
 
     def may_be(self, atom: Atom, state: State) -> bool:
         """Return whether an atom can be in a state: of constants, only zeros can be partial sums."""
@@ -270,13 +268,14 @@ class Propagation:
         if self.matches[i] is not None:
             self.check(i)
             return
-        candidates = self.candidates(i)
+        known = self.view(i)
+        candidates = self.candidates(i, known)
         if not candidates:
             summed = any(self.states.get(v) == PARTIAL for v in self.body.equations[i].results)
-            partial = (v for v in (self.partial_operand(i), self.partial_result(i)) if v is not None)
+            partial = (v for v in (self.partial_operand(i), self.partial_result(i, known)) if v is not None)
             smallest = min(partial, key=lambda v: self.body.tensors[v].nbytes, default=None)
             raise Conflict(smallest, self.contributable(i), summed or self.follows_partial(i))
-        if not default and (len(candidates) > 1 or self.may_reduce(i) or self.may_contribute(i, candidates[0])):
+        if not default and (len(candidates) > 1 or self.may_reduce(i, known) or self.may_contribute(i, candidates[0])):
             return
         replicate = default and candidates[-1].name == "replicated"
         if not replicate:
@@ -293,11 +292,13 @@ class Propagation:
                 raise Unmatched
             self.reduced.update((v, match.reduction) for v in e.results)
             self.seen.update((v, REPLICATED) for v in e.results)
-        for p, (a, s) in enumerate(zip(e.operands, match.operands, strict=True)):
-            if isinstance(a, int) and a not in self.seen and (i, p) not in self.contributed:
-                self.set(a, s)
+            self.changed.update(k for v in e.results for k in self.body.touching.get(v, ()))
+        for p, a in self.body.reads[i]:
+            if a not in self.seen and (i, p) not in self.contributed:
+                self.set(a, match.operands[p])
         for v, s in zip(e.results, match.results, strict=True):
             self.set(v, s)
+        self.changed.discard(i)
 
     def assumes_whole(self, i: int, match: Match) -> bool:
         """Return whether a match needs an operand whole whose state is unknown."""
@@ -313,8 +314,9 @@ class Propagation:
         """Raise Conflict if a state around a settled equation contradicts its match. Runs whenever such a state is set."""
         match, e, states, seen = self.matches[i], self.body.equations[i], self.states, self.seen
         assert match is not None
-        for p, (a, s) in enumerate(zip(e.operands, match.operands, strict=True)):
-            if isinstance(a, int) and (i, p) not in self.contributed:
+        for p, a in self.body.reads[i]:
+            if (i, p) not in self.contributed:
+                s = match.operands[p]
                 state = seen[a] if a in seen else states.get(a, s)
                 if state is not s and state != s:
                     raise Conflict(self.partial_operand(i))
@@ -355,24 +357,24 @@ class Propagation:
 
     def may_contribute(self, i: int, match: Match) -> bool:
         """Return whether a match needs a partial operand that may still be whole, for others that read it, and be contributed."""
-        operands = zip(self.body.equations[i].operands, match.operands, strict=True)
-        partial = (a for a, s in operands if isinstance(a, int) and s == PARTIAL and a not in self.states)
-        return self.contributing and any(a not in self.body.inputs or len(self.body.touching[a]) > 1 for a in partial)
-
-    def may_reduce(self, i: int) -> bool:
-        """Return whether a result that users need whole could still be produced partial and reduced, as operands are unknown."""
-        e, known = self.body.equations[i], self.view(i)
-        n = len(e.operands)
-        if all(p in known for p, a in enumerate(e.operands) if isinstance(a, int)) or REPLICATED not in known.values():
+        if not self.contributing:
             return False
-        operands = {p: s for p, s in known.items() if p < n}
+        partial = (a for p, a in self.body.reads[i] if match.operands[p] == PARTIAL and a not in self.states)
+        return any(a not in self.body.inputs or len(self.body.touching[a]) > 1 for a in partial)
+
+    def may_reduce(self, i: int, known: Mapping[int, State]) -> bool:
+        """Return whether a result that users need whole could still be produced partial and reduced, as operands are unknown."""
+        if all(p in known for p, _ in self.body.reads[i]) or REPLICATED not in known.values():
+            return False
+        e = self.body.equations[i]
+        operands = {p: s for p, s in known.items() if p < len(e.operands)}
         return any(PARTIAL in m.results and m.divided for m in self.matches_of(self.body, e, operands))
 
-    def partial_result(self, i: int) -> int | None:
+    def partial_result(self, i: int, known: Mapping[int, State]) -> int | None:
         """Return a result that this equation produces partial although its users need it whole, or a slice to be scattered."""
         e = self.body.equations[i]
-        known = {p: s for p, s in self.view(i).items() if p < len(e.operands)}
-        for match in self.matches_of(self.body, e, known) if known else ():
+        operands = {p: s for p, s in known.items() if p < len(e.operands)}
+        for match in self.matches_of(self.body, e, operands) if operands else ():
             for v, s in zip(e.results, match.results, strict=True):
                 state = self.states.get(v)
                 if s == PARTIAL and state is not None and (state == REPLICATED or (self.scattering and state.kind == "P")):
@@ -388,11 +390,17 @@ class Propagation:
                 self.visit(first)
                 continue
             i = self.queue.pop()
-            waits = self.body.equations[i].name in NESTING or (self.patient and self.awaits_operand(i))
-            if waits and self.matches[i] is None:
+            if i not in self.changed:  # it is queued once for each variable, and was visited since
+                continue
+            self.changed.remove(i)
+            if self.matches[i] is None and self.waits(i):
                 self.deferred.add(i)
             else:
                 self.visit(i)
+
+    def waits(self, i: int) -> bool:
+        """Return whether to visit an equation after all others that are queued."""
+        return self.body.equations[i].name in NESTING or (self.patient and self.awaits_operand(i))
 
     def run(self) -> Solution:
         """Return the solution. Raises Conflict at an equation without a match, and Unmatched if an input would be reduced."""
@@ -436,10 +444,14 @@ def has_no_gradient(body: Body, variable: int) -> bool:
 
 @dataclass(frozen=True)
 class Constants:
-    """The variables of a body that depend on no input, and those among them that are zero."""
+    """The variables of a body that depend on no input, and those among them that are zero.
+
+    read: for each equation the positions at which it reads literals or such variables.
+    """
 
     zero: frozenset[int]
     constant: frozenset[int]
+    read: Sequence[Sequence[int]]
 
 
 CONSTANTS: dict[int, tuple[Body, Constants]] = {}  # a cache by identity: every propagation looks a body up
@@ -456,5 +468,6 @@ def constants(body: Body) -> Constants:
                 constant.update(e.results)
             if facts_of(e.name).moves and all(a.zero if isinstance(a, Literal) else a in zero for a in e.operands):
                 zero.update(v for v in e.results if body.tensors[v].floating)
-        cached = CONSTANTS[id(body)] = (body, Constants(frozenset(zero), frozenset(constant)))
+        read = [[p for p, a in enumerate(e.operands) if isinstance(a, Literal) or a in constant] for e in body.equations]
+        cached = CONSTANTS[id(body)] = (body, Constants(frozenset(zero), frozenset(constant), read))
     return cached[1]
