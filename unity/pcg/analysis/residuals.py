@@ -2,8 +2,9 @@
 
 A derivative is linear in the tangent, and its coefficients are the residuals. The record of a primitive names them: none for a
 linear primitive, the other factor of a product, the result (tanh) or the operands. XLA keeps fewer values: its fusions recompute
-values that follow elementwise from kept ones. A reduction reads a buffer, though, which is kept beside its sources. In a scan
-nothing is recomputed: JAX stacks the residuals of each step, and no fusion crosses the loop.
+values that follow elementwise from kept ones. A CPU's reductions read a buffer, though, which is kept beside its sources; a GPU's
+compute in their loop what they read. In a scan nothing is recomputed: JAX stacks the residuals of each step, and no fusion crosses
+the loop.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from unity.pcg.analysis.traced_residuals import TypedEquation, traced_residuals
-from unity.pcg.capture.heavy_operators import multiplies
+from unity.pcg.capture.heavy_operators import multiplies, reduces
 from unity.pcg.ir.dead_code import ancestors
 from unity.pcg.ir.gradient_flow import differentiated
 from unity.pcg.ir.program import Atom, Body, Equation
@@ -45,15 +46,16 @@ class Residuals:
 
 
 @lru_cache(maxsize=65536)
-def residuals(body: Body, differentiated: tuple[bool, ...], stacked: bool = False) -> Residuals:
+def residuals(body: Body, differentiated: tuple[bool, ...], stacked: bool = False, buffered: bool = False) -> Residuals:
     """Return the residuals of an operator.
 
     Args:
         body: its program.
         differentiated: whether a gradient flows to each operand.
         stacked: whether it is part of a scan's step.
+        buffered: whether reductions read what they reduce from memory, as on a CPU.
     """
-    derivative = _Derivative(body, stacked)
+    derivative = _Derivative(body, stacked, buffered)
     derivative.differentiate({v for v, flag in zip(body.inputs, differentiated, strict=True) if flag})
     chosen = derivative.chosen()
     boundary = {*body.inputs, *(a for a in body.outputs if isinstance(a, int))}
@@ -87,6 +89,7 @@ class _Derivative:
     Args:
         body: the program.
         stacked: whether it is part of a scan's step.
+        buffered: whether reductions read what they reduce from memory.
         rule: whether it is the program of a custom derivative.
 
     Attributes:
@@ -99,20 +102,23 @@ class _Derivative:
         varying: variables that depend on inputs.
     """
 
-    def __init__(self, body: Body, stacked: bool, rule: bool = False) -> None:
-        self.body, self.stacked, self.rule = body, stacked, rule
+    def __init__(self, body: Body, stacked: bool, buffered: bool = False, rule: bool = False) -> None:
+        self.body, self.stacked, self.buffered, self.rule = body, stacked, buffered, rule
         self.producers = {v: e for e in body.equations for v in e.results}
         self.needed: dict[int, None] = {}
         self.read_atoms: set[int] = set()
         self.elementwise: set[int] = set()
         self.extra: list[tuple[int, int]] = []
         self.hosted: list[int] = []
-        reading = (e for e in body.equations if facts_of(e.name).reads_buffers and not multiplies(e))
-        self.buffers = {v for e in reading for v in self.buffers_of(e)}
+        self.buffers = {v for e in body.equations if self.reads_buffers(e) for v in self.buffers_of(e)}
         self.varying = set(body.inputs)
         for e in body.equations:
             if not self.varying.isdisjoint(_variables(e)):
                 self.varying.update(e.results)
+
+    def reads_buffers(self, e: Equation) -> bool:
+        """Return whether an equation reads its operands from memory, so that their producers do not fuse into it."""
+        return facts_of(e.name).reads_buffers and not multiplies(e) and (self.buffered or not reduces(self.body, e))
 
     def buffers_of(self, e: Equation) -> list[int]:
         """Return the buffers that a reduction reads: the sources of the equations that fuse into it."""
@@ -207,11 +213,11 @@ class _Derivative:
     def read_factors(self, e: Equation, p: int, factors: list[Atom]) -> None:
         """Record the reads of the other factors of operand `p` of a product.
 
-        If the operand is smaller than the result, its gradient is a reduction, and reads buffers.
+        If the operand is smaller than the result, its gradient is a reduction, and may read buffers.
         """
         smaller = self.unbroadcast_nbytes(e.operands[p]) < self.body.tensors[e.results[0]].nbytes
-        self.need(factors, elementwise=not smaller)
-        self.buffers.update(a for a in factors if smaller and isinstance(a, int))
+        self.need(factors, elementwise=not (self.buffered and smaller))
+        self.buffers.update(a for a in factors if self.buffered and smaller and isinstance(a, int))
 
     def unbroadcast_nbytes(self, atom: Atom) -> int:
         """Return the bytes of a value before broadcasts."""
@@ -240,11 +246,11 @@ class _Derivative:
         """Record the reads of a custom derivative from its program, whose first inputs are the operands of the call."""
         if e.name in CUSTOM_VJP:
             program = vjp_bodies(e).forward
-            inside = _Derivative(program, self.stacked, rule=True)
+            inside = _Derivative(program, self.stacked, self.buffered, rule=True)
             inside.need(program.outputs[len(e.results) :])
         else:
             rule, program = jvp_body(e), jvp_body(e).body
-            inside = _Derivative(program, self.stacked, rule=True)
+            inside = _Derivative(program, self.stacked, self.buffered, rule=True)
             floating = [p for p, flag in enumerate(rule.floating) if flag]
             tangents = program.inputs[len(e.operands) :]
             inside.differentiate({t for p, t in zip(floating, tangents, strict=True) if p in at})
@@ -265,12 +271,15 @@ class _Derivative:
         cheap = [v for v in self.needed if not self.stacked and self.is_cheap(v)]
         residuals = {v: None for v in self.needed if v not in cheap}
         for v in [v for v in residuals if v in self.elementwise and self.is_recomputable(v) and not self.stacked]:
-            residuals.update(dict.fromkeys(self.sources(v)))
+            residuals.update(dict.fromkeys(self.sources(v) if self.are_small(self.sources(v), v) else ()))
         for v in cheap:
             sources = {s for s in self.sources(v) if s not in residuals}
-            smaller = sum(self.body.tensors[s].nbytes for s in sources) <= SLACK * self.body.tensors[v].nbytes
-            residuals.update((s, None) for s in (sources if smaller or self.rule else (v,)))
+            residuals.update((s, None) for s in (sources if self.rule or self.are_small(sources, v) else (v,)))
         return residuals
+
+    def are_small(self, sources: Iterable[int], v: int) -> bool:
+        """Return whether a variable's sources take about as many bytes as it does, or fewer."""
+        return sum(self.body.tensors[s].nbytes for s in sources) <= SLACK * self.body.tensors[v].nbytes
 
     def is_recomputable(self, v: int) -> bool:
         """Return whether a variable follows elementwise from others."""

@@ -27,7 +27,7 @@ class Inner:
         self.along = [(axis.size, s) for axis, s in zip(axes, placement, strict=True) if s is not None]
         elements = extended(body, placement, axes)
         self.extended = tuple(elements.get(v, 0) * body.tensors[v].itemsize for v in body.inputs)
-        self.cache: dict[tuple[tuple[bool, ...], bool], tuple[Residuals, tuple[float, ...]]] = {}
+        self.cache: dict[tuple[tuple[bool, ...], bool, bool], tuple[Residuals, tuple[float, ...]]] = {}
 
     def local(self, variable: int, nbytes: float, produced: bool = False) -> float:
         """Return the bytes on one device of a value of `nbytes` that is partitioned like a variable.
@@ -54,11 +54,13 @@ class Inner:
             self.local(v, self.body.tensors[v].nbytes) for v in tables if isinstance(v, int) and self.body.tensors[v].floating
         )
 
-    def residuals(self, differentiated: tuple[bool, ...], stacked: bool) -> tuple[Residuals, tuple[float, ...]]:
+    def residuals(
+        self, differentiated: tuple[bool, ...], stacked: bool, buffered: bool = False
+    ) -> tuple[Residuals, tuple[float, ...]]:
         """Return the residuals of the operator, and the bytes on one device of each inner value among them."""
-        key = differentiated, stacked
+        key = differentiated, stacked, buffered
         if key not in self.cache:
-            needed = residuals(self.body, differentiated, stacked)
+            needed = residuals(self.body, *key)
             if any(differentiated):  # the backward pass does not move a value again
                 moved = sorted(moved_waists(self.placement).difference(v for v, _ in needed.inner))
                 needed = replace(needed, inner=(*needed.inner, *((v, self.body.tensors[v].nbytes) for v in moved)))

@@ -4,10 +4,14 @@ XLA's CPU backend, according to its buffer assignments (`benchmarks/memory.py` c
 
 - *widened*: products of bfloat16 and float16 are computed in float32, and their operands are kept for the backward pass in float32;
   so are all residuals of a loop's steps, as each step slices stacks that were converted as a whole, once.
+- *buffered*: its reductions read what they reduce from memory, so that it is kept for the backward pass beside what it is computed
+  from, such as the centered values of a normalization beside its operand.
 - *eager*: it schedules for concurrency. Operators that depend on arguments alone run at the start, and their results are live
   until they are used (`search.memory.eager_forward`): gathered weights, zeros that gradients are added to, indices. A
   cotangent that a product reads in two orders of dimensions is produced in both at once, unless something else reads it, such as a
   bias's gradient or a conversion.
+- *turns*: a product reads the cotangent of its result in two orders of dimensions, and copies it for the second.
+- *scatters apart*: no fusion writes a result in the place of the scattered cotangent of a looked-up value.
 - *transposes*: convolutions read channels last. Kernels and images that are arguments are transposed, in one way for the forward
   pass and in another for the backward pass; a tensor from other devices is transposed when it arrives. Other tensors are transposed
   by their producer, and are residuals in that order, beside the original if the backward pass of another operator reads that.
@@ -22,8 +26,9 @@ with zeros in the rows of others.
 Where the host's memory is separate (*offloads*), values that a checkpoint policy offloads take no memory of the device until the
 checkpoint's backward pass. The CPU backend keeps them where they are.
 
-GPU compilers schedule operators where their results are used, and fuse them; nothing else is added for them. They start
-collectives on streams beside the one that computes (*overlaps*: XLA's latency-hiding scheduler); those of a CPU use its cores.
+GPU compilers schedule operators where their results are used, and fuse them, reductions with what they reduce included; their
+products read any order of dimensions. Nothing is added for them. They start collectives on streams beside the one that computes
+(*overlaps*: XLA's latency-hiding scheduler); those of a CPU use its cores.
 """
 
 from __future__ import annotations
@@ -70,7 +75,10 @@ class Backend:
 
     name: str
     widened: frozenset[str] = frozenset()
+    buffered: bool = False
     eager: bool = False
+    turns: bool = False
+    scatters_apart: bool = False
     transposes: bool = False
     indexes: bool = False
     outermost: bool = False
@@ -181,7 +189,10 @@ UNLINKED = replace(GPU, offloads=False)
 CPU = Backend(
     "cpu",
     frozenset({"bfloat16", "float16"}),
+    buffered=True,
     eager=True,
+    turns=True,
+    scatters_apart=True,
     transposes=True,
     indexes=True,
     outermost=True,

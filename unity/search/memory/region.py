@@ -24,7 +24,8 @@ from unity.pcg.ir.graph import (
 from unity.pcg.parallel.branches import groups_of
 from unity.pcg.parallel.stages import FOLLOWED, TWO_BW, ends_of, schedule_of
 from unity.pcg.types.accumulation import accumulator, storage_dtype
-from unity.pcg.types.factors import facts_of
+from unity.pcg.types.factors import facts_of, is_convolution
+from unity.search.cost.inner_values import Inner
 from unity.search.memory.backend import ACCUMULATING
 from unity.search.memory.eager_forward import Ahead, Forward, changes_at_start
 from unity.search.memory.live_through import live_through
@@ -214,8 +215,8 @@ class Region(ResidualCollector):
     def add_operator(self, node: Node) -> tuple[list[Held], list[Held]]:
         """Add an operator, and return its residuals and its working set.
 
-        The working set has its operands and results, or their cotangents, and the largest inner value. A convolution, or a
-        product with more than two dimensions, also needs the cotangent of its result in another order of dimensions.
+        The working set has its operands and results, or their cotangents, and the largest inner value. A convolution, or on some
+        backends a product with more than two dimensions, also needs the cotangent of its result in another order of dimensions.
         """
         if node.kind == TAIL:
             return self.add_tail(node)
@@ -232,7 +233,7 @@ class Region(ResidualCollector):
         def held_inside(why: str, variable: int) -> Held:
             return Held(why, node, inner.local(variable, inner.body.tensors[variable].nbytes))
 
-        needed, _ = inner.residuals(self.flows(node), self.stacked)
+        needed, _ = inner.residuals(self.flows(node), self.stacked, self.backend.buffered)
         residuals = self.kept_by(node, needed, inner)
         recomputed = self.setting.recomputed
         self.saved += ((depth, held_inside(KEPT, v)) for v, depth in recomputed.saved_of(node))
@@ -247,11 +248,10 @@ class Region(ResidualCollector):
         read = {v for v, flag in zip(node.operands, needed.operands, strict=True) if flag}
         values, again = sum(away.values()), sum(away[v] for v in read)
         cotangents = sum(self.own_bytes[v] for v in ends) if self.training else 0.0
-        turned = (
-            sum(self.local(v) for v in node.results if v.tensor.ndim > 2) if facts_of(node.kind).product and cotangents else 0.0
-        )
+        copied = cotangents and (is_convolution(node.kind) or (facts_of(node.kind).product and self.backend.turns))
+        turned = sum(self.local(v) for v in node.results if v.tensor.ndim > 2) if copied else 0.0
         turned += self.bytes_of_transposed_cotangents(node) if cotangents else 0.0
-        largest = inner.largest if self.training else 0.0
+        largest = self.largest_inner_bytes(node, inner) if self.training else 0.0
         halos = zip(node.operands, needed.operands, inner.extended, strict=True)
         largest += sum(n for v, flag, n in halos if n and (not flag or self.flow(v)))  # or its cotangent's, if it is a residual
         largest += self.recomputed_inner_bytes(node) + self.recomputed_operand_bytes(node) if cotangents else 0.0
@@ -271,6 +271,15 @@ class Region(ResidualCollector):
         # in a loop's step, residuals are first sliced out of their stacks
         back = (values if self.stacked else again) + cotangents + turned
         return residuals, [Held(WORKING, node, max(values, back) + largest + more.working)]
+
+    def largest_inner_bytes(self, node: Node, inner: Inner) -> float:
+        """Return the bytes of an operator's largest inner value, or of its cotangent.
+
+        A fusion writes the cotangent of an operand in the place of one of its size, such as the gradient of a cross-entropy in
+        the place of the scattered cotangent of the logarithms.
+        """
+        fuses = not (facts_of(node.kind).product or facts_of(node.kind).alone or (inner.looked_up and self.backend.scatters_apart))
+        return 0.0 if fuses and inner.largest in {self.own_bytes[v] for v in node.operands} else inner.largest
 
     def bytes_of_transposed_cotangents(self, node: Node) -> float:
         """Return the bytes of cotangents that an operator also produces in another order of dimensions, for products before it.

@@ -141,7 +141,7 @@ class ResidualCollector:
         if node.again:
             return buffers
         hosted = needed.hosted if self.backend.offloads and id(node) in self.setting.recomputed.in_branches else ()
-        sizes = inner.residuals(self.flows(node), self.stacked)[1]
+        sizes = inner.residuals(self.flows(node), self.stacked, self.backend.buffered)[1]
         for k, ((variable, _), nbytes) in enumerate(zip(needed.inner, sizes, strict=True)):
             if k in hosted:
                 continue
@@ -168,7 +168,7 @@ class ResidualCollector:
         """Return the bytes of the inner values that an operator's own backward pass recomputes; in a loop they are not stacked."""
         if not node.again:
             return 0.0
-        return sum(self.inner(node).residuals(self.flows(node), False)[1])
+        return sum(self.inner(node).residuals(self.flows(node), False, self.backend.buffered)[1])
 
     def recomputed_operand_bytes(self, node: Node) -> float:
         """Return the bytes that are live in an operator's backward pass because operands of it are recomputed as a whole."""
