@@ -165,6 +165,7 @@ def test_a_plan_file_keeps_the_sizes(tmp_path: Any) -> None:
     assert loaded.memory == plan.memory
 
 
+@pytest.mark.usefixtures("own_cache")  # a plan from the cache was warned of when it was made
 def test_weights_with_unlike_state_are_not_packed() -> None:
     def joined(weights: Any, x: Any) -> Any:
         return sum(jnp.mean((x @ w) ** 2) for w in weights)
