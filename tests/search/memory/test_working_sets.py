@@ -45,7 +45,7 @@ def test_the_least_sum_under_the_limits_of_a_strategy_is_no_larger_than_its_own(
 
 @cache
 def searched() -> Search:
-    model = rnnlm(layers=1, hidden=256, vocab=1280, steps=8, batch=128)
+    model = rnnlm(layers=1, hidden=256, vocab=1280, steps=4, batch=128)
     captured = capture(model.loss, model.params, model.batch)
     return Search(captured.graph, captured.differentiated, Machine.grid(8, 8, "a100"), Training())
 
@@ -57,5 +57,5 @@ def test_limits_per_operator_give_leaner_strategies_than_one_limit_for_all() -> 
     before, after = ([of([point]) for point in points] for of in (lambda entries: search.least(entries)[0], search.leaner))
     parts = [lean.memory / least.memory for least, lean in zip(before, after, strict=True)]
     assert max(parts) <= 1
-    assert min(parts) < 0.97
+    assert min(parts) < 0.96
     assert search.leanest.memory <= min(lean.memory for lean in after)
