@@ -69,11 +69,11 @@ def test_the_search_counts_results_of_remats_while_they_are_live_outside(layer: 
 @pytest.mark.parametrize("scanned", [False, True])
 def test_the_compiled_program_has_the_saved_values(scanned: bool) -> None:
     with jax.enable_x64(True):
-        small, large = (saving(policy, layers=6, b=512, d=16, wide=64, scanned=scanned) for policy in ("nothing", "products"))
+        small, large = (saving(policy, layers=8, b=512, d=16, wide=64, scanned=scanned) for policy in ("nothing", "products"))
         plans = [unity.optimize(m.loss, m.params, m.batch, objective="memory", **OPTIONS) for m in (small, large)]
         total = next(line for line in plans[1].check().memory_lines if line.kind == "all")
     assert plans[1].memory > 1.5 * plans[0].memory
-    assert total.predicted == pytest.approx(total.compiled, rel=0.11)
+    assert total.predicted == pytest.approx(total.compiled, rel=NEAR)
 
 
 @pytest.mark.parametrize("inner", ["nothing", "products"])
