@@ -27,9 +27,10 @@ from unity.pcg.ir.graph import CONSTRAIN, PCG, Node, Value
 from unity.pcg.ir.payloads import Input, Remat, Scan
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.jaxprs.effects import Notice, warn
-from unity.pcg.jaxprs.jaxprs import NESTING
+from unity.pcg.jaxprs.jaxprs import NESTING, is_reference
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.jaxprs.parameter_text import text_of
+from unity.pcg.jaxprs.references import without_references
 from unity.pcg.jaxprs.shard_maps.regions import raised
 from unity.pcg.jaxprs.sharded_rules import with_own_rules
 from unity.pcg.jaxprs.shardings import Marking, sharding_of, without_shardings
@@ -229,8 +230,8 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], marking: Marking | None 
         raise
     if any(isinstance(c, Tracer) for c in closed.consts):
         raise CaptureError(f"{_name(fn)} {_LEAK}")
-    program = with_straight_scans(with_kernels(raised(without_shardings(closed, marking, with_own_rules))))
-    return without_unread_results(program), closed.out_avals, shape
+    program = without_references(without_shardings(closed, marking, with_own_rules))
+    return without_unread_results(with_straight_scans(with_kernels(raised(program)))), closed.out_avals, shape
 
 
 _LEAK = (
@@ -282,6 +283,11 @@ def _leaves_of(args: Sequence[Any], arguments: set[int]) -> frozenset[int]:
 def _struct(x: Any, path: str) -> jax.ShapeDtypeStruct:
     try:
         aval = jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
+        if is_reference(aval):
+            raise CaptureError(
+                f"{path} is a jax.Ref, and a plan is a graph of values only.\n    Pass its value (ref[...]), and make a reference"
+                " of it inside. (docs: capture#references)"
+            )
         return struct_of(aval).update(sharding=sharding_of(aval))
     except TypeError:
         kind = f"{type(x).__name__} of {x.dtype}, no array of JAX" if hasattr(x, "dtype") else f"{type(x).__name__}, not an array"

@@ -39,12 +39,12 @@ def text_of(value: Any, known: Follow, depth: int = 0) -> str:
         return (
             "{" + ", ".join(f"{k}: {text_of(v, known, depth)}" for k, v in sorted(value.items(), key=lambda kv: repr(kv[0]))) + "}"
         )
+    if isinstance(value, type):  # before arrays: NumPy's scalar types have attributes of the same names
+        return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, Tracer):
         return f"a traced {value.aval}"
     if hasattr(value, "__array__") and hasattr(value, "dtype"):
         return array_text(value)
-    if isinstance(value, type):
-        return f"{value.__module__}.{value.__qualname__}"
     parts = list(_parts(value))
     if parts and depth < DEEPEST:
         return _function_name(value) + "[" + "; ".join(text_of(p, known, depth + 1) for p in parts) + "]"
