@@ -72,3 +72,13 @@ def test_the_simulated_step_is_explained_where_devices_overlap():
     assert f"simulated: {duration(step.makespan)} a step with overlap; " in text
     assert f"devices wait for {waiting:.0%} of it (overlap=True looks for less: docs: search#overlap)" in text
     assert "simulated:" not in explained(unity.Machine.grid(1, 1, "a100"))[1]
+
+
+@pytest.mark.parametrize("options", [{"search": "fsdp"}, {"search": "unity-rules"}, {"objective": "memory"}, {"overlap": True}])
+def test_overlap_is_proposed_only_where_it_may_lead_to_another_plan(options):
+    machine = unity.Machine.grid(1, 4, "a100")
+    layers = {"layers": [struct(2048, 2048)]}
+    plan = unity.optimize(loss, layers, struct(4096, 2048), machine=machine, budget=4, progress=False, **options)
+    plan.explain(file := io.StringIO())
+    assert "devices wait for" in file.getvalue()
+    assert "overlap=True" not in file.getvalue()

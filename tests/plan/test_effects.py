@@ -353,12 +353,14 @@ def of_an_intermediate_sharding(params: Any, x: Any) -> Any:
         (of_an_intermediate_sharding, r"plan\.explain\(\) shows"),
     ],
 )
-def test_a_dropped_effect_is_warned_of_once_with_its_line(fn: Any, reason: str) -> None:
+def test_a_dropped_effect_is_warned_of_once_for_each_plan_with_its_line(fn: Any, reason: str) -> None:
     source = Path(__file__).read_text().splitlines()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         plan = planned(fn)
-    (warning,) = caught
+        planned(fn)  # from the cache
+    warning, again = caught
+    assert (str(again.message), again.filename, again.lineno) == (str(warning.message), warning.filename, warning.lineno)
     assert warning.category is UserWarning
     assert warning.filename == __file__
     assert source[warning.lineno - 1].endswith("# here")

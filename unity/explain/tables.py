@@ -114,10 +114,8 @@ def _simulated(plan: Plan, prediction: Prediction) -> str:
     words = f"{duration(step)} a step with overlap"
     if waiting < WAITING:
         return words
-    chosen = plan.program.candidate.simulated is not None
-    return (
-        f"{words}; devices wait for {waiting:.0%} of it{'' if chosen else ' (overlap=True looks for less: docs: search#overlap)'}"
-    )
+    hint = " (overlap=True looks for less: docs: search#overlap)" if plan.program.family.may_overlap else ""
+    return f"{words}; devices wait for {waiting:.0%} of it{hint}"
 
 
 def _tried(plan: Plan) -> list[str]:

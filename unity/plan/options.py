@@ -27,7 +27,7 @@ from unity.transforms.pipelining.choose import ladders
 
 OBJECTIVES = ("time", "devices", "memory")
 SEARCHES = ("unity", "captured", "sequential", "unity-rules", *names())
-CONSTRAINED = ("unity", "captured")  # searches that obey constraints, and find pipelines
+CONSTRAINED = ("unity", "captured")  # searches that obey constraints, find pipelines, and know overlap=True
 
 
 def refuse(objective: str, search: str, transforms: Transforms, constraints: Sequence[Constraint]) -> None:

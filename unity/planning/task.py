@@ -18,7 +18,7 @@ from unity.base.errors import ConstraintError, InfeasibleError, OptionError
 from unity.base.formatting import size
 from unity.base.interruption import UntilInterrupted
 from unity.base.processes import same
-from unity.base.user_warnings import warn_user
+from unity.base.user_warnings import recorded_warnings, repeat, warn_user
 from unity.constraints.conflicts import conflict
 from unity.constraints.kinds import Across, OperatorPin
 from unity.machine.machine import Machine
@@ -26,7 +26,7 @@ from unity.pcg.ir.payloads import ScheduleKind
 from unity.pcg.parallel.parallelize import Assignment
 from unity.pcg.parallel.stages import Mixed
 from unity.plan.files import cache
-from unity.plan.options import no_branches, no_pipeline, not_decomposed
+from unity.plan.options import CONSTRAINED, no_branches, no_pipeline, not_decomposed
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
 from unity.planning.other_searches import as_published, by_substitution, in_sequence
@@ -64,24 +64,25 @@ class Task(Request):
         self.say("looking in the cache")
         cached = cache.recall(path, self.captured, self.fn, lambda: self.rewriter.library)
         # Several processes must measure together, or not at all: unless all of them have the same entry, all of them search.
-        if self.local and not same("" if cached is None else Plan(*cached).program.pcg.key):
+        if self.local and not same("" if cached is None else Plan(*cached[:2]).program.pcg.key):
             cached = None
         if cached is not None:
-            family, candidate = cached
-            return Plan(replace(family, seconds=time.perf_counter() - started), candidate)
-        if self.kind in ("unity", "captured"):
-            family, candidate = self.searched_jointly(machine)
-        else:
-            others = {"sequential": in_sequence, "unity-rules": by_substitution}
-            family, candidate = others.get(self.kind, as_published)(self, machine)
-        if self.measure and not family.interrupted:
-            family, candidate = self.measured(family, candidate)
-        family = replace(family, seconds=time.perf_counter() - started, limit=self.limit)
+            family, candidate, issued = cached
+            repeat(issued)
+            return Plan(self.timed(family, started), candidate)
+        with recorded_warnings() as issued:
+            family, candidate = self.searched(machine)
+        family = replace(self.timed(family, started), limit=self.limit)
         if family.interrupted:
             self.say("interrupted: this is the best so far, and the next call searches again")
         else:
-            cache.keep(path, family, candidate)
+            cache.keep(path, family, candidate, issued)
         return Plan(family, candidate)
+
+    def timed(self, family: PlanFamily, started: float) -> PlanFamily:
+        """Return the family of a plan with the seconds since its start, and whether another `overlap` may lead to another plan."""
+        may_overlap = self.kind in CONSTRAINED and self.objective != "memory" and not self.overlap
+        return replace(family, seconds=time.perf_counter() - started, may_overlap=may_overlap)
 
     def plan_on_fewest(self, machine: Machine) -> Plan:
         """Return the fastest plan on the fewest devices that fit one (TensorOpt's mini-parallelism)."""
@@ -101,6 +102,15 @@ class Task(Request):
         settings |= {"here": self.local, "overlap": self.overlap, "measure": self.measure, "constraints": self.bound.record}
         settings |= asdict(self.transforms)
         return settings | self.rewriter.settings
+
+    def searched(self, machine: Machine) -> Solution:
+        """Return the solution that the request's search prefers, or the one that runs fastest if plans are to be measured."""
+        if self.kind in CONSTRAINED:
+            family, candidate = self.searched_jointly(machine)
+        else:
+            others = {"sequential": in_sequence, "unity-rules": by_substitution}
+            family, candidate = others.get(self.kind, as_published)(self, machine)
+        return self.measured(family, candidate) if self.measure and not family.interrupted else (family, candidate)
 
     def measured(self, family: PlanFamily, candidate: Candidate) -> Solution:
         """Return the point that runs fastest, of those near a candidate. Ctrl-C leaves the candidate."""

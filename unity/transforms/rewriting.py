@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from msgspec import structs
 from unity.base.documents import Natural, Record
 from unity.base.errors import DerivationError, OptionError, PlanError
 from unity.base.interruption import UntilInterrupted
+from unity.base.user_warnings import warn_user
 from unity.pcg.capture.capture import Bodies, Captured
 from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.program import Body
@@ -331,7 +331,7 @@ class Rewriter:
             if rewriting is not None:
                 rewriting.check()
         except DerivationError as problem:
-            warnings.warn(f"rules of loops are not used, because their result is not derived: {problem}", stacklevel=2)
+            warn_user(f"rules of loops are not used, because their result is not derived: {problem}")
             return None
         return rewriting
 
@@ -343,7 +343,7 @@ class Rewriter:
                 rewriting.check()
                 return rewriting
             except DerivationError as problem:
-                warnings.warn(f"a rewritten program is not used, because its derivation does not replay: {problem}", stacklevel=2)
+                warn_user(f"a rewritten program is not used, because its derivation does not replay: {problem}")
         return None
 
 

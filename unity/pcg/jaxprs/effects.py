@@ -6,7 +6,6 @@ program cannot return them, the effect is dropped. An effect whose results are u
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,6 +15,7 @@ import jax
 from jax.extend import core
 
 from unity.base.errors import CaptureError
+from unity.base.user_warnings import warn_user
 from unity.pcg.jaxprs.jaxprs import RULED, Program, each, is_reference, with_programs
 from unity.pcg.jaxprs.source_lines import Place, place_of
 
@@ -47,7 +47,7 @@ def warn(notices: Iterable[Notice]) -> None:
     for notice in dict.fromkeys(notices):
         file, _, number = notice.line.rpartition(" (")[0].rpartition(":")
         place = (file, int(number)) if number.isdigit() else ("unity", 1)
-        warnings.warn_explicit(f"{notice.line}: {notice.text} (docs: capture#effects)", UserWarning, *place)
+        warn_user(f"{notice.line}: {notice.text} (docs: capture#effects)", place)
 
 
 def dropped(name: str, line: str, reason: str) -> Notice:

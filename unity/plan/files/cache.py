@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -17,18 +17,20 @@ from typing import Any
 
 import jax
 import platformdirs
+from msgspec.structs import asdict
 
 from unity.base.atomic_files import write
 from unity.base.documents import encoded, parsed, typed
 from unity.base.errors import PlanError, PlanFileError
 from unity.base.installation import PACKAGE
+from unity.base.user_warnings import IssuedWarning
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
 from unity.pcg.capture.clustering import EquationCluster, clusters, restored
 from unity.pcg.ir.program import Body
 from unity.pcg.jaxprs.parameter_text import text_of
 from unity.pcg.operators.table import BUILT_IN, TABLE
-from unity.plan.files.document import PlanDocument
+from unity.plan.files.document import CachedPlan
 from unity.plan.files.plan_file import document_of, read, restore, written
 from unity.plan.plan_family import PlanFamily
 from unity.search.cost.cost import Training
@@ -81,8 +83,8 @@ def clustered(body: Body, constant: Mapping[int, int]) -> list[EquationCluster]:
 
 def recall(
     path: Path, captured: Captured, fn: Callable[..., Any], library: Callable[[], Library]
-) -> tuple[PlanFamily, Candidate] | None:
-    """Return the plan in an entry, or None if the entry is missing, unreadable or damaged.
+) -> tuple[PlanFamily, Candidate, tuple[IssuedWarning, ...]] | None:
+    """Return the plan in an entry and the warnings of its search, or None if the entry is missing, unreadable or damaged.
 
     A damaged entry is renamed with the suffix `.corrupt`, where the cache is writable, so that the search writes a new one.
 
@@ -95,16 +97,19 @@ def recall(
     if not os.path.exists(path):  # Path.exists raises where a parent folder may not be read
         return None
     try:
-        return restore(path, read(path, PlanDocument), captured, fn, library)
+        document = read(path, CachedPlan)
+        plan = restore(path, document, captured, fn, library)
     except PlanError:
         with suppress(OSError):
             path.replace(path.with_suffix(".corrupt"))
         return None
+    return *plan, document.warnings
 
 
-def keep(path: Path, family: PlanFamily, chosen: Candidate) -> None:
-    """Write a plan into the cache."""
-    _write(path, written(document_of(family, chosen, points=False)))
+def keep(path: Path, family: PlanFamily, chosen: Candidate, issued: Sequence[IssuedWarning]) -> None:
+    """Write a plan into the cache, with the warnings that its search issued."""
+    document = document_of(family, chosen, points=False)
+    _write(path, written(CachedPlan(**asdict(document), warnings=tuple(issued))))
 
 
 def _write(path: Path, text: bytes) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from unity.base.documents import Natural, Record
+from unity.base.user_warnings import IssuedWarning
 from unity.constraints.bound_constraints import BoundRecord
 from unity.machine.machine import Machine
 from unity.pcg.ir.compact_json import FoldedGraphs
@@ -102,6 +103,12 @@ class PlanDocument(Strategies, tag_field="unity", tag="plan", kw_only=True):
     exact: bool
     whole: bool
     checksums: dict[str, str] = field(default_factory=dict)
+
+
+class CachedPlan(PlanDocument, kw_only=True):
+    """A plan in the cache, with the warnings that its search issued."""
+
+    warnings: tuple[IssuedWarning, ...]
 
 
 class StepRecord(Record):
