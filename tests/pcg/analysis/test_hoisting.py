@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -41,10 +43,11 @@ def shared(length: int = 3, b: int = 8, d: int = 16) -> Small:
     return Small(loss, {"a": f(d, d), "b": f(d, d)}, f(length, b, d))
 
 
-def shared_again(length: int = 3, b: int = 8, d: int = 16) -> Small:
+def shared_again(length: int = 3, b: int = 8, d: int = 16, around: Callable[..., Any] = lambda step: step) -> Small:
     """The same layer again and again, each a remat."""
 
     def loss(params: Any, x: Any) -> Any:
+        @around
         @jax.checkpoint
         def step(c: Any, x: Any) -> Any:
             return jnp.tanh(x + jax.nn.gelu(c @ params["a"]) @ params["b"]), None
@@ -83,14 +86,21 @@ def cast(length: int = 3, b: int = 8, d: int = 16) -> Small:
     return Small(loss, {"a": f(d, d)}, f(length, b, d))
 
 
-enter({"shared": shared, "shared, again": shared_again, "nested scans": nested, "cast": cast})
+def shared_in_three(policy: Any = None) -> Small:
+    """The same layer again and again, each three remats, the middle one with a policy."""
+    return shared_again(around=lambda step: jax.checkpoint(jax.checkpoint(step, policy=policy)))
+
+
+EVERYTHING = jax.checkpoint_policies.everything_saveable
+IN_THREE = {"shared, in three": shared_in_three, "shared, in three, saved": partial(shared_in_three, EVERYTHING)}
+enter({"shared": shared, "shared, again": shared_again, "nested scans": nested, "cast": cast, **IN_THREE})
 
 
 def found(model: Small) -> dict[str, list[int]]:
     """By kind, of operators in scans: how many times less often than its step each runs."""
     with jax.enable_x64(True):
         graph = capture(model.loss, model.params, model.batch).graph
-    numbers, less = hoisted(graph), dict[str, list[int]]()
+    numbers, less = hoisted(graph, lambda _: True), dict[str, list[int]]()
     for node, times in graph.walk():
         if times > 1 and node.kind != "input":
             less.setdefault(node.kind, []).append(numbers.get(id(node), 1))
@@ -121,6 +131,13 @@ def test_each_of_nested_scans_hoists_its_own_invariants() -> None:
 def collectives_ahead(name: str, seed: int) -> int:
     captured, _, _, graph = drawn(name, seed)
     return sum(c.hoisted > 1 for c in traffic(graph, captured.differentiated))
+
+
+@pytest.mark.parametrize(("name", "saves"), [("shared, in three", False), ("shared, in three, saved", True)])
+def test_of_a_remat_in_a_remat_only_what_its_policy_saves_is_hoisted(name: str, saves: bool) -> None:
+    seed = next(seed for seed in range(40) if collectives_ahead("shared, in three, saved", seed) > 1)
+    assert (collectives_ahead(name, seed) > 1) == saves
+    right(name, [seed])
 
 
 @pytest.mark.parametrize("name", ["shared", "shared, again"])
@@ -168,7 +185,7 @@ def test_a_recomputed_value_is_kept_for_its_own_step() -> None:
     model = shared_again()
     graph = capture(model.loss, model.params, model.batch).graph
     inside = {id(n) for remat, _ in graph.walk() if remat.kind == "remat" and remat.inside for n, _ in remat.inside.walk()}
-    assert inside & set(hoisted(graph))
+    assert inside & set(hoisted(graph, lambda _: True))
     assert not inside & set(residual_factors(graph))
 
 

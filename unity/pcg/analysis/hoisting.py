@@ -3,23 +3,31 @@
 When JAX differentiates a scan, it hoists everything that depends neither on the carry nor on stacked operands out of the loop; XLA
 does the same to a loop that is not differentiated. So in the forward pass such an operator runs less often than its graph. In the
 backward pass every step computes a gradient of the constants, and recomputes its own values.
+
+Of a remat in a remat, JAX hoists only what the inner one's policy saves, also of remats in this one: every step computes the rest
+for itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from unity.pcg.ir.graph import PCG, Node
+from unity.pcg.analysis.rematerialization import policies_of, saves_collectives
+from unity.pcg.ir.graph import PCG, Node, Value
 from unity.pcg.ir.payloads import Scan
 
 
-def hoisted(graph: PCG) -> Mapping[int, int]:
+def hoisted(graph: PCG, flow: Callable[[Value], bool]) -> Mapping[int, int]:
     """Return, by id(node), the factors greater than 1 by which nodes run less often than their graph in the forward pass.
 
     The nodes include the inputs of nested graphs.
+
+    Args:
+        graph: the graph.
+        flow: where gradients flow.
     """
     factors: dict[int, int] = {}
-    _hoist(graph, [1] * len(graph.inputs), False, factors)
+    _hoist(graph, [1] * len(graph.inputs), 0, flow, factors)
     return factors
 
 
@@ -28,16 +36,17 @@ def residual_factors(graph: PCG) -> Mapping[int, int]:
     in_remat = {
         id(n) for node, _ in graph.walk() if node.kind == "remat" and node.inside is not None for n, _ in node.inside.walk()
     }
-    return {key: k for key, k in hoisted(graph).items() if key not in in_remat}
+    return {key: k for key, k in hoisted(graph, lambda _: False).items() if key not in in_remat}
 
 
-def _hoist(graph: PCG, inputs: Sequence[int], in_remat: bool, factors: dict[int, int]) -> list[int]:
+def _hoist(graph: PCG, inputs: Sequence[int], remats: int, flow: Callable[[Value], bool], factors: dict[int, int]) -> list[int]:
     """Collect the factors of a graph's nodes and return those of its outputs.
 
     Args:
         graph: the graph.
         inputs: the factors of its inputs.
-        in_remat: whether it is nested in a remat.
+        remats: 0 outside of remats, 1 in a remat, 2 in a remat in a remat without a loop between these.
+        flow: where gradients flow.
         factors: receives all factors greater than 1, by id.
     """
     less = {id(node): k for node, k in zip(graph.inputs, inputs, strict=True)}
@@ -46,9 +55,12 @@ def _hoist(graph: PCG, inputs: Sequence[int], in_remat: bool, factors: dict[int,
             continue
         operands = [less[id(v.node)] for v in node.operands]
         if node.inside is not None:
-            results = _hoist(node.inside, _inner_inputs(node, operands), in_remat or node.kind == "remat", factors)
+            if node.kind == "remat" and remats == 1 and any(map(flow, node.results)) and not saves_collectives(policies_of(node)):
+                operands = [1] * len(operands)
+            inner = min(remats + 1, 2) if node.kind == "remat" else min(remats, 1)
+            results = _hoist(node.inside, _inner_inputs(node, operands), inner, flow, factors)
             operands = results if node.kind == "remat" else [1]
-        if in_remat and node.again:  # JAX does not hoist a checkpoint in a checkpoint
+        if remats and node.again:  # JAX does not hoist a checkpoint in a checkpoint
             operands = [1]
         less[id(node)] = min(operands, default=1)
     factors.update((key, k) for key, k in less.items() if k > 1)

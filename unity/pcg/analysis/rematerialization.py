@@ -274,6 +274,11 @@ def on_device(policy: Any) -> Any:
     return lambda primitive, *operands, **params: saves(policy(primitive, *operands, **params))
 
 
+def saves_collectives(policies: Policies) -> bool:
+    """Return whether policies save the result of every change of type that communicates."""
+    return all(_saving_answers(policies, primitive) for primitive in COLLECTIVES.values())
+
+
 def _save_messages(primitive: Any, *_: Any, **__: Any) -> bool:
     """Policy of the checkpoint around an operator with marked operands (`unity.exec.lowering`): save the halos received."""
     return primitive.name == "ppermute"

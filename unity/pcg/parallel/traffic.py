@@ -89,7 +89,7 @@ def traffic(graph: PCG, differentiated: Collection[int] = ()) -> tuple[Collectiv
         differentiated: the inputs that the gradient is for, by position; without any, there is only a forward pass.
     """
     flow = gradients(graph, differentiated)
-    return tuple(_of_graph(graph, _Whole(flow, hoisted(graph), recomputation(graph, flow)), 1))
+    return tuple(_of_graph(graph, _Whole(flow, hoisted(graph, flow), recomputation(graph, flow)), 1))
 
 
 @dataclass(frozen=True)

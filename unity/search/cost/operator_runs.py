@@ -34,7 +34,7 @@ def program_facts(graph: PCG, differentiated: Collection[int], outputs: Collecti
         outputs: The outputs, by number, that have cotangents; None for those of a loss.
     """
     flow = gradients(graph, differentiated, outputs)
-    return ProgramFacts(flow, hoisted(graph), recomputation(graph, flow), bool(differentiated))
+    return ProgramFacts(flow, hoisted(graph, flow), recomputation(graph, flow), bool(differentiated))
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,9 @@ def sites_of(graph: PCG, differentiated: Collection[int], training: bool) -> Sit
         training: Whether there is a backward pass.
     """
     flow = gradients(graph, differentiated if training else ())
-    builder = _Builder(flow, frozenset(differentiated) if training else frozenset(), hoisted(graph), recomputation(graph, flow))
+    builder = _Builder(
+        flow, frozenset(differentiated) if training else frozenset(), hoisted(graph, flow), recomputation(graph, flow)
+    )
     builder.add_program(graph)
     builder.count_residuals()
     builder.choose_reruns()
