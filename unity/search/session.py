@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
+from typing import TypeAlias
 
 from unity.machine.machine import Machine
 from unity.pcg.ir.graph import PCG
@@ -26,6 +27,7 @@ from unity.search.solver.problem import Point
 from unity.search.space.masks import Restrict, marked
 
 POINTS, FEW = 24, 12  # vertices of the hull: of the whole frontier, and of its quick preview
+STARTS = 2  # points from which local search for the least memory starts: each more makes it several percent slower
 STEPS, SMALLER = 8, 0.7  # how many limits on an operator's working set are tried, and the factor between them
 NEARLY = 1e-9  # weight of the secondary objective: it breaks ties between equals and changes nothing else
 # Weights of memory, relative to the exchange rate between the fastest and the leanest point. BALANCED gives the refinement of the
@@ -48,6 +50,9 @@ class Candidate:
     memory: float
     assignment: Assignment
     simulated: float | None = None
+
+
+Priced: TypeAlias = tuple[Candidate, Assembled, Point]  # a point with its strategy, and the problem it belongs to
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,26 +177,39 @@ class Search:
         return self.with_largest_state_back(self.leaner(points))
 
     def leaner(self, points: Sequence[tuple[Assembled, Point]]) -> Candidate:
-        """Return the leanest of some points, improved by local search.
+        """Return the leanest strategy that local search reaches from the leanest points.
 
-        Each step minimizes the residuals under the condition that no operator's turn needs more than the peak of the current best
-        strategy, and stops when that no longer reduces the peak.
+        Steps from another point than the leanest are continued if the first of them leads below what was reached.
         """
-        best, assembled, point = self.least(points)
-        for _ in range(STEPS):
-            limits, before = working_set_limits(assembled, point), best.memory
-            nearby = [] if assembled.whole else [around(assembled, [(assembled, point)])]
-            problems = [problem.limited(limits) for problem in (self.assembled, *nearby)]
-            leaner = [(near, p) for near in problems for p in Minimizer(near.problem).at([self.ends[1]])]
-            best, assembled, point = self.least([(assembled, point), *leaner])
-            if best.memory >= before:
-                break
-        return best
+        starts = {entry[0].memory: entry for entry in reversed(self.by_memory(points))}
+        best, *others = [starts[memory] for memory in sorted(starts)[:STARTS]]
+        best = self.descent(best)
+        for start in others:
+            if (leaner := self.step(start))[0].memory < best[0].memory:
+                best = self.descent(leaner)
+        return best[0]
 
-    def least(self, points: Sequence[tuple[Assembled, Point]]) -> tuple[Candidate, Assembled, Point]:
-        """Return the strategy with the least memory, time breaking ties, with its problem and its point."""
-        candidates = [(self.candidate(assembled, point), assembled, point) for assembled, point in points]
-        return min(candidates, key=lambda entry: (entry[0].memory, entry[0].time))
+    def descent(self, start: Priced) -> Priced:
+        """Repeat steps from a strategy as long as they reduce its memory."""
+        for _ in range(STEPS):
+            leaner = self.step(start)
+            if leaner[0].memory >= start[0].memory:
+                return start
+            start = leaner
+        return start
+
+    def step(self, start: Priced) -> Priced:
+        """Minimize the residuals under the condition that no operator's turn needs more than the peak of a strategy."""
+        _, assembled, point = start
+        limits = working_set_limits(assembled, point)
+        nearby = [] if assembled.whole else [around(assembled, [(assembled, point)])]
+        problems = [problem.limited(limits) for problem in (self.assembled, *nearby)]
+        leaner = [(near, p) for near in problems for p in Minimizer(near.problem).at([self.ends[1]])]
+        return min([start, *self.by_memory(leaner)], key=_size)
+
+    def by_memory(self, points: Sequence[tuple[Assembled, Point]]) -> list[Priced]:
+        """Return points with their strategies, those of the least memory first, and of equal memory those of the least time."""
+        return sorted(((self.candidate(assembled, point), assembled, point) for assembled, point in points), key=_size)
 
     @cached_property
     def narrow(self) -> tuple[tuple[Assembled, Minimizer], ...]:
@@ -356,6 +374,11 @@ class Search:
         """Some points of the frontier: corners of the hull of the first search, without refinement."""
         self.say("looking for some points of the frontier")
         return unbeaten([self.candidate(self.assembled, p) for p in corners(self.minimizer, FEW)])
+
+
+def _size(priced: Priced) -> tuple[float, float]:
+    """Return the memory of a strategy, and its time, by which it is preferred to others of equal memory."""
+    return priced[0].memory, priced[0].time
 
 
 def unbeaten(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:

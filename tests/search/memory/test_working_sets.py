@@ -14,6 +14,7 @@ from small_models import MODELS, counted, named, random_point
 from benchmarks.models.recurrent import rnnlm
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
+from unity.search import session
 from unity.search.cost.cost import Training
 from unity.search.memory.working_sets import ROUNDING, residual_bytes, working_set_bytes, working_set_limits
 from unity.search.session import Search
@@ -44,8 +45,8 @@ def test_the_least_sum_under_the_limits_of_a_strategy_is_no_larger_than_its_own(
 
 
 @cache
-def searched() -> Search:
-    model = rnnlm(layers=1, hidden=256, vocab=1280, steps=4, batch=128)
+def searched(hidden: int = 256, steps: int = 4) -> Search:
+    model = rnnlm(layers=1, hidden=hidden, vocab=1280, steps=steps, batch=128)
     captured = capture(model.loss, model.params, model.batch)
     return Search(captured.graph, captured.differentiated, Machine.grid(8, 8, "a100"), Training())
 
@@ -54,8 +55,16 @@ def test_limits_per_operator_give_leaner_strategies_than_one_limit_for_all() -> 
     """One limit for all operators is too loose for the product before the loss or too tight for the embedding look-up."""
     search = searched()
     points = [search.leanest_point, *((near, p) for near, m in search.narrow for p in m.at([search.ends[1]]))]
-    before, after = ([of([point]) for point in points] for of in (lambda entries: search.least(entries)[0], search.leaner))
+    before, after = ([of([point]) for point in points] for of in (lambda entries: search.by_memory(entries)[0][0], search.leaner))
     parts = [lean.memory / least.memory for least, lean in zip(before, after, strict=True)]
     assert max(parts) <= 1
     assert min(parts) < 0.96
     assert search.leanest.memory <= min(lean.memory for lean in after)
+
+
+def test_a_start_that_is_not_the_leanest_may_lead_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = searched(hidden=512, steps=8)
+    leanest = search.leanest.memory
+    monkeypatch.setattr(session, "STARTS", 1)
+    del vars(search)["leanest"]
+    assert leanest < 0.9 * search.leanest.memory
