@@ -89,7 +89,8 @@ class Search:
         """The graph's variables and costs."""
         self.say(f"{len(self.graph)} operators on {self.machine.devices} devices: listing parallelizations")
         kinds = self.graph, self.differentiated, self.machine, self.training
-        return assemble(*kinds, listed=self.listed, restrict=self.restrict, rerun=True)
+        buffered = backend_of(self.machine).buffered
+        return assemble(*kinds, listed=self.listed, restrict=self.restrict, rerun=True, buffered=buffered)
 
     @cached_property
     def minimizer(self) -> Minimizer:

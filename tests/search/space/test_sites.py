@@ -1,12 +1,21 @@
 """Sites: a variable for every operator, connected by ports."""
 
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given
+from jax import lax
 from small_functions import Function, functions
 from small_models import MODELS
 
+from unity.machine.machine import CPU, Machine
 from unity.pcg.capture.capture import capture
 from unity.pcg.types.factors import facts_of
+from unity.search.cost.cost import Training
+from unity.search.session import Search
 from unity.search.space.opening import sites_of
 
 
@@ -80,3 +89,18 @@ def test_a_carry_has_one_type() -> None:
     assert len(carried) == 2  # h and c
     for site in carried:
         assert site.ports[0].tensor == site.ports[1].tensor == site.results[0]
+
+
+@pytest.mark.parametrize(("device", "centered"), [("a100", 0), (CPU, 64 * 32 * 4)])
+def test_only_on_cpus_the_search_counts_the_centered_values_of_a_norm(device: str, centered: int) -> None:
+    def loss(w: Any, x: Any) -> Any:
+        y = x @ w
+        c = y - y.mean(-1, keepdims=True)
+        return jnp.mean((c * lax.rsqrt((c * c).mean(-1, keepdims=True) + 1e-6)) ** 2)
+
+    captured = capture(loss, jax.ShapeDtypeStruct((16, 32), "float32"), jax.ShapeDtypeStruct((64, 16), "float32"))
+    machine = Machine.grid(1, 4, "a100")
+    machine = replace(machine, device=replace(machine.device, name=device), host=None)
+    sites = Search(captured.graph, captured.differentiated, machine, Training()).assembled.opened.sites
+    large = [nbytes for site in sites for _, nbytes in site.inner if nbytes > 64 * 4]
+    assert sum(large) == centered

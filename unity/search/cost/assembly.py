@@ -313,6 +313,7 @@ def assemble(
     listed: Listed | None = None,
     restrict: Restrict = marked,
     rerun: bool = False,
+    buffered: bool = False,
 ) -> Assembled:
     """Assemble the problem of a serial graph on a machine; equal sites share one domain and one cost.
 
@@ -325,12 +326,13 @@ def assemble(
         listed: Caches shared with other searches.
         restrict: The user's constraints.
         rerun: Whether the backward pass may rerun operators.
+        buffered: Whether reductions read what they reduce from memory, as on a CPU, so that it is a residual.
 
     Raises:
         InfeasibleError: `restrict` leaves a site no value, or the axes of a pipeline's stages divide none.
     """
     listed = listed or Listed()
-    opened = sites_of(graph, differentiated, training.backward)
+    opened = sites_of(graph, differentiated, training.backward, buffered)
     offers = offered(opened.sites)
     order = ranks(opened.sites, offers)
     shared, costs = listed.domains, listed.costs

@@ -13,6 +13,7 @@ from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.program import Body
 from unity.search.cost.assembly import Listed, assemble
 from unity.search.cost.cost import Training
+from unity.search.memory.backend import backend_of
 from unity.search.solver.elimination import TableCache
 from unity.search.solver.minimizer import Minimizer
 from unity.search.space.masks import Restrict, marked
@@ -75,5 +76,6 @@ class Prices:
             return math.inf
 
     def _least(self, body: Body, differentiated: Collection[int], restrict: Restrict, above: float) -> float:
-        assembled = assemble(self.graph(body), differentiated, self.machine, self.training, None, self.listed, restrict)
+        kinds, buffered = (differentiated, self.machine, self.training), backend_of(self.machine).buffered
+        assembled = assemble(self.graph(body), *kinds, listed=self.listed, restrict=restrict, buffered=buffered)
         return Minimizer(assembled.problem, solved=self.solved).least(self.weight, above)

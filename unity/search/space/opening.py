@@ -33,18 +33,18 @@ from unity.search.space.contributions import refuse_cancelling_contributions
 from unity.search.space.sites import Around, Port, Site, Sites, Slicing, Where, copies, small
 
 
-def sites_of(graph: PCG, differentiated: Collection[int], training: bool) -> Sites:
+def sites_of(graph: PCG, differentiated: Collection[int], training: bool, buffered: bool = False) -> Sites:
     """Open a serial graph.
 
     Args:
         graph: The graph.
         differentiated: The inputs, by number, whose gradients are wanted; ignored without training.
         training: Whether there is a backward pass.
+        buffered: Whether reductions read what they reduce from memory, as on a CPU.
     """
-    flow = gradients(graph, differentiated if training else ())
-    builder = _Builder(
-        flow, frozenset(differentiated) if training else frozenset(), hoisted(graph, flow), recomputation(graph, flow)
-    )
+    weights = frozenset(differentiated) if training else frozenset[int]()
+    flow = gradients(graph, weights)
+    builder = _Builder(flow, weights, hoisted(graph, flow), recomputation(graph, flow), buffered)
     builder.add_program(graph)
     builder.count_residuals()
     builder.choose_reruns()
@@ -66,9 +66,15 @@ class _Builder:
     """
 
     def __init__(
-        self, flow: Gradients, differentiated: frozenset[int], hoisting: Mapping[int, int], recomputed: Recomputation
+        self,
+        flow: Gradients,
+        differentiated: frozenset[int],
+        hoisting: Mapping[int, int],
+        recomputed: Recomputation,
+        buffered: bool,
     ) -> None:
         self.flow, self.differentiated, self.hoisting, self.recomputed = flow, differentiated, hoisting, recomputed
+        self.buffered = buffered
         self.sites: list[Site] = []
         self.of_node: dict[int, int] = {}
         self.operands: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -299,7 +305,7 @@ class _Builder:
         flows = tuple(self.flow(v) for v in node.results)
         flags = tuple(self.sites[s].flows[r] and any(flows) for s, r in operands)
         assert node.body is not None
-        needed = residuals(node.body, flags, around.stacked)
+        needed = residuals(node.body, flags, around.stacked, self.buffered)
         read = zip(operands, needed.operands, strict=True)
         ports = [self.port(w, around, k, [(id(node), p)]) for p, (w, k) in enumerate(read)]
         hosted = needed.hosted if id(node) in self.recomputed.in_branches else ()
