@@ -13,8 +13,9 @@ from unity.pcg.ir.program import Literal, close
 from unity.pcg.jaxprs.jaxprs import NESTING
 from unity.pcg.propagation.agreements import nested_agreements
 from unity.pcg.propagation.choices import AGREED, choices
+from unity.pcg.propagation.constants import constants
 from unity.pcg.propagation.placement import along_axis
-from unity.pcg.propagation.propagation import Propagation, Unmatched, constants
+from unity.pcg.propagation.propagation import Propagation, Unmatched
 from unity.pcg.propagation.solver import NESTED, equation_matches, solve
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, partitioned
 

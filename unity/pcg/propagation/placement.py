@@ -289,7 +289,7 @@ def with_unused(body: Body, solution: Solution) -> Iterator[Solution]:
                     yield other
 
 
-def _shrunk(body: Body, alike: Collection[int], inputs: Collection[int]) -> set[int]:
+def _shrunk(body: Body, alike: set[int], inputs: Collection[int]) -> set[int]:
     """Return the variables that are computed alike from inputs and are at most as large as the operands they are computed from."""
 
     def nbytes(variables: Iterable[int]) -> int:
@@ -299,7 +299,7 @@ def _shrunk(body: Body, alike: Collection[int], inputs: Collection[int]) -> set[
     for e in body.equations:
         operands = {a for a in e.operands if isinstance(a, int)}
         sources = operands.intersection(inputs) | operands.intersection(shrunk)
-        if sources and {*e.results, *operands} <= set(alike) and nbytes(e.results) <= nbytes(sources):
+        if sources and alike.issuperset(e.results) and operands <= alike and nbytes(e.results) <= nbytes(sources):
             shrunk.update(e.results)
     return shrunk
 
@@ -308,7 +308,7 @@ def _computable_alike(body: Body, solution: Solution, inputs: Collection[int]) -
     """Return the variables that can be computed alike on every device, from reduced values and these inputs."""
     alike = {*solution.reduced, *inputs}
     for e, match in zip(body.equations, solution.matches, strict=True):
-        if all(s == REPLICATED for s in match.states) and all(isinstance(a, Literal) or a in alike for a in e.operands):
+        if match.whole and all(isinstance(a, Literal) or a in alike for a in e.operands):
             alike.update(e.results)
     return alike
 

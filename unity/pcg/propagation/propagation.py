@@ -10,16 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import cast
 
 from unity.pcg.ir.dead_code import ancestors
 from unity.pcg.ir.gradient_flow import differentiated, wanted_by
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.jaxprs.jaxprs import NESTING
-from unity.pcg.types.factors import Match, facts_of
+from unity.pcg.propagation.constants import constants, literal_may_be
+from unity.pcg.types.factors import Match
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State
 
 Place = tuple[int, int]  # an equation, by number, and one of its operands
 Matches = Callable[[Body, Equation, Mapping[int, State]], Sequence[Match]]  # the matches of an equation with known states
+Around = tuple[State | None, ...]  # the states of an equation's operands as it sees them, then of its results as it produces them
 
 
 @dataclass(frozen=True)
@@ -100,15 +104,22 @@ class Solution:
         Those without a derivative in it, such as comparisons, are left out: no cotangent of theirs is summed.
         """
         gathered = (v for v, s in self.scattered.items() if s == UNUSED)
-        users_of: dict[int, list[int]] = {v: [] for v in (*self.reduced, *self.unused, *gathered)}
-        if not users_of:
-            return {}
-        uses = [(a, k) for k, e in enumerate(body.equations) for a in dict.fromkeys(differentiated(e))]
-        uses += [(a, -1 - k) for k, a in enumerate(body.outputs) if isinstance(a, int)]
-        for a, user in uses:
-            if self.replicates(body, a, user):
-                users_of[a].append(user)
-        return {v: tuple(users) for v, users in sorted(users_of.items())}
+        shared = sorted({*self.reduced, *self.unused, *gathered})
+        users_of = _differentiated_users(body) if shared else {}
+        return {v: tuple(u for u in users_of.get(v, ()) if self.replicates(body, v, u)) for v in shared}
+
+
+@lru_cache(maxsize=4096)
+def _differentiated_users(body: Body) -> Mapping[int, Sequence[int]]:
+    """Return for each variable of a body its users with a derivative in it, as `Solution.replicates` numbers them."""
+    users: dict[int, list[int]] = {}
+    for k, e in enumerate(body.equations):
+        for a in dict.fromkeys(differentiated(e)):
+            users.setdefault(a, []).append(k)
+    for k, a in enumerate(body.outputs):
+        if isinstance(a, int):
+            users.setdefault(a, []).append(-1 - k)
+    return users
 
 
 def contributions(body: Body, solution: Solution) -> list[int]:
@@ -174,6 +185,29 @@ class Unmatched(Exception):
         self.contributing, self.hasty = contributing, hasty
 
 
+@dataclass(frozen=True)
+class Possibilities:
+    """What an equation may do with the states around it.
+
+    Attributes:
+        matches: its matches that agree with these states.
+        may_reduce: whether a result that users need whole could still be produced partial and reduced, as operands are unknown.
+    """
+
+    matches: Sequence[Match]
+    may_reduce: bool
+
+
+@lru_cache(maxsize=256)
+def _memo(body: Body) -> Sequence[dict[Around, Possibilities]]:
+    """Return a memo of the possibilities of each equation of a body.
+
+    The choices of a body take hundreds of propagations through it, which meet the same states again and again. Few bodies are
+    propagated through at a time, so the memos of others are dropped.
+    """
+    return [{} for _ in body.equations]
+
+
 class Propagation:
     """A worklist algorithm that extends known states through a body until every equation has a match."""
 
@@ -206,9 +240,12 @@ class Propagation:
         self.scattering, self.scattered = scattered is not None, dict(scattered or {})
         self.seen: dict[int, State] = self.scattered | dict.fromkeys(reduced, REPLICATED)  # by users, if not as produced
         self.contributing, self.contributed = contributed is not None, frozenset(contributed or ())
+        self.contributed_at: dict[int, list[int]] = {}  # positions by equation
+        for i, p in self.contributed:
+            self.contributed_at.setdefault(i, []).append(p)
         self.states: dict[int, State] = {}
         self.matches: list[Match | None] = [None] * len(body.equations)
-        self.constants = constants(body)
+        self.constants, self.memo = constants(body), _memo(body)
         self.queue: list[int] = []
         self.changed: set[int] = set()  # equations around which a state was set since they were visited
         self.open: list[Mapping[int, State]] = []  # states of the alternatives where the first match was taken
@@ -227,33 +264,35 @@ class Propagation:
         elif old is not state and old != state:
             raise Conflict(variable if PARTIAL in (old, state) else None)
 
-    def view(self, i: int) -> dict[int, State]:
-        """Return the known states at the positions of an equation: operands as it sees them, results as it produces them."""
-        e, known, states, seen = self.body.equations[i], dict[int, State](), self.states, self.seen
-        for p, a in self.body.reads[i]:  # the innermost loop of propagation
-            state = seen.get(a) or states.get(a)
-            if state is not None:
-                known[p] = state
-        for p, v in enumerate(e.results, len(e.operands)):
-            if v in states:
-                known[p] = states[v]
-        if self.contributed:
-            known.update((p, PARTIAL) for p in range(len(e.operands)) if (i, p) in self.contributed)
-        return known
+    def around(self, i: int) -> Around:
+        """Return the states around an equation, None for those that are unknown."""
+        e, states, seen = self.body.equations[i], self.states, self.seen  # the innermost loop of propagation
+        atoms = cast(Sequence[int], e.operands)  # a literal has no state
+        around = [seen.get(a) or states.get(a) for a in atoms] + [states.get(v) for v in e.results]
+        for p in self.contributed_at.get(i, ()):
+            around[p] = PARTIAL
+        return tuple(around)
 
-    def candidates(self, i: int, known: Mapping[int, State]) -> Sequence[Match]:
-        """Return the matches of an equation that agree with the known states around it."""
+    def possibilities(self, i: int, known: Mapping[int, State]) -> Possibilities:
+        """Return the possibilities of an equation with these known states around it."""
         e = self.body.equations[i]
         matches = self.matches_of(self.body, e, known)
-        if any(self.states.get(v) == PARTIAL for v in e.results):  # neither a maximum nor a truth value over devices
-            matches = [m for m in matches if m.reduction in ("", "sum")]
+        if any(known.get(p) == PARTIAL for p in range(len(e.operands), len(e.operands) + len(e.results))):
+            matches = [m for m in matches if m.reduction in ("", "sum")]  # neither a maximum nor a truth value over devices
+        literals = [(p, a) for p, a in enumerate(e.operands) if isinstance(a, Literal) and p not in known]  # known if contributed
+        matches = [m for m in matches if all(literal_may_be(a, m.operands[p]) for p, a in literals)] if literals else matches
+        return Possibilities(matches, self.may_reduce(i, known))
+
+    def candidates(self, i: int, matches: Sequence[Match]) -> Sequence[Match]:
+        """Return those matches of an equation in which the variables that depend on no input may be."""
+        e = self.body.equations[i]
         operands = [(p, e.operands[p]) for p in self.constants.read[i] if (i, p) not in self.contributed]
         return [m for m in matches if all(self.may_be(a, m.operands[p]) for p, a in operands)] if operands else matches
 
     def may_be(self, atom: Atom, state: State) -> bool:
         """Return whether an atom can be in a state: of constants, only zeros can be partial sums."""
         if isinstance(atom, Literal):
-            return state == REPLICATED or (state == PARTIAL and atom.zero)
+            return literal_may_be(atom, state)
         if state != PARTIAL or atom in self.states or atom in self.body.inputs:
             return True
         return atom not in self.constants.constant or atom in self.constants.zero
@@ -268,14 +307,18 @@ class Propagation:
         if self.matches[i] is not None:
             self.check(i)
             return
-        known = self.view(i)
-        candidates = self.candidates(i, known)
+        around, memo = self.around(i), self.memo[i]
+        possible = memo.get(around) or memo.setdefault(around, self.possibilities(i, _known(around)))
+        candidates = self.candidates(i, possible.matches) if self.constants.read[i] else possible.matches
         if not candidates:
+            known = _known(around)
             summed = any(self.states.get(v) == PARTIAL for v in self.body.equations[i].results)
             partial = (v for v in (self.partial_operand(i), self.partial_result(i, known)) if v is not None)
             smallest = min(partial, key=lambda v: self.body.tensors[v].nbytes, default=None)
             raise Conflict(smallest, self.contributable(i), summed or self.follows_partial(i))
-        if not default and (len(candidates) > 1 or self.may_reduce(i, known) or self.may_contribute(i, candidates[0])):
+        if not default and (
+            len(candidates) > 1 or possible.may_reduce or (self.contributing and self.may_contribute(i, candidates[0]))
+        ):
             return
         replicate = default and candidates[-1].name == "replicated"
         if not replicate:
@@ -294,10 +337,12 @@ class Propagation:
             self.seen.update((v, REPLICATED) for v in e.results)
             self.changed.update(k for v in e.results for k in self.body.touching.get(v, ()))
         for p, a in self.body.reads[i]:
-            if a not in self.seen and (i, p) not in self.contributed:
-                self.set(a, match.operands[p])
+            s = match.operands[p]
+            if self.states.get(a) is not s and a not in self.seen and (i, p) not in self.contributed:
+                self.set(a, s)
         for v, s in zip(e.results, match.results, strict=True):
-            self.set(v, s)
+            if self.states.get(v) is not s:
+                self.set(v, s)
         self.changed.discard(i)
 
     def assumes_whole(self, i: int, match: Match) -> bool:
@@ -337,7 +382,7 @@ class Propagation:
 
     def contributable(self, i: int) -> Iterator[Place]:
         """Yield the whole operands of an equation that would have to be contributed to be added to its partial operands."""
-        e, known = self.body.equations[i], self.view(i)
+        e, known = self.body.equations[i], _known(self.around(i))
         partial = {p: s for p, s in known.items() if s == PARTIAL}
         operands = range(len(e.operands))
         for match in self.matches_of(self.body, e, partial) if partial else ():
@@ -357,8 +402,6 @@ class Propagation:
 
     def may_contribute(self, i: int, match: Match) -> bool:
         """Return whether a match needs a partial operand that may still be whole, for others that read it, and be contributed."""
-        if not self.contributing:
-            return False
         partial = (a for p, a in self.body.reads[i] if match.operands[p] == PARTIAL and a not in self.states)
         return any(a not in self.body.inputs or len(self.body.touching[a]) > 1 for a in partial)
 
@@ -434,40 +477,14 @@ class Propagation:
         return self.states[atom]
 
 
+def _known(around: Around) -> dict[int, State]:
+    """Return the known ones of the states around an equation, by position."""
+    return {p: s for p, s in enumerate(around) if s is not None}
+
+
 def has_no_gradient(body: Body, variable: int) -> bool:
     """Return whether no gradient flows back through a variable.
 
     Only then may devices reduce its maximum: a gradient would count ties across devices twice.
     """
     return variable not in wanted_by(body, (True,) * len(body.outputs))
-
-
-@dataclass(frozen=True)
-class Constants:
-    """The variables of a body that depend on no input, and those among them that are zero.
-
-    read: for each equation the positions at which it reads literals or such variables.
-    """
-
-    zero: frozenset[int]
-    constant: frozenset[int]
-    read: Sequence[Sequence[int]]
-
-
-CONSTANTS: dict[int, tuple[Body, Constants]] = {}  # a cache by identity: every propagation looks a body up
-
-
-def constants(body: Body) -> Constants:
-    """Return the constants of a body. Zeros may be partial sums; any other constant is not the sum of its copies."""
-    cached = CONSTANTS.get(id(body))
-    if cached is None or cached[0] is not body:
-        zero: set[int] = set()
-        constant: set[int] = set()
-        for e in body.equations:
-            if all(isinstance(a, Literal) or a in constant for a in e.operands):
-                constant.update(e.results)
-            if facts_of(e.name).moves and all(a.zero if isinstance(a, Literal) else a in zero for a in e.operands):
-                zero.update(v for v in e.results if body.tensors[v].floating)
-        read = [[p for p, a in enumerate(e.operands) if isinstance(a, Literal) or a in constant] for e in body.equations]
-        cached = CONSTANTS[id(body)] = (body, Constants(frozenset(zero), frozenset(constant), read))
-    return cached[1]

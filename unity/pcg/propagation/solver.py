@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.dtypes import float0
 
@@ -65,12 +65,35 @@ def solve(
         undifferentiated: whether no gradient flows through the body, so that devices may reduce a maximum.
         patient: whether to await such states if the first assumption has no solution.
     """
+    problem = _Problem(body, tuple(known.items()), contributing, scattering, undifferentiated)
+    solution = _outcome(problem, patient=False)
+    if isinstance(solution, Unmatched) and solution.hasty and patient:
+        solution = _outcome(problem, patient=True)
+    if isinstance(solution, Unmatched):
+        raise Unmatched(solution.contributing, solution.hasty)
+    return solution
+
+
+class _Problem(NamedTuple):
+    """The arguments of `solve`, but for patience, as a cache key."""
+
+    body: Body
+    known: tuple[tuple[int, State], ...]
+    contributing: bool
+    scattering: int | None
+    undifferentiated: bool
+
+
+@lru_cache(maxsize=2048)
+def _outcome(problem: _Problem, patient: bool) -> Solution | Unmatched:
+    """Return the solution of a body with known states, or the reason why there is none.
+
+    The choices of a body ask for a third of its solutions twice or more, so those of the last few bodies are cached.
+    """
     try:
-        return _solve(body, known, contributing, scattering, undifferentiated, patient=False)
+        return _solve(problem.body, dict(problem.known), *problem[2:], patient)
     except Unmatched as failure:
-        if not failure.hasty or not patient:
-            raise
-    return _solve(body, known, contributing, scattering, undifferentiated, patient=True)
+        return Unmatched(failure.contributing, failure.hasty)  # without the frames that the exception refers to
 
 
 def _solve(

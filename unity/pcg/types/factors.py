@@ -215,6 +215,11 @@ class Match:
     def states(self) -> tuple[State, ...]:
         return self.operands + self.results
 
+    @cached_property
+    def whole(self) -> bool:
+        """Whether every operand and result is replicated."""
+        return all(s == REPLICATED for s in self.states)
+
     @property
     def communicates(self) -> bool:
         """Return whether devices along the axis communicate while the primitive or its derivative runs."""
