@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import RESULTS, asked, record, show
+from benchmarks.record import asked, record, results, show
 from benchmarks.zoo import ENTRIES, Entry
 from benchmarks.zoo.environment import VARIABLES, environment, versions
 
@@ -27,14 +28,20 @@ ROOT = Path(__file__).parents[2]
 def measured(entry: Entry, stage: str, python: Path) -> dict[str, Any]:
     """Return the figures of one stage of an entry, measured by another process, or its error."""
     command = [python, "-W", "ignore", "-m", "benchmarks.zoo.measure", entry.label, stage]
-    variables = {**os.environ, **VARIABLES, "PYTHONPATH": str(ROOT)}
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return {"error": f"not measured within {SECONDS} s"}
+    with tempfile.TemporaryDirectory() as cache:
+        variables = {**os.environ, **VARIABLES, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": cache}  # no plan is recalled
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            return {"error": f"not measured within {SECONDS} s"}
     if run.returncode:
         return {"error": ": ".join([f"exit code {run.returncode}", *run.stderr.strip().splitlines()[-1:]])}
     return json.loads(run.stdout.splitlines()[-1])
+
+
+def recorded() -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the rows on record by package and loss."""
+    return {(row["package"], row["loss"]): row for row in results("zoo")["rows"]}
 
 
 def flat(row: dict[str, Any]) -> dict[str, Any]:
@@ -48,27 +55,23 @@ def main() -> None:
     stages = os.environ.get("ZOO_STAGES", " ".join(STAGES)).split()
     if unknown := set(stages) - set(STAGES):
         raise SystemExit(f"ZOO_STAGES names {', '.join(sorted(unknown))}; the stages are {', '.join(STAGES)}")
-    path = RESULTS / "zoo.json"
-    rows = {(row["package"], row["loss"]): row for row in (json.loads(path.read_text())["rows"] if path.exists() else ())}
     packages = sorted({entry.package for entry in ENTRIES})
     python, problems = environment(packages)
     installed = versions(python, [*packages, "jax"])
     for entry in ENTRIES:
         if entry.label not in chosen:
             continue
-        row: dict[str, Any] = {"package": entry.package, "loss": entry.name, "lines": entry.lines}
-        if problem := problems.get(entry.package):
-            row["not installed"] = problem
-        else:
+        for stage in stages:
+            problem = problems.get(entry.package)
+            figures = {"not installed": problem} if problem else {stage: measured(entry, stage, python)}
+            rows = recorded()  # now: several commands may run side by side
             before = rows.get((entry.package, entry.name), {})
-            for stage in STAGES:
-                if stage in stages:
-                    row[stage] = measured(entry, stage, python)
-                elif stage in before:
-                    row[stage] = before[stage]
-        rows[entry.package, entry.name] = row
-        print(json.dumps(row), flush=True)
-        record("zoo", [rows[e.package, e.name] for e in ENTRIES if (e.package, e.name) in rows], packages=installed)
+            kept = {} if problem else {name: before[name] for name in STAGES if name in before}
+            row = {"package": entry.package, "loss": entry.name, "lines": entry.lines} | kept | figures
+            rows[entry.package, entry.name] = row
+            print(json.dumps(row), flush=True)
+            record("zoo", [rows[e.package, e.name] for e in ENTRIES if (e.package, e.name) in rows], packages=installed)
+    rows = recorded()
     show("the zoo", [flat(rows[e.package, e.name]) for e in ENTRIES if e.label in chosen])
 
 
