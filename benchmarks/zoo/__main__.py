@@ -32,8 +32,9 @@ def measured(entry: Entry, stage: str, python: Path) -> dict[str, Any]:
         variables = {**os.environ, **VARIABLES, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": cache}  # no plan is recalled
         try:
             run = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=SECONDS, check=False)
-        except subprocess.TimeoutExpired:
-            return {"error": f"not measured within {SECONDS} s"}
+        except subprocess.TimeoutExpired as ended:
+            lines = (ended.stdout or b"{}").splitlines()
+            return json.loads(lines[-1]) | {"error": f"not measured within {SECONDS} s"}
     if run.returncode:
         return {"error": ": ".join([f"exit code {run.returncode}", *run.stderr.strip().splitlines()[-1:]])}
     return json.loads(run.stdout.splitlines()[-1])

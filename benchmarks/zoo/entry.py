@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 Loss = Callable[..., Any]
-Arguments = Callable[[], tuple[Any, ...]]
+Arguments = Callable[[], Any]
 Pick = Callable[[Any, Any], Any]
 Case = tuple[Loss, Arguments]
 
@@ -73,3 +73,14 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     import optax
 
     return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels).mean()
+
+
+def keras_case(network: Any, inputs: Arguments, labels: Arguments) -> Case:
+    """Return the cross entropy of a network of Keras that computes logits, with the new state of its layers."""
+    weights, rest = ([v.value for v in vs] for vs in (network.trainable_variables, network.non_trainable_variables))
+
+    def loss(weights: Any, rest: Any, inputs: Any, labels: jax.Array) -> Any:
+        logits, state = network.stateless_call(weights, rest, inputs, training=True)
+        return cross_entropy(logits, labels), state
+
+    return loss, lambda: (weights, rest, inputs(), labels())

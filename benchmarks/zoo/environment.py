@@ -14,6 +14,7 @@ import platformdirs
 REQUIRES = (3, 12)  # of several packages
 OWN = ("jax", "flax", "kagglehub", "optax", "equinox", "msgspec", "networkx", "numba", "platformdirs", "rich", "scipy", "z3-solver")
 ALONE = ("keras-hub",)  # its dependencies include TensorFlow, which only its tokenizers need
+BESIDE = {"maxtext": ("pathwaysutils", "fastapi", "drjax", "tiktoken")}  # imported by a package that does not require them
 VARIABLES = {"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
 
 
@@ -38,7 +39,8 @@ def environment(packages: Sequence[str]) -> tuple[Path, dict[str, str]]:
     problems = {}
     for package in packages:
         if package not in installed:
-            problems[package] = _install(python, package, *(["--no-deps"] if package in ALONE else same_jax))
+            beside = BESIDE.get(package, ())
+            problems[package] = _install(python, package, *beside, *(["--no-deps"] if package in ALONE else same_jax))
     return python, {package: problem for package, problem in problems.items() if problem}
 
 

@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.zoo.entry import Case, Pick, cross_entropy, entry, integers, key, normal
+from benchmarks.zoo.entry import Case, Pick, cross_entropy, entry, integers, keras_case, key, normal
 
 
 def _tunix(model: Any, config: Any, pick: Pick) -> Case:
@@ -22,6 +22,7 @@ def _tunix(model: Any, config: Any, pick: Pick) -> Case:
 
     graph = nnx.split(nnx.eval_shape(build))[0]
     batch, length = pick(64, 8), pick(1024, 16)
+    words = config.num_embed if hasattr(config, "num_embed") else config.vocab_size  # Gemma's name, and the others'
 
     def loss(state: Any, tokens: jax.Array) -> jax.Array:
         positions = jnp.broadcast_to(jnp.arange(length), tokens.shape)
@@ -29,7 +30,7 @@ def _tunix(model: Any, config: Any, pick: Pick) -> Case:
         logits, _ = nnx.merge(graph, state)(tokens, positions, None, mask)
         return cross_entropy(logits[:, :-1], tokens[:, 1:])
 
-    return loss, lambda: (nnx.split(build())[1], integers(config.vocab_size, batch, length))
+    return loss, lambda: (nnx.split(build())[1], integers(words, batch, length))
 
 
 @entry("google-tunix", "Qwen3-0.6B")
@@ -184,3 +185,211 @@ def haliax_layers(pick: Pick) -> Case:
         return build(), hax.random.normal(key(1), (batch, length, embed)), hax.random.normal(key(2), (batch, length, embed))
 
     return loss, arguments
+
+
+@entry("google-tunix", "Gemma-3-1B")
+def gemma3(pick: Pick) -> Case:
+    from tunix.models.gemma3 import model
+
+    sizes = {"num_layers": 2, "num_embed": 64, "embed_dim": 32, "hidden_dim": 64, "num_heads": 4, "head_dim": 8, "num_kv_heads": 1}
+    config: Any = pick(model.ModelConfig.gemma3_1b_pt(), model.ModelConfig(**sizes, sliding_window_size=8, param_dtype=jnp.float32))
+    return _tunix(model.Gemma3, config, pick)
+
+
+@entry("google-tunix", "Qwen2.5-0.5B, GRPO")
+def qwen2_grpo(pick: Pick) -> Case:
+    """Group relative policy optimization: completions with advantages, log-probabilities of a reference and an older policy."""
+    from flax import nnx
+    from tunix.models.qwen2 import model
+    from tunix.rl import algo_core
+    from tunix.rl.grpo.grpo_learner import GRPOConfig, TrainExample
+
+    config = pick(model.ModelConfig.qwen2p5_0p5b(), model.ModelConfig(2, 64, 32, 64, 4, 8, 2, 10000, 1e-6))
+    graph = nnx.split(nnx.eval_shape(lambda: model.Qwen2(config, rngs=nnx.Rngs(0))))[0]
+    batch, length, settings = pick(128, 8), pick(512, 8), cast(Any, GRPOConfig())
+    settings.temperature = 1.0  # as its learner does
+
+    def loss(state: Any, prompt: jax.Array, completion: jax.Array, advantages: jax.Array, logps: jax.Array) -> Any:
+        ones = jnp.ones(prompt.shape, jnp.int32)
+        example = TrainExample(prompt, ones, completion, ones, advantages, logps[0], logps[1])
+        return algo_core.grpo_loss_fn(nnx.merge(graph, state), example, settings, 0, 1)
+
+    def arguments() -> tuple[Any, ...]:
+        state = nnx.split(model.Qwen2(config, rngs=nnx.Rngs(0)))[1]
+        prompt, completion = (integers(config.vocab_size, batch, length, seed=seed) for seed in (2, 3))
+        return state, prompt, completion, normal(batch), normal(2, batch, length, seed=4) - 4
+
+    return loss, arguments
+
+
+@entry("keras-hub", "GPT-2 base")
+def keras_gpt2(pick: Pick) -> Case:
+    import keras_hub
+
+    sizes, batch, length = pick((50257, 12, 12, 768, 3072), (64, 2, 4, 32, 64)), pick(64, 8), pick(1024, 16)
+    network = keras_hub.models.GPT2CausalLM(
+        keras_hub.models.GPT2Backbone(*sizes, dropout=0.0, max_sequence_length=length), preprocessor=None
+    )
+
+    def inputs() -> Any:
+        return {"token_ids": integers(sizes[0], batch, length), "padding_mask": jnp.ones((batch, length), jnp.int32)}
+
+    return keras_case(network, inputs, lambda: integers(sizes[0], batch, length, seed=3))
+
+
+@entry("keras-hub", "T5 base, encoder and decoder")
+def keras_t5(pick: Pick) -> Case:
+    import keras_hub
+
+    sizes, batch, length = pick((32128, 12, 12, 768, 2048), (64, 2, 4, 32, 64)), pick(128, 8), pick(512, 16)
+    backbone = keras_hub.models.T5Backbone(*sizes, dropout=0.0)
+    weights, rest = ([v.value for v in vs] for vs in (backbone.trainable_variables, backbone.non_trainable_variables))
+
+    def loss(weights: Any, rest: Any, source: jax.Array, target: jax.Array) -> Any:
+        mask = jnp.ones(source.shape, jnp.int32)
+        inputs = {f"{part}_padding_mask": mask for part in ("encoder", "decoder")}
+        inputs |= {"encoder_token_ids": source, "decoder_token_ids": target}
+        outputs, state = backbone.stateless_call(weights, rest, inputs, training=True)
+        logits = outputs["decoder_sequence_output"] @ weights[0].T / sizes[3] ** 0.5  # tied to the embedding, as T5 does
+        return cross_entropy(logits[:, :-1], target[:, 1:]), state
+
+    return loss, lambda: (weights, rest, *(integers(sizes[0], batch, length, seed=seed) for seed in (2, 3)))
+
+
+@entry("dm-haiku", "Transformer (its example), 12 layers of width 768")
+def haiku_transformer(pick: Pick) -> Case:
+    import haiku as hk
+    from examples.transformer import model
+
+    words, batch, length = pick(32768, 64), pick(128, 8), pick(1024, 16)
+
+    def forward(tokens: jax.Array) -> jax.Array:
+        stack = model.Transformer(pick(12, 4), pick(12, 2), pick(64, 8), pick(0.1, 0.1))
+        return model.LanguageModel(stack, model_size=pick(768, 32), vocab_size=words, pad_token=0)(tokens)
+
+    network = hk.transform(forward)
+
+    def loss(weights: Any, seed: jax.Array, tokens: jax.Array) -> jax.Array:
+        log_probs = jax.nn.log_softmax(network.apply(weights, seed, tokens)[:, :-1])
+        likelihood = jnp.sum(jax.nn.one_hot(tokens[:, 1:], words) * log_probs, axis=-1)
+        mask = jnp.not_equal(tokens[:, :-1], 0)
+        return -jnp.sum(likelihood * mask) / jnp.sum(mask)
+
+    def arguments() -> tuple[Any, ...]:
+        tokens = integers(words, batch, length)
+        return network.init(key(), tokens), key(1), tokens
+
+    return loss, arguments
+
+
+@entry("optax", "CTC loss of a bidirectional LSTM (speech recognition)")
+def ctc(pick: Pick) -> Case:
+    import optax
+    from flax import nnx
+
+    batch, frames, bands, width, labels, length = pick((256, 400, 80, 1024, 32, 80), (8, 8, 8, 16, 8, 4))
+
+    class Recognizer(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            forward, backward = (nnx.RNN(nnx.OptimizedLSTMCell(bands, width, rngs=rngs)) for _ in range(2))
+            self.lstm, self.out = nnx.Bidirectional(forward, backward), nnx.Linear(2 * width, labels, rngs=rngs)
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.out(self.lstm(x))
+
+    graph = nnx.split(nnx.eval_shape(lambda: Recognizer(nnx.Rngs(0))))[0]
+
+    def loss(state: Any, sound: jax.Array, text: jax.Array) -> jax.Array:
+        logits = nnx.merge(graph, state)(sound)
+        return jnp.mean(optax.ctc_loss(logits, jnp.zeros(logits.shape[:2]), text, jnp.zeros(text.shape)))
+
+    def arguments() -> tuple[Any, ...]:
+        state = nnx.split(Recognizer(nnx.Rngs(0)))[1]
+        return state, normal(batch, frames, bands), 1 + integers(labels - 1, batch, length)
+
+    return loss, arguments
+
+
+@entry("penzai", "Llama-like decoder of 1B")
+def penzai_llama(pick: Pick) -> Case:
+    from penzai import pz
+    from penzai.models.transformer.variants import llamalike_common as llama
+
+    sizes = {
+        "num_kv_heads": pick(8, 1),
+        "query_head_multiplier": pick(4, 2),
+        "embedding_dim": pick(2048, 32),
+        "projection_dim": pick(64, 8),
+        "mlp_hidden_dim": pick(8192, 64),
+        "num_decoder_blocks": pick(16, 2),
+        "vocab_size": pick(128256, 64),
+    }
+    config = llama.LlamalikeTransformerConfig(**sizes, mlp_variant="swiglu", tie_embedder_and_logits=True)
+
+    def build() -> Any:
+        return pz.unbind_params(llama.build_llamalike_transformer(config, key()), freeze=True)[::-1]
+
+    def loss(params: Any, unbound: Any, tokens: jax.Array) -> jax.Array:
+        named = pz.nx.wrap(tokens, "batch", "seq")
+        logits = pz.bind_variables(unbound, params)(named).unwrap("batch", "seq", "vocabulary")
+        return cross_entropy(logits[:, :-1], tokens[:, 1:])
+
+    return loss, lambda: (*build(), integers(config.vocab_size, pick(64, 8), pick(1024, 16)))
+
+
+def _maxtext(pick: Pick, name: str, **options: Any) -> Case:
+    """The next-token loss of a model of MaxText, by the name of its configuration, with layers in a loop."""
+    from pathlib import Path
+
+    import flax.linen as nn
+    import maxtext
+    import numpy as np
+    from flax import nnx
+    from maxtext.configs import pyconfig
+    from maxtext.utils import model_creation_utils
+
+    small = {
+        "base_emb_dim": 32, "base_num_query_heads": 4, "base_num_kv_heads": 2, "base_mlp_dim": 64, "base_num_decoder_layers": 2,
+        "base_moe_mlp_dim": 64, "head_dim": 8, "vocab_size": 64, "dtype": "float32", "override_model_config": True,
+    }  # fmt: skip
+    batch, length = pick(64, 8), pick(2048, 16)
+    sizes = {"max_target_length": length, "per_device_batch_size": batch, **pick({}, small)}
+    apart = {
+        "run_name": "zoo",
+        "hardware": "cpu",
+        "skip_jax_distributed_system": True,
+        "enable_checkpointing": False,
+        "log_config": False,
+    }
+    base = str(Path(maxtext.__file__).parent / "configs" / "base.yml")
+    config: Any = pyconfig.initialize(["", base], model_name=name, attention="dot_product", **options, **sizes, **apart)
+    device = np.array(jax.devices()[:1]).reshape((1,) * len(config.mesh_axes))
+    mesh = jax.sharding.Mesh(device, config.mesh_axes)
+
+    def build() -> Any:
+        with nn.logical_axis_rules(config.logical_axis_rules), mesh:
+            return nnx.split(model_creation_utils.create_model(config, mesh, rngs=nnx.Rngs(0)))
+
+    graph = jax.eval_shape(build)[0]
+
+    def loss(state: Any, tokens: jax.Array) -> jax.Array:
+        positions = jnp.broadcast_to(jnp.arange(length), tokens.shape)
+        logits = nnx.merge(graph, state)(tokens, positions, jnp.ones_like(tokens), enable_dropout=False)
+        return cross_entropy(logits[:, :-1], tokens[:, 1:])
+
+    return loss, lambda: (build()[1], integers(config.vocab_size, batch, length))
+
+
+@entry("maxtext", "Llama-3.1-8B")
+def maxtext_llama(pick: Pick) -> Case:
+    return _maxtext(pick, "llama3.1-8b")
+
+
+@entry("maxtext", "Mixtral-8x7B, dense experts")
+def maxtext_mixtral(pick: Pick) -> Case:
+    return _maxtext(pick, "mixtral-8x7b", sparse_matmul=False, megablox=False)
+
+
+@entry("maxtext", "Gemma-3-4B")
+def maxtext_gemma(pick: Pick) -> Case:
+    return _maxtext(pick, "gemma3-4b")

@@ -98,3 +98,69 @@ def impala(pick: Pick) -> Case:
         return network.init(jax.random.PRNGKey(0), frames), frames, action, reward, normal(batch, steps, actions, seed=4)
 
     return loss, arguments
+
+
+@entry("rlax", "QR-DQN: quantile regression of a double Q-network")
+def quantile_q_network(pick: Pick) -> Case:
+    import haiku as hk
+    import rlax
+
+    batch, size, actions, quantiles = pick(4096, 8), pick(84, 24), pick(18, 4), pick(200, 8)
+    levels = (jnp.arange(quantiles) + 0.5) / quantiles
+
+    def forward(x: jax.Array) -> jax.Array:
+        y = jax.nn.relu(hk.Conv2D(32, 8, 4)(x))
+        y = jax.nn.relu(hk.Conv2D(pick(64, 8), 4, 2)(y))
+        return hk.nets.MLP([pick(512, 16), quantiles * actions])(hk.Flatten()(y)).reshape(-1, quantiles, actions)
+
+    network = hk.without_apply_rng(hk.transform(forward))
+
+    def loss(weights: Any, target: Any, frames: jax.Array, action: jax.Array, reward: jax.Array) -> jax.Array:
+        now, selector = (network.apply(weights, x) for x in frames)
+        step = jax.vmap(rlax.quantile_q_learning, (0, None, 0, 0, 0, 0, 0, None))
+        return jnp.mean(step(now, levels, action, reward, jnp.full(batch, 0.99), selector, network.apply(target, frames[1]), 1.0))
+
+    def arguments() -> tuple[Any, ...]:
+        frames = normal(2, batch, size, size, 4)
+        weights, target = (network.init(jax.random.PRNGKey(seed), frames[0]) for seed in (0, 1))
+        return weights, target, frames, integers(actions, batch), normal(batch, seed=3)
+
+    return loss, arguments
+
+
+@entry("mctx", "Gumbel MuZero: a policy improved by search, and its network's loss")
+def muzero(pick: Pick) -> Case:
+    import haiku as hk
+    import mctx
+
+    batch, features, width, actions = pick(8192, 8), pick(128, 8), pick(512, 16), pick(16, 4)
+    represent = hk.without_apply_rng(hk.transform(lambda x: hk.nets.MLP([width, width])(x)))
+    predict = hk.without_apply_rng(hk.transform(lambda s: hk.Linear(actions + 1)(hk.nets.MLP([width], activate_final=True)(s))))
+    dynamics = hk.without_apply_rng(
+        hk.transform(lambda s, a: hk.nets.MLP([width, width + 1])(jnp.concatenate([s, jax.nn.one_hot(a, actions)], -1)))
+    )
+
+    def loss(weights: Any, observed: jax.Array, returns: jax.Array, seed: jax.Array) -> jax.Array:
+        def recurrent(weights: Any, seed: Any, action: jax.Array, state: jax.Array) -> Any:
+            out = dynamics.apply(weights["dynamics"], state, action)
+            heads = predict.apply(weights["predict"], out[:, 1:])
+            discount = jnp.full(out.shape[:1], 0.99)
+            return mctx.RecurrentFnOutput(out[:, 0], discount, heads[:, 1:], heads[:, 0]), out[:, 1:]
+
+        state = represent.apply(weights["represent"], observed)
+        heads = predict.apply(weights["predict"], state)
+        root = mctx.RootFnOutput(heads[:, 1:], heads[:, 0], state)
+        fixed, root = jax.lax.stop_gradient((weights, root))
+        improved = mctx.gumbel_muzero_policy(fixed, seed, root, recurrent, pick(16, 4)).action_weights
+        return jnp.mean((heads[:, 0] - returns) ** 2) - jnp.mean(jnp.sum(improved * jax.nn.log_softmax(heads[:, 1:]), -1))
+
+    def arguments() -> tuple[Any, ...]:
+        observed, state = normal(batch, features), jnp.zeros((batch, width))
+        weights = {
+            "represent": represent.init(jax.random.PRNGKey(0), observed),
+            "predict": predict.init(jax.random.PRNGKey(1), state),
+            "dynamics": dynamics.init(jax.random.PRNGKey(2), state, jnp.zeros(batch, jnp.int32)),
+        }
+        return weights, observed, normal(batch, seed=3), key(4)
+
+    return loss, arguments

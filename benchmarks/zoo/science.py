@@ -293,3 +293,106 @@ def tokamax_layer(pick: Pick) -> Case:
         return weights, normal(batch, length, width, seed=6), normal(batch, length, width, seed=7)
 
     return loss, arguments
+
+
+def _forces(energy: Any, weights: Any, positions: jax.Array, *rest: Any) -> jax.Array:
+    """The mean square of energies and of forces, for targets of zero: a potential is trained on both."""
+    energies, gradients = jax.vmap(jax.value_and_grad(energy, 1), (None, 0, *(0 for _ in rest)))(weights, positions, *rest)
+    return jnp.mean(energies**2) / positions.shape[1] + jnp.mean(gradients**2)
+
+
+@entry("jax-md", "graph network potential on neighbour lists, energies and forces")
+def potential(pick: Pick) -> Case:
+    from flax import nnx
+    from jax_md import energy, partition, space
+
+    batch, atoms, neighbours, width = pick(512, 8), pick(64, 8), pick(32, 4), pick(128, 8)
+    sizes = {"n_recurrences": 2, "mlp_sizes": (width, width), "format": partition.Dense}
+    displacement = space.periodic(10.0)[0]
+
+    def build() -> Any:
+        return energy.graph_network_neighbor_list(displacement, 10.0, 3.0, 0.0, key=key(), **sizes)[1].model
+
+    graph = nnx.split(nnx.eval_shape(build))[0]
+
+    def molecule(state: Any, positions: jax.Array, index: jax.Array) -> jax.Array:
+        error = partition.PartitionError(jnp.zeros((), jnp.uint8))
+        lists: Any = partition.NeighborList(index, positions, error, None, neighbours, partition.Dense, None, None, None)
+        return jnp.sum(nnx.merge(graph, state)(positions, lists))
+
+    def loss(state: Any, positions: jax.Array, index: jax.Array) -> jax.Array:
+        return _forces(molecule, state, positions, index)
+
+    def arguments() -> tuple[Any, ...]:
+        positions = jax.random.uniform(key(1), (batch, atoms, 3), maxval=10.0)
+        return nnx.split(build())[1], positions, integers(atoms, batch, atoms, neighbours)
+
+    return loss, arguments
+
+
+@entry("e3x", "equivariant message passing, energies and forces (its example)")
+def message_passing(pick: Pick) -> Case:
+    import e3x
+    import flax.linen as nn
+
+    batch, atoms, features, degree = pick(1024, 8), pick(9, 4), pick(64, 4), pick(2, 1)
+    receivers, senders = e3x.ops.sparse_pairwise_indices(atoms)
+
+    class Potential(nn.Module):
+        @nn.compact
+        def __call__(self, positions: jax.Array, numbers: jax.Array) -> jax.Array:
+            offsets = positions[senders] - positions[receivers]
+            radial = {"radial_fn": e3x.nn.reciprocal_bernstein, "cutoff_fn": partial(e3x.nn.smooth_cutoff, cutoff=5.0)}
+            basis = e3x.nn.basis(offsets, num=8, max_degree=degree, **radial)
+            x = e3x.nn.Embed(num_embeddings=32, features=features)(numbers)
+            for last in (False, False, True):
+                pair = {"dst_idx": receivers, "src_idx": senders}
+                step = e3x.nn.MessagePass(max_degree=0, include_pseudotensors=False) if last else e3x.nn.MessagePass()
+                y = step(x, basis, **pair)
+                x = e3x.nn.add(e3x.nn.change_max_degree_or_type(x, max_degree=0, include_pseudotensors=False) if last else x, y)
+                x = e3x.nn.add(x, e3x.nn.Dense(features)(e3x.nn.silu(e3x.nn.Dense(features)(x))))
+            return jnp.sum(nn.Dense(1, use_bias=False)(x))
+
+    network = Potential()
+
+    def loss(weights: Any, positions: jax.Array, numbers: jax.Array) -> jax.Array:
+        return _forces(network.apply, weights, positions, numbers)
+
+    def arguments() -> tuple[Any, ...]:
+        positions, numbers = 2 * normal(batch, atoms, 3), integers(9, batch, atoms)
+        return network.init(key(), positions[0], numbers[0]), positions, numbers
+
+    return loss, arguments
+
+
+@entry("dinosaur", "a learned correction of the shallow-water equations on the sphere")
+def shallow_water(pick: Pick) -> Case:
+    from dinosaur import coordinate_systems, layer_coordinates, shallow_water, spherical_harmonic, time_integration, units
+
+    layers, batch, steps, width = pick(8, 2), pick(64, 4), pick(16, 2), pick(256, 8)
+    grid = pick(spherical_harmonic.Grid.T85, lambda: spherical_harmonic.Grid.with_wavenumbers(6))()
+    coordinates = coordinate_systems.CoordinateSystem(grid, layer_coordinates.LayerCoordinates(layers))
+    equations = shallow_water.ShallowWaterEquations(
+        coordinates, units.SimUnits.from_si(), jnp.zeros(grid.modal_shape), 0.1 * jnp.ones(layers), jnp.ones(layers)
+    )
+    step = time_integration.imex_rk_sil3(equations, 1e-3)
+
+    def corrected(weights: Any, state: Any) -> Any:
+        state = step(state)
+        nodal = grid.to_nodal(state.potential)
+        hidden = jax.nn.gelu(jnp.einsum("lxy,lw->xyw", nodal, weights["up"]))
+        change = grid.to_modal(jnp.einsum("xyw,wl->lxy", hidden, weights["down"]))
+        return shallow_water.State(state.vorticity, state.divergence, state.potential + change)
+
+    def loss(weights: Any, vorticity: jax.Array, potential: jax.Array, target: jax.Array) -> jax.Array:
+        def rollout(vorticity: jax.Array, potential: jax.Array) -> jax.Array:
+            start = shallow_water.State(vorticity, jnp.zeros_like(vorticity), potential)
+            return time_integration.repeated(partial(corrected, weights), steps)(start).potential
+
+        return jnp.mean((jax.vmap(rollout)(vorticity, potential) - target) ** 2)
+
+    def arguments() -> tuple[Any, ...]:
+        weights = {"up": normal(layers, width), "down": 1e-3 * normal(width, layers, seed=3)}
+        return weights, *(1e-2 * normal(batch, layers, *grid.modal_shape, seed=seed) for seed in (4, 5, 6))
+
+    return loss, arguments

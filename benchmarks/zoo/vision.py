@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.zoo.entry import Case, Pick, cross_entropy, entry, integers, key, normal
+from benchmarks.zoo.entry import Case, Pick, cross_entropy, entry, integers, keras_case, key, normal
 
 
 @entry("flax", "NNX convolutional network with batch norm and dropout (the MNIST guide)")
@@ -131,3 +131,130 @@ def keras_efficientnet(pick: Pick) -> Case:
         return jnp.mean(losses), state
 
     return loss, lambda: (weights, rest, normal(batch, size, size, 3), integers(classes, batch))
+
+
+@entry("equimo", "audio spectrogram Transformer, AST-B/16")
+def equimo_ast(pick: Pick) -> Case:
+    from equimo.audio.models.ast import AudioSpectrogramTransformer
+
+    frames, bands = pick(1024, 32), pick(128, 32)
+
+    def build() -> Any:
+        return AudioSpectrogramTransformer(
+            bands, frames, pick(768, 32), 16, pick(10, 16), pick(10, 16), pick(12, 4), [pick(12, 2)],
+            num_classes=pick(527, 16), key=key(),
+        )  # fmt: skip
+
+    return _equinox(build, (frames, bands), pick(527, 16), pick(256, 8))
+
+
+@entry("keras-hub", "ViT-B/16")
+def keras_vit(pick: Pick) -> Case:
+    import keras_hub
+
+    size, classes, batch = pick(224, 32), pick(1000, 16), pick(1024, 8)
+    backbone = keras_hub.models.ViTBackbone((size, size, 3), (16, 16), *pick((12, 12, 768, 3072), (2, 4, 32, 64)))
+    network = keras_hub.models.ViTImageClassifier(backbone, classes, preprocessor=None)
+    return keras_case(network, lambda: normal(batch, size, size, 3), lambda: integers(classes, batch))
+
+
+@entry("keras", "MobileNetV3-Large")
+def keras_mobilenet(pick: Pick) -> Case:
+    import keras
+
+    size, classes, batch = pick(224, 32), pick(1000, 16), pick(1024, 8)
+    random: Any = None  # no weights from elsewhere
+    build: Any = keras.applications.MobileNetV3Large
+    options = {"include_preprocessing": False, "dropout_rate": 0.0, "classifier_activation": None, "alpha": pick(1.0, 0.25)}
+    network = build((size, size, 3), weights=random, classes=classes, minimalistic=pick(False, True), **options)
+    return keras_case(network, lambda: normal(batch, size, size, 3), lambda: integers(classes, batch))
+
+
+@entry("dm-haiku", "VQ-VAE (its example)")
+def vq_vae(pick: Pick) -> Case:
+    import haiku as hk
+
+    batch, size, width, codes = pick(4096, 8), pick(32, 16), pick(128, 8), pick(512, 16)
+
+    def residual(x: jax.Array) -> jax.Array:
+        for _ in range(2):
+            y = hk.Conv2D(width // 4, 3)(jax.nn.relu(x))
+            x = x + hk.Conv2D(width, 1)(jax.nn.relu(y))
+        return jax.nn.relu(x)
+
+    def forward(image: jax.Array) -> Any:
+        x = jax.nn.relu(hk.Conv2D(width // 2, 4, 2)(image))
+        x = residual(hk.Conv2D(width, 3)(jax.nn.relu(hk.Conv2D(width, 4, 2)(x))))
+        quantized = hk.nets.VectorQuantizer(width // 2, codes, 0.25)(hk.Conv2D(width // 2, 1)(x), is_training=True)
+        x = residual(hk.Conv2D(width, 3)(quantized["quantize"]))
+        x = jax.nn.relu(hk.Conv2DTranspose(width // 2, 4, 2)(x))
+        return hk.Conv2DTranspose(3, 4, 2)(x), quantized
+
+    network = hk.without_apply_rng(hk.transform(forward))
+
+    def loss(weights: Any, image: jax.Array) -> Any:
+        reconstructed, quantized = network.apply(weights, image)
+        return jnp.mean((reconstructed - image) ** 2) / 0.06 + quantized["loss"], quantized["perplexity"]
+
+    def arguments() -> tuple[Any, ...]:
+        image = normal(batch, size, size, 3)
+        return network.init(jax.random.PRNGKey(0), image), image
+
+    return loss, arguments
+
+
+@entry("equinox", "score-based diffusion with an MLP-mixer (its example)")
+def score_matching(pick: Pick) -> Case:
+    import equinox as eqx
+
+    size, patch, width, blocks, batch = pick(32, 8), 4, pick(256, 16), pick(8, 2), pick(4096, 8)
+    patches = (size // patch) ** 2
+
+    class Block(eqx.Module):
+        over_patches: eqx.nn.MLP
+        over_channels: eqx.nn.MLP
+        norms: tuple[eqx.nn.LayerNorm, eqx.nn.LayerNorm]
+
+        def __init__(self, key: Any) -> None:
+            a, b = jax.random.split(key)
+            self.over_patches = eqx.nn.MLP(patches, patches, pick(512, 16), 1, key=a)
+            self.over_channels = eqx.nn.MLP(width, width, pick(512, 16), 1, key=b)
+            self.norms = eqx.nn.LayerNorm((width, patches)), eqx.nn.LayerNorm((patches, width))
+
+        def __call__(self, y: jax.Array) -> jax.Array:
+            y = (y + jax.vmap(self.over_patches)(self.norms[0](y))).T
+            return (y + jax.vmap(self.over_channels)(self.norms[1](y))).T
+
+    class Mixer(eqx.Module):
+        inwards: eqx.nn.Conv2d
+        outwards: eqx.nn.ConvTranspose2d
+        blocks: list[Block]
+        norm: eqx.nn.LayerNorm
+
+        def __init__(self, key: Any) -> None:
+            a, b, *keys = jax.random.split(key, 2 + blocks)
+            self.inwards = eqx.nn.Conv2d(2, width, patch, stride=patch, key=a)
+            self.outwards = eqx.nn.ConvTranspose2d(width, 1, patch, stride=patch, key=b)
+            self.blocks, self.norm = [Block(k) for k in keys], eqx.nn.LayerNorm((width, patches))
+
+        def __call__(self, t: jax.Array, y: jax.Array) -> jax.Array:
+            y = self.inwards(jnp.concatenate([y, jnp.full((1, size, size), t / 10)]))
+            shape, y = y.shape, y.reshape(width, patches)
+            for block in self.blocks:
+                y = block(y)
+            return self.outwards(self.norm(y).reshape(shape))
+
+    static = eqx.partition(eqx.filter_eval_shape(Mixer, key()), lambda x: isinstance(x, jax.ShapeDtypeStruct))[1]
+
+    def loss(weights: Any, image: jax.Array, seed: jax.Array) -> jax.Array:
+        def single(image: jax.Array, t: jax.Array, seed: jax.Array) -> jax.Array:
+            mean, std = image * jnp.exp(-0.5 * t), jnp.sqrt(jnp.maximum(1 - jnp.exp(-t), 1e-5))
+            noise = jax.random.normal(seed, image.shape)
+            score = eqx.combine(weights, static)(t, mean + std * noise)
+            return (1 - jnp.exp(-t)) * jnp.mean((score + noise / std) ** 2)
+
+        times, seeds = jax.random.split(seed)
+        t = jax.random.uniform(times, (batch,), maxval=10 / batch) + 10 / batch * jnp.arange(batch)
+        return jnp.mean(jax.vmap(single)(image, t, jax.random.split(seeds, batch)))
+
+    return loss, lambda: (eqx.filter(Mixer(key()), eqx.is_array), normal(batch, 1, size, size), key(1))
