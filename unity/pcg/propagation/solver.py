@@ -31,7 +31,7 @@ from unity.pcg.propagation.agreements import (
     rule_agreements,
     sliced_arrays,
 )
-from unity.pcg.propagation.derivative_rules import Unreadable, is_readable, jvp_body, vjp_bodies
+from unity.pcg.propagation.derivative_rules import Unreadable, VjpRule, is_readable, jvp_body, vjp_bodies
 from unity.pcg.propagation.loops import Loop, loop_matches, while_loop_of
 from unity.pcg.propagation.nested_programs import branches, nested_body
 from unity.pcg.propagation.propagation import Conflict, Place, Propagation, Solution, Unmatched, cancels, contributions
@@ -390,21 +390,45 @@ def _result_states(body: Body, states: Sequence[State]) -> dict[int, State]:
 
 
 def vjp_solutions(equation: Equation, operands: tuple[State, ...], results: tuple[State, ...]) -> tuple[Solution, Solution] | None:
-    """Return the solutions of a custom_vjp's forward and backward programs along one axis; None if either has none."""
-    rule = vjp_bodies(equation)
-    forward = _solve_nested(rule.forward, dict(zip(rule.forward.inputs, operands, strict=True)), True)
+    """Return the solutions of a custom_vjp's forward and backward programs along one axis; None if either has none.
+
+    Residuals that depend on no operand, such as a mask, are whole if the backward program takes them so; otherwise the forward
+    program produces them in the states that it takes.
+    """
+    rule, count = vjp_bodies(equation), len(results)
+    primals = dict(zip(rule.forward.inputs, operands, strict=True))
+    forward = _solve_nested(rule.forward, primals, True)
     if forward is None or not _has_results(rule.forward, forward, results):
         return None
-    cotangents = tuple(dual(s) for s in results)
-    known = dict(zip(rule.backward.inputs, (*forward.results[len(results) :], *cotangents), strict=True))
+    residuals = list(zip(rule.backward.inputs, rule.forward.outputs[count:], forward.results[count:], strict=False))
+    known = {v: s if isinstance(a, int) else REPLICATED for v, a, s in residuals}  # a literal is whole
+    backward = _backward_solution(rule, known, operands, results)
+    constant = constant_results(rule.forward).difference(rule.forward.outputs[:count])
+    free = {v: a for v, a, _ in residuals if isinstance(a, int) and a in constant}
+    if backward is None and free:
+        backward = _backward_solution(rule, {v: s for v, s in known.items() if v not in free}, operands, results)
+        produced = {a: backward.states[v] for v, a in free.items()} if backward is not None else {}
+        forward = _solve_nested(rule.forward, primals | produced, True)
+    if forward is None or backward is None or not _has_results(rule.forward, forward, results):
+        return None
+    handed = dict(zip(rule.backward.inputs, forward.results[count:], strict=False))
+    return (forward, backward) if all(backward.states[v] == handed[v] for v in free) else None
+
+
+def _backward_solution(
+    rule: VjpRule, residuals: Mapping[int, State], operands: tuple[State, ...], results: tuple[State, ...]
+) -> Solution | None:
+    """Return the solution of a custom_vjp's backward program, from states of residuals and of the call's operands and results."""
+    inputs = rule.backward.inputs
+    known = dict(residuals) | dict(zip(inputs[len(inputs) - len(results) :], map(dual, results), strict=True))
     expected = [dual(s) for s, float_ in zip(operands, rule.floating, strict=True) if float_]
     known |= {a: s for a, s in zip(rule.backward.outputs, expected, strict=True) if isinstance(a, int)}
-    backward = _solve_nested(rule.backward, known, True)
-    if backward is None or any(
-        s != e for s, e, a in zip(backward.results, expected, rule.backward.outputs, strict=True) if isinstance(a, int)
+    solution = _solve_nested(rule.backward, known, True)
+    if solution is None or any(
+        s != e for s, e, a in zip(solution.results, expected, rule.backward.outputs, strict=True) if isinstance(a, int)
     ):
         return None
-    return forward, backward
+    return solution
 
 
 def call_solutions(
