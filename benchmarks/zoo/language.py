@@ -295,7 +295,8 @@ def ctc(pick: Pick) -> Case:
             self.lstm, self.out = nnx.Bidirectional(forward, backward), nnx.Linear(2 * width, labels, rngs=rngs)
 
         def __call__(self, x: jax.Array) -> jax.Array:
-            return self.out(self.lstm(x))
+            hidden: Any = self.lstm(x)
+            return self.out(hidden)
 
     graph = nnx.split(nnx.eval_shape(lambda: Recognizer(nnx.Rngs(0))))[0]
 
@@ -361,7 +362,7 @@ def _maxtext(pick: Pick, name: str, **options: Any) -> Case:
         "enable_checkpointing": False,
         "log_config": False,
     }
-    base = str(Path(maxtext.__file__).parent / "configs" / "base.yml")
+    base = str(Path(str(maxtext.__file__)).parent / "configs" / "base.yml")
     config: Any = pyconfig.initialize(["", base], model_name=name, attention="dot_product", **options, **sizes, **apart)
     device = np.array(jax.devices()[:1]).reshape((1,) * len(config.mesh_axes))
     mesh = jax.sharding.Mesh(device, config.mesh_axes)

@@ -85,8 +85,9 @@ def autoencoder(pick: Pick) -> Case:
             numpyro.sample("image", dist.Bernoulli(logits=logits).to_event(1), obs=image)
 
     def guide(weights: Any, image: jax.Array) -> None:
-        hidden = nn.softplus(encoder.apply(weights["encoder"], image))
-        location, scale = jnp.split(heads.apply(weights["heads"], hidden), 2, -1)
+        inner: Any = encoder.apply(weights["encoder"], image)
+        both: Any = heads.apply(weights["heads"], nn.softplus(inner))
+        location, scale = jnp.split(both, 2, -1)
         with numpyro.plate("batch", batch):
             numpyro.sample("z", dist.Normal(location, jnp.exp(scale)).to_event(1))
 
@@ -110,7 +111,8 @@ def ranking(pick: Pick) -> Case:
     network = nn.Sequential([nn.Dense(width), nn.relu, nn.Dense(width), nn.relu, nn.Dense(1)])
 
     def loss(weights: Any, x: jax.Array, relevance: jax.Array, where: jax.Array) -> jax.Array:
-        return rax.softmax_loss(network.apply(weights, x)[..., 0], relevance, where=where, reduce_fn=jnp.mean)
+        scores: Any = network.apply(weights, x)
+        return rax.softmax_loss(scores[..., 0], relevance, where=where, reduce_fn=jnp.mean)
 
     def arguments() -> tuple[Any, ...]:
         x, relevance = normal(queries, items, features), integers(5, queries, items).astype(jnp.float32)
@@ -128,8 +130,8 @@ def pairwise_ranking(pick: Pick) -> Case:
     network = nn.Sequential([nn.Dense(width), nn.relu, nn.Dense(width), nn.relu, nn.Dense(1)])
 
     def loss(weights: Any, x: jax.Array, relevance: jax.Array) -> jax.Array:
-        scores = network.apply(weights, x)[..., 0]
-        return rax.pairwise_logistic_loss(scores, relevance, lambdaweight_fn=rax.dcg_lambdaweight, reduce_fn=jnp.mean)
+        scores: Any = network.apply(weights, x)
+        return rax.pairwise_logistic_loss(scores[..., 0], relevance, lambdaweight_fn=rax.dcg_lambdaweight, reduce_fn=jnp.mean)
 
     def arguments() -> tuple[Any, ...]:
         x, relevance = normal(queries, items, features), integers(5, queries, items).astype(jnp.float32)

@@ -145,11 +145,12 @@ def muzero(pick: Pick) -> Case:
             out = dynamics.apply(weights["dynamics"], state, action)
             heads = predict.apply(weights["predict"], out[:, 1:])
             discount = jnp.full(out.shape[:1], 0.99)
-            return mctx.RecurrentFnOutput(out[:, 0], discount, heads[:, 1:], heads[:, 0]), out[:, 1:]
+            step = {"reward": out[:, 0], "discount": discount, "prior_logits": heads[:, 1:], "value": heads[:, 0]}
+            return mctx.RecurrentFnOutput(**step), out[:, 1:]
 
         state = represent.apply(weights["represent"], observed)
         heads = predict.apply(weights["predict"], state)
-        root = mctx.RootFnOutput(heads[:, 1:], heads[:, 0], state)
+        root = mctx.RootFnOutput(prior_logits=heads[:, 1:], value=heads[:, 0], embedding=state)
         fixed, root = jax.lax.stop_gradient((weights, root))
         improved = mctx.gumbel_muzero_policy(fixed, seed, root, recurrent, pick(16, 4)).action_weights
         return jnp.mean((heads[:, 0] - returns) ** 2) - jnp.mean(jnp.sum(improved * jax.nn.log_softmax(heads[:, 1:]), -1))

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from benchmarks.zoo.entry import Case, Pick, entry, integers, key, normal
 
@@ -373,7 +374,7 @@ def shallow_water(pick: Pick) -> Case:
     grid = pick(spherical_harmonic.Grid.T85, lambda: spherical_harmonic.Grid.with_wavenumbers(6))()
     coordinates = coordinate_systems.CoordinateSystem(grid, layer_coordinates.LayerCoordinates(layers))
     equations = shallow_water.ShallowWaterEquations(
-        coordinates, units.SimUnits.from_si(), jnp.zeros(grid.modal_shape), 0.1 * jnp.ones(layers), jnp.ones(layers)
+        coordinates, units.SimUnits.from_si(), np.zeros(grid.modal_shape), 0.1 * np.ones(layers), np.ones(layers)
     )
     step = time_integration.imex_rk_sil3(equations, 1e-3)
 
