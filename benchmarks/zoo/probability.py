@@ -35,6 +35,7 @@ def gaussian_process(pick: Pick) -> Case:
     import gpjax
     from flax import nnx
 
+    jax.config.update("jax_enable_x64", pick(False, True))  # of few points, the factor of the covariance is badly conditioned
     rows, width, inducing, batch = pick(2**20, 64), pick(16, 2), pick(1024, 8), pick(65536, 32)
 
     prior = gpjax.gps.Prior(mean_function=gpjax.mean_functions.Constant(), kernel=gpjax.kernels.RBF())

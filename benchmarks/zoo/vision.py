@@ -158,18 +158,6 @@ def keras_vit(pick: Pick) -> Case:
     return keras_case(network, lambda: normal(batch, size, size, 3), lambda: integers(classes, batch))
 
 
-@entry("keras", "MobileNetV3-Large")
-def keras_mobilenet(pick: Pick) -> Case:
-    import keras
-
-    size, classes, batch = pick(224, 32), pick(1000, 16), pick(1024, 8)
-    random: Any = None  # no weights from elsewhere
-    build: Any = keras.applications.MobileNetV3Large
-    options = {"include_preprocessing": False, "dropout_rate": 0.0, "classifier_activation": None, "alpha": pick(1.0, 0.25)}
-    network = build((size, size, 3), weights=random, classes=classes, minimalistic=pick(False, True), **options)
-    return keras_case(network, lambda: normal(batch, size, size, 3), lambda: integers(classes, batch))
-
-
 @entry("dm-haiku", "VQ-VAE (its example)")
 def vq_vae(pick: Pick) -> Case:
     import haiku as hk
