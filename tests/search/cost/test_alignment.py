@@ -135,3 +135,11 @@ def test_sizes_are_padded_on_one_device_only_in_types_whose_rows_have_a_price(dt
     x, w, scale = (jax.ShapeDtypeStruct(shape, t) for shape, t in (((64, 128), dtype), ((128, 5001), dtype), ((), "float32")))
     with in_64_bits():
         assert odd_sizes(capture(lambda scale, w, x: scale * (x @ w).sum(), scale, w, x), H100) == padded
+
+
+def test_a_product_with_a_constant_is_priced() -> None:
+    table = np.ones((3, 8), np.float32)  # small enough to be a literal, which is no operand of its node
+    x, w = jax.ShapeDtypeStruct((4096, 8), "float32"), jax.ShapeDtypeStruct((8, 8), "float32")
+    plan = unity.optimize(lambda w, x: jnp.sum(jnp.einsum("ij,kj->ik", x @ w, table)), w, x, machine=H100, **OPTIONS)
+    assert plan.time > 0
+    assert str(plan)

@@ -101,7 +101,10 @@ def _last_run(ndim: int, group: Sequence[int]) -> tuple[int, ...]:
 def _row_sizes(shapes: Sequence[tuple[int, ...]], body: Body | None) -> Iterator[int]:
     if body is None:
         return (shape[-1] if shape else 1 for shape in shapes)
-    return (prod(shape[d] for d in dims) for shape, dims in zip(shapes, row_dimensions(body), strict=True))
+    (e,) = body.equations
+    local = dict(zip((*body.inputs, *body.outputs), shapes, strict=True))
+    atoms = zip((*e.operands, *e.results), row_dimensions(body), strict=True)
+    return (prod((local[a] if isinstance(a, int) else a.tensor.shape)[d] for d in dims) for a, dims in atoms)
 
 
 def _is_misaligned(dtype: str, size: Array | int) -> Array:

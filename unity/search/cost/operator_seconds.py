@@ -13,7 +13,7 @@ import numpy as np
 from unity.machine.machine import Machine
 from unity.machine.profiles.profile import Shapes
 from unity.pcg.analysis.views import costs_nothing
-from unity.pcg.ir.program import Body
+from unity.pcg.ir.program import Atom, Body
 from unity.search.cost.alignment import depends_on_alignment, row_dimensions, slowdown
 from unity.search.cost.branch_operators import Branch, conditionals, is_measured_in_every_branch
 from unity.search.cost.profile_lookup import INTERPOLATED, MEASURED, ROOFLINE, Piece, lookup
@@ -157,9 +157,15 @@ def _seconds_of_branch(branch: Branch, machine: Machine) -> tuple[Array, Array]:
 
 def _row_sizes(sizes: Array, shapes: Sequence[tuple[int, ...]], body: Body) -> tuple[list[Array], Array]:
     """Return the local sizes of the rows of a product's operands, and of its result, for every way to parallelize it."""
-    starts = accumulate((len(shape) for shape in shapes), initial=0)
-    rows = zip(starts, row_dimensions(body), strict=False)
-    *operands, result = (np.prod(sizes[:, [start + d for d in dims]], axis=1, dtype=int) for start, dims in rows)
+    (product,) = body.equations
+    starts = dict(zip((*body.inputs, *body.outputs), accumulate((len(shape) for shape in shapes), initial=0), strict=False))
+
+    def size(atom: Atom, dims: tuple[int, ...]) -> Array:
+        if not isinstance(atom, int):  # every device has all of a literal
+            return np.full(len(sizes), prod(atom.tensor.shape[d] for d in dims))
+        return np.prod(sizes[:, [starts[atom] + d for d in dims]], axis=1, dtype=int)
+
+    *operands, result = map(size, (*product.operands, *product.results), row_dimensions(body))
     return operands, result
 
 
