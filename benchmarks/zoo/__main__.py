@@ -1,6 +1,6 @@
 """Plans training losses of packages on PyPI, unchanged: `python -m benchmarks.zoo [case]...`.
 
-Installs all the packages into an environment of its own, in the user's cache folder (`ZOO_ENVIRONMENT` names another): 5 GB.
+Installs all the packages into an environment of its own, in the user's cache folder (`ZOO_ENVIRONMENT` names another): 3 GB.
 Plans every case at full size and runs it at a tiny size, each in a process of its own; `ZOO_STAGES=full` or `tiny` does one.
 
 Writes `benchmarks/results/zoo.json`. A package that pip cannot install beside the newest JAX is recorded with pip's reason,
