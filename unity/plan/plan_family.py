@@ -44,7 +44,7 @@ class PlanFamily:
     limit: float | None = None  # bytes on one device that a plan may need
     known_whole: bool = True  # whether the known points form a frontier, or are only some points of one
     interrupted: bool = False  # by Ctrl-C, before the search ended
-    may_overlap: bool = False  # whether overlap=True, which was not given, may lead to another plan; unknown of plans from files
+    may_overlap: bool = False  # whether overlap=True, which was not given, may lead to another plan
 
     @property
     def name(self) -> str:

@@ -84,6 +84,7 @@ class PlanDocument(Strategies, tag_field="unity", tag="plan", kw_only=True):
         interrupted: whether Ctrl-C ended the search.
         exact: whether the points are all that the frontier has.
         whole: whether the points form a frontier, or are only some points of one.
+        may_overlap: whether overlap=True, which was not given, may lead to another plan.
         checksums: the checksum of every other part.
     """
 
@@ -102,6 +103,7 @@ class PlanDocument(Strategies, tag_field="unity", tag="plan", kw_only=True):
     interrupted: bool
     exact: bool
     whole: bool
+    may_overlap: bool = False
     checksums: dict[str, str] = field(default_factory=dict)
 
 

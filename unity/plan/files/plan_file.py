@@ -102,6 +102,7 @@ def document_of(family: PlanFamily, chosen: Candidate, points: bool) -> PlanDocu
         interrupted=family.interrupted,
         exact=exact,
         whole=whole,
+        may_overlap=family.may_overlap,
         **asdict(strategies(family.captured.graph, (chosen, *known))),
     )
 
@@ -264,5 +265,6 @@ def restore(
         bound=bound,
         limit=math.inf if document.limit is None else document.limit,
         interrupted=document.interrupted,
+        may_overlap=document.may_overlap,
     )
     return family, chosen
