@@ -190,6 +190,34 @@ def test_operators_keep_the_lines_of_changes() -> None:
     assert all(line.endswith("test_references.py") for line in lines), lines
 
 
+@pytest.mark.parametrize("kind", ["int8", "uint32"])
+def test_indices_may_be_of_any_type(kind: str) -> None:
+    def fn(x: Any, i: Any) -> Any:
+        ref = jax.new_ref(x)
+        ref[i] = ref[i, 1] * jnp.ones(16)
+        return ref[...]
+
+    i = jnp.asarray(3, kind)
+    np.testing.assert_array_equal(of_values(fn, X, i)(X, i), jax.jit(fn)(X, i))
+
+
+def test_a_device_of_a_shard_map_may_change_its_own() -> None:
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:4])
+
+    def on_device(x: Any) -> Any:
+        ref = jax.new_ref(x)
+        ref[0] = lax.psum(x[1], "d")
+        return jax.freeze(ref)
+
+    def fn(x: Any) -> Any:
+        spec = jax.P("d")
+        return (jax.shard_map(on_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)(x) ** 2).sum()
+
+    plan = unity.optimize(fn, X, machine=unity.Machine.grid(1, 4), budget=0, progress=False)
+    expected = X.reshape(4, 2, 16).at[:, 0].set(X.reshape(4, 2, 16)[:, 1].sum(0))
+    np.testing.assert_allclose(plan(plan.shard(X)), (expected**2).sum(), rtol=1e-5)
+
+
 OUTSIDE = jax.new_ref(jnp.zeros((8, 16)))
 
 
@@ -217,8 +245,34 @@ def test_a_reference_is_no_argument() -> None:
         capture(lambda x: x[...].sum(), jax.new_ref(X))
 
 
+def changes_one_in_a_condition(x: Any) -> Any:
+    count = jax.new_ref(0)
+
+    def more(i: Any) -> Any:
+        count[...] += 1
+        return i < 3
+
+    return x.sum() + lax.while_loop(more, lambda i: i + 1, 0) + count[...]
+
+
+def reads_one_in_a_loop_of_each_row(x: Any) -> Any:
+    def of_row(v: Any) -> Any:
+        ref = jax.new_ref(v)
+        return lax.while_loop(lambda i: i < 5, lambda i: i + 1 + (ref[0] > 0).astype(int), 0)
+
+    return jax.vmap(of_row)(x).sum() + x.sum()
+
+
 @pytest.mark.parametrize(
-    "fn", [uses_one_from_outside, reads_one_from_outside, changes_one_in_a_checkpoint, reads_one_as_another_shape]
+    "fn",
+    [
+        uses_one_from_outside,
+        reads_one_from_outside,
+        changes_one_in_a_checkpoint,
+        changes_one_in_a_condition,
+        reads_one_in_a_loop_of_each_row,
+        reads_one_as_another_shape,
+    ],
 )
 def test_other_uses_are_refused(fn: Callable[..., Any]) -> None:
     with pytest.raises(unity.CaptureError, match=r"jax\.Ref"):

@@ -230,8 +230,8 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], marking: Marking | None 
         raise
     if any(isinstance(c, Tracer) for c in closed.consts):
         raise CaptureError(f"{_name(fn)} {_LEAK}")
-    program = without_references(without_shardings(closed, marking, with_own_rules))
-    return without_unread_results(with_straight_scans(with_kernels(raised(program)))), closed.out_avals, shape
+    program = without_references(raised(without_shardings(closed, marking, with_own_rules)))
+    return without_unread_results(with_straight_scans(with_kernels(program))), closed.out_avals, shape
 
 
 _LEAK = (

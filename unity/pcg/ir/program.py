@@ -298,8 +298,8 @@ class _Builder:
         number = len(self.tensors)
         if not hasattr(aval, "dtype") or is_reference(aval):
             raise CaptureError(
-                f"{where or 'an argument'} makes an {type(aval).__name__}, which is no array: a plan is a graph of values only."
-                " (docs: capture#references)"
+                f"{where or 'a function with a derivative rule'} uses a jax.Ref: a plan is a graph of values only.\n    Use"
+                " functional updates (x.at[...].set) there. (docs: capture#references)"
             )
         self.tensors[number] = tensor_type(tuple(aval.shape), aval.dtype)
         return number

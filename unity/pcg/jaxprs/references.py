@@ -31,11 +31,12 @@ from unity.pcg.jaxprs.jaxprs import (
     with_nested,
     with_programs,
 )
-from unity.pcg.jaxprs.loops import constants_and_carry
+from unity.pcg.jaxprs.loops import constants_and_carry, predicates
 from unity.pcg.jaxprs.source_lines import Place, place_of
 from unity.pcg.jaxprs.trace_contexts import precision_of, without_mesh
 from unity.pcg.jaxprs.weak_types import struct_of
 
+# (values of references, other operands) → (results, values of the references after it)
 Run = Callable[[Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]]
 CALLED = frozenset({"jit", "pjit", "closed_call", "core_call"})  # calls that are run as their programs
 
@@ -63,6 +64,7 @@ def without_references(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 
 def _of_values(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """Return a program of values only. One with references as arguments stays: it is a kernel's, or `_run` evaluates it."""
     if not _has_references(program) or any(is_reference(v.aval) for v in program.jaxpr.invars):
         return program
     structs = [struct_of(v.aval) for v in program.jaxpr.invars]
@@ -72,7 +74,7 @@ def _of_values(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 
 def _has_references(program: Any) -> bool:
-    """Return whether a program, or one nested in it, has references. Those that a kernel is given are none of the program."""
+    """Return whether a program, or one nested in it, has references. Those that a kernel is given do not count."""
 
     def has(e: core.JaxprEqn) -> bool:
         nested = [p for p in each(e.params) if isinstance(p, Program) and not any(is_reference(v.aval) for v in p.invars)]
@@ -104,7 +106,7 @@ def _results(eqn: core.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
         ty = eqn.params["ty"]
         return [Reference(jnp.zeros(ty.shape, ty.dtype))]
     if not references:
-        nested = {k: with_programs(p, _open_or_closed) for k, p in eqn.params.items()}
+        nested = {k: with_programs(p, _nested_of_values) for k, p in eqn.params.items()}
         same = all(nested[k] is p for k, p in eqn.params.items())
         return callable_of(eqn if same else eqn.replace(params=nested))(*operands)
     if name in ("freeze", "free_ref"):
@@ -123,7 +125,7 @@ def _results(eqn: core.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     return make(eqn, operands)
 
 
-def _open_or_closed(program: Any) -> Any:
+def _nested_of_values(program: Any) -> Any:
     """Return a program in a parameter without references."""
     if isinstance(program, core.ClosedJaxpr):
         return _of_values(program)
@@ -197,18 +199,27 @@ def _indexer(tree: Any, indices: Sequence[Any]) -> Block | tuple[Any, ...] | Non
     if all(slices) and all(d.stride == 1 and d.size == n for d, n in zip(dimensions, shape, strict=True)):
         return None
     if all(d.stride == 1 if s else jnp.ndim(d) == 0 for d, s in zip(dimensions, slices, strict=True)):
+        starts = [d.start if s else d for d, s in zip(dimensions, slices, strict=True)]
+        dtype = jnp.result_type(*([s.dtype for s in starts if isinstance(s, jax.Array)] or [jnp.int32]))
         return Block(
-            tuple(d.start if s else d for d, s in zip(dimensions, slices, strict=True)),
+            tuple(jnp.asarray(s, dtype) for s in starts),
             tuple(d.size if s else 1 for d, s in zip(dimensions, slices, strict=True)),
             tuple(k for k, s in enumerate(slices) if not s),
         )
     rank = len(transforms[0].int_indexer_shape)
     first = slices.index(False) if False in slices else 0
-    return _separate(dimensions, slices, rank, first)
+    return _index_arrays(dimensions, slices, rank, first)
 
 
-def _separate(dimensions: Sequence[Any], slices: Sequence[bool], rank: int, first: int) -> tuple[Any, ...]:
-    """Return NumPy's index arrays, one a dimension: those of integers come in the place of the first of them."""
+def _index_arrays(dimensions: Sequence[Any], slices: Sequence[bool], rank: int, first: int) -> tuple[Any, ...]:
+    """Return NumPy's index arrays, one a dimension.
+
+    Args:
+        dimensions: JAX's index of each dimension.
+        slices: which of them are slices; the others are integers, of one common shape.
+        rank: the rank of that shape.
+        first: where its dimensions come among those of the slices: in the place of the first integers.
+    """
     total = rank + sum(slices)
     indices, before = [], 0
     for d, s in zip(dimensions, slices, strict=True):
@@ -286,7 +297,18 @@ def _while(eqn: core.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     step = _pure(params["body_jaxpr"], operands[a:], references)
     tested, stepped = _values(operands[:a]), _values(operands[a:b])
 
+    if predicates(eqn):
+        raise CaptureError(
+            f"{_line(eqn)}: under vmap, a while loop that ends at another step for each element reads or changes a jax.Ref.\n"
+            "    Carry the value in the loop, and change the reference after it. (docs: capture#references)"
+        )
+
     def run(values: Sequence[Any], carry: Sequence[Any]) -> Any:
+        if any(_changes(test, values, [*tested, *carry])):
+            raise CaptureError(
+                f"{_line(eqn)}: the condition of a while loop changes a jax.Ref.\n    Change it in the loop's body."
+                " (docs: capture#references)"
+            )
         moving = _changes(step, values, [*stepped, *carry])
 
         def inside(changing: Sequence[Any]) -> list[Any]:
@@ -346,7 +368,7 @@ def _pure(program: Any, operands: Sequence[Any], references: Sequence[Reference]
 
 
 def _changes(run: Run, values: Sequence[Any], others: Sequence[Any]) -> list[bool]:
-    """Return for each reference whether a program changes it."""
+    """Return for each reference whether a program changes it: whether its value is another object afterwards."""
     changes = list[bool]()
 
     def probe(values: Sequence[Any], others: Sequence[Any]) -> None:
@@ -375,7 +397,10 @@ def _values(operands: Sequence[Any]) -> list[Any]:
 def _at_line(
     eqn: core.JaxprEqn, run: Callable[..., Any], arguments: Sequence[Any], inner: Callable[[core.JaxprEqn], core.JaxprEqn]
 ) -> Any:
-    """Evaluate a function as if it were at an equation's line. `inner` changes the equations in those of the function."""
+    """Evaluate a function as if it were at an equation's line.
+
+    `inner` is applied to the equations nested in those of the function: steps and branches keep lines of their own.
+    """
     program, shape = jax.make_jaxpr(run, return_shape=True)(*arguments)
     program = with_equations(program, lambda e: with_nested(e, inner).replace(source_info=eqn.source_info))
     leaves = core.jaxpr_as_fun(program)(*jax.tree.leaves(list(arguments)))
