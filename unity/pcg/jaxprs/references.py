@@ -126,7 +126,7 @@ def _results(eqn: core.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def _nested_of_values(program: Any) -> Any:
-    """Return a program in a parameter without references."""
+    """Return a program from an equation's parameters, open or closed, as one of values only."""
     if isinstance(program, core.ClosedJaxpr):
         return _of_values(program)
     changed = _of_values(core.ClosedJaxpr(program, ()))
@@ -236,11 +236,13 @@ def _index_arrays(dimensions: Sequence[Any], slices: Sequence[bool], rank: int, 
 
 
 def _spread(shape: Sequence[int], axes: Iterable[int], rank: int) -> tuple[int, ...]:
+    """Return a shape of a rank that has these sizes along some axes, and 1 along the others."""
     sizes = dict(zip(axes, shape, strict=True))
     return tuple(sizes.get(k, 1) for k in range(rank))
 
 
 def _part(x: Any, indexer: Block | tuple[Any, ...] | None) -> Any:
+    """Return the part of an array that an indexer reads."""
     if isinstance(indexer, Block):
         return lax.squeeze(lax.dynamic_slice(x, indexer.starts, indexer.sizes), indexer.removed)
     return x if indexer is None else x[indexer]
@@ -261,7 +263,11 @@ def _with_part(x: Any, indexer: Block | tuple[Any, ...] | None, value: Any, how:
 
 
 def _scan(eqn: core.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-    """Evaluate a scan. It carries references that its steps share, and stacks those of which every step has a part."""
+    """Evaluate a scan.
+
+    It carries those references that all its steps share and any of them changes (`moving`). Of the references that it is scanned
+    over, every step has a row (`pieces`); the rows that steps change (`written`) are stacked again.
+    """
     params, (count, carried) = eqn.params, constants_and_carry(eqn.params)
     shared, parts = _references(operands[:count]), _references(operands[count:])
     step = _pure(params["jaxpr"], operands, [*shared, *parts])
