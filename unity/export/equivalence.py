@@ -22,7 +22,7 @@ from unity.pcg.ir.program import Atom, Body, Equation, Literal, close, params_ke
 from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, RULED
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.propagation.linear_solves import program_names, solve_program, split_operands
-from unity.pcg.propagation.solver import branches, nested_body
+from unity.pcg.propagation.nested_programs import branches, nested_body
 
 
 class Meaning(NamedTuple):

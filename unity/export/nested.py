@@ -24,7 +24,7 @@ from unity.pcg.ir.program import Equation
 from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, RULED
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.propagation.linear_solves import is_symmetric, program_names, split_operands
-from unity.pcg.propagation.solver import nested_body
+from unity.pcg.propagation.nested_programs import nested_body
 
 
 def nested_program(e: Equation) -> LocalProgram:

@@ -24,7 +24,8 @@ from unity.pcg.operators.table.reduction import reduction
 from unity.pcg.operators.table.windows import windowed
 from unity.pcg.propagation import linear_solves as linear
 from unity.pcg.propagation.choices import choices
-from unity.pcg.propagation.solver import NESTED, nested_body
+from unity.pcg.propagation.nested_programs import nested_body
+from unity.pcg.propagation.solver import NESTED
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import Entry, Factor, Halo, Slot, Spec
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED

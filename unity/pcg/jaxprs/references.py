@@ -265,33 +265,33 @@ def _with_part(x: Any, indexer: Block | tuple[Any, ...] | None, value: Any, how:
 def _scan(eqn: core.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     """Evaluate a scan.
 
-    It carries those references that all its steps share and any of them changes (`moving`). Of the references that it is scanned
-    over, every step has a row (`pieces`); the rows that steps change (`written`) are stacked again.
+    Of the references that all steps share, the loop carries those that a step changes. Of the references that it is scanned over,
+    each step has a row; the rows that a step changes are stacked again.
     """
     params, (count, carried) = eqn.params, constants_and_carry(eqn.params)
-    shared, parts = _references(operands[:count]), _references(operands[count:])
-    step = _pure(params["jaxpr"], operands, [*shared, *parts])
+    shared, scanned = _references(operands[:count]), _references(operands[count:])
+    step = _pure(params["jaxpr"], operands, [*shared, *scanned])
     constants, rest = _values(operands[:count]), _values(operands[count:])
-    carry, stacks = rest[:carried], rest[carried:]
 
-    def run(values: Sequence[Any], pieces: Sequence[Any], carry: Sequence[Any], stacks: Sequence[Any]) -> Any:
-        slices = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in (*pieces, *stacks)]
-        changes = _changes(step, [*values, *slices[: len(pieces)]], [*constants, *carry, *slices[len(pieces) :]])
-        moving, written = changes[: len(values)], changes[len(values) :]
+    def run(values: Sequence[Any], arrays: Sequence[Any], carry: Sequence[Any], stacks: Sequence[Any]) -> Any:
+        n, one_step = len(values), [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in (*arrays, *stacks)]
+        changes = _changes(step, [*values, *one_step[: len(arrays)]], [*constants, *carry, *one_step[len(arrays) :]])
+        changed, changed_rows = changes[:n], changes[n:]
+        unchanged = chosen_of(changed, values, False)
 
         def body(state: Any, xs: Any) -> Any:
-            (changing, carry), (pieces, slices) = state, xs
-            inside = merged(moving, changing, chosen_of(moving, values, False))
-            out, after = step([*inside, *pieces], [*constants, *carry, *slices])
-            state = chosen_of(moving, after[: len(values)]), out[:carried]
-            return state, (out[carried:], chosen_of(written, after[len(values) :]))
+            (current, carry), (rows, slices) = state, xs
+            results, after = step([*merged(changed, current, unchanged), *rows], [*constants, *carry, *slices])
+            state = chosen_of(changed, after[:n]), results[:carried]
+            return state, (results[carried:], chosen_of(changed_rows, after[n:]))
 
-        first, xs = (chosen_of(moving, values), list(carry)), (list(pieces), list(stacks))
-        (changing, carry), (ys, changed) = lax.scan(body, first, xs, params["length"], params["reverse"], unroll=params["unroll"])
-        after = merged(moving, changing, chosen_of(moving, values, False))
-        return [*carry, *ys], [*after, *merged(written, changed, chosen_of(written, pieces, False))]
+        first, xs = (chosen_of(changed, values), list(carry)), (list(arrays), list(stacks))
+        (last, carry), (ys, rows) = lax.scan(body, first, xs, params["length"], params["reverse"], unroll=params["unroll"])
+        arrays_after = merged(changed_rows, rows, chosen_of(changed_rows, arrays, False))
+        return [*carry, *ys], [*merged(changed, last, unchanged), *arrays_after]
 
-    return _evaluated(eqn, run, [*shared, *parts], [r.value for r in shared], [r.value for r in parts], carry, stacks)
+    references = [r.value for r in shared], [r.value for r in scanned]
+    return _evaluated(eqn, run, [*shared, *scanned], *references, rest[:carried], rest[carried:])
 
 
 def _while(eqn: core.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
@@ -315,19 +315,19 @@ def _while(eqn: core.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
                 f"{_line(eqn)}: the condition of a while loop changes a jax.Ref.\n    Change it in the loop's body."
                 " (docs: capture#references)"
             )
-        moving = _changes(step, values, [*stepped, *carry])
+        changed = _changes(step, values, [*stepped, *carry])
 
-        def inside(changing: Sequence[Any]) -> list[Any]:
-            return merged(moving, changing, chosen_of(moving, values, False))
+        def every(current: Sequence[Any]) -> list[Any]:
+            return merged(changed, current, chosen_of(changed, values, False))
 
         def body(state: Any) -> Any:
-            out, after = step(inside(state[0]), [*stepped, *state[1]])
-            return chosen_of(moving, after), out
+            results, after = step(every(state[0]), [*stepped, *state[1]])
+            return chosen_of(changed, after), results
 
-        changing, carry = lax.while_loop(
-            lambda state: test(inside(state[0]), [*tested, *state[1]])[0][0], body, (chosen_of(moving, values), list(carry))
+        last, carry = lax.while_loop(
+            lambda state: test(every(state[0]), [*tested, *state[1]])[0][0], body, (chosen_of(changed, values), list(carry))
         )
-        return carry, inside(changing)
+        return carry, every(last)
 
     return _evaluated(eqn, run, references, [r.value for r in references], operands[b:])
 
@@ -339,17 +339,17 @@ def _cond(eqn: core.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     branches = [_pure(p, rest, references) for p in eqn.params["branches"]]
 
     def run(index: Any, values: Sequence[Any], plain: Sequence[Any]) -> Any:
-        moving = [any(flags) for flags in zip(*(_changes(b, values, plain) for b in branches), strict=True)]
+        changed = [any(flags) for flags in zip(*(_changes(b, values, plain) for b in branches), strict=True)]
 
         def chosen(branch: Run) -> Callable[[], Any]:
             def taken() -> Any:
-                out, after = branch(values, plain)
-                return out, chosen_of(moving, after)
+                results, after = branch(values, plain)
+                return results, chosen_of(changed, after)
 
             return taken
 
-        out, changing = lax.switch(index, [chosen(b) for b in branches])
-        return out, merged(moving, changing, chosen_of(moving, values, False))
+        results, last = lax.switch(index, [chosen(b) for b in branches])
+        return results, merged(changed, last, chosen_of(changed, values, False))
 
     return _evaluated(eqn, run, references, index, [r.value for r in references], plain)
 

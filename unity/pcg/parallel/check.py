@@ -34,7 +34,7 @@ from unity.pcg.parallel.stages import ends_of, inside_state, outside_state, stac
 from unity.pcg.propagation.choices import choice_of, choices
 from unity.pcg.propagation.halos import halo_edges
 from unity.pcg.propagation.placement import placed
-from unity.pcg.propagation.solver import Unmatched
+from unity.pcg.propagation.propagation import Unmatched
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, State, Type, misfit, show
 

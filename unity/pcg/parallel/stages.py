@@ -36,7 +36,8 @@ from unity.pcg.ir.graph import PCG, PIPELINE, TAIL, THROUGH, Node, Value, carrie
 from unity.pcg.ir.payloads import Pipeline, PipelineTail, ScheduleKind
 from unity.pcg.parallel.timetable import drain_ticks, exchanges_per_tick
 from unity.pcg.propagation.choices import Choice, choice_of, choices
-from unity.pcg.propagation.solver import Unmatched, solve
+from unity.pcg.propagation.propagation import Unmatched
+from unity.pcg.propagation.solver import solve
 from unity.pcg.types.accumulation import growth
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned

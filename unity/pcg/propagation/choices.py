@@ -18,18 +18,10 @@ from unity.pcg.jaxprs.jaxprs import CALLS, NESTING
 from unity.pcg.propagation.agreements import CallArray, call_arrays, forwarded_inputs, nested_agreements
 from unity.pcg.propagation.dominance import superfluous
 from unity.pcg.propagation.halos import HaloEdge, halo_edges
+from unity.pcg.propagation.nested_programs import nested_body
 from unity.pcg.propagation.placement import along_axis, around_moves, moved, waists, with_unused
-from unity.pcg.propagation.propagation import contribution_operands
-from unity.pcg.propagation.solver import (
-    Solution,
-    Unmatched,
-    nested_body,
-    replicable,
-    scattering_dims,
-    scattering_solution,
-    solve,
-    solve_either,
-)
+from unity.pcg.propagation.propagation import Solution, Unmatched, contribution_operands
+from unity.pcg.propagation.solver import replicable, scattering_dims, scattering_solution, solve, solve_either
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import Match, Slot, facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 from jax.core import ShapedArray, Tracer
+from jax.dtypes import float0
 from jax.extend import core
 
 from unity.base.errors import CaptureError
@@ -21,7 +22,7 @@ from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Body, Equation, close
 from unity.pcg.jaxprs.effects import pruned, warn
 from unity.pcg.jaxprs.foreign_primitives import first_order, outside, ruled_calls, with_foreign
-from unity.pcg.jaxprs.jaxprs import NESTING, callable_of, chosen_of, equations, floating, merged
+from unity.pcg.jaxprs.jaxprs import NESTING, RULED, callable_of, chosen_of, equations, floating, merged
 from unity.pcg.jaxprs.pullbacks import EquationPullback
 from unity.pcg.jaxprs.weak_types import struct_of
 from unity.pcg.operators.kernel_primitive import KERNEL
@@ -226,6 +227,19 @@ def _differentiates_kernels(program: core.Jaxpr, tangents: Sequence[core.Var]) -
                 return True
             active.update(eqn.outvars)
     return False
+
+
+def is_reverse_only(equation: Equation) -> bool:
+    """Return whether a call can be differentiated in reverse mode only.
+
+    A custom_vjp has no other rule. A `custom_jvp` may have one that cannot be traced or transposed, or that returns constants as
+    tangents of integers, which in JAX cannot vary between devices.
+    """
+    if equation.motionless or equation.name not in RULED:
+        return False
+    if equation.name != "custom_jvp_call" or not is_readable(equation):
+        return True
+    return any(not isinstance(a, int) and a.tensor.dtype == float0 for a in jvp_body(equation).body.outputs)
 
 
 @lru_cache(maxsize=1024)

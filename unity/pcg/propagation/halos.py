@@ -16,7 +16,7 @@ from math import prod
 from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.ir.program import Body
 from unity.pcg.propagation.placement import Placing
-from unity.pcg.propagation.solver import Solution
+from unity.pcg.propagation.propagation import Solution
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.factors import Halo, Reach

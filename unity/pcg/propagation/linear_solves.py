@@ -7,13 +7,17 @@ implies `A dx = db - dA x`, which is another solve.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from jax.extend import core
 
 from unity.pcg.ir.program import Body, Equation, close
+from unity.pcg.propagation.agreements import as_match
+from unity.pcg.propagation.loops import NestedSolve
+from unity.pcg.types.factors import Match
+from unity.pcg.types.parallel_type import State
 
 SOLVES = ("matvec", "vecmat", "solve", "transpose_solve")  # in the order of the operands that they close over
 
@@ -44,3 +48,36 @@ def is_symmetric(equation: Equation) -> bool:
     """Return whether the solve was declared symmetric: the transpose is the product."""
     programs = equation.params["jaxprs"]
     return programs.vecmat is not None and programs.vecmat is programs.matvec
+
+
+def linear_solve_matches(solve_nested: NestedSolve, equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
+    """Yield the match of a solve, if there is one on which all its programs agree.
+
+    A solution has the state of its right side, since derivatives take one for the other.
+
+    Args:
+        solve_nested: solves its programs.
+        equation: the equation.
+        known: states by position, of operands and then of results.
+    """
+    n, count = len(equation.operands), len(equation.results)
+    states, (closed, right) = dict(known), split_operands(equation, range(n))
+    operand_positions = {name: [*closed[name], *right] for name in program_names(equation)}
+    solved = None
+    for name in (*operand_positions, *operand_positions):  # the second round sees the states of the first
+        result_positions = range(n, n + (count if name == "solve" else len(right)))
+        positions = (*operand_positions[name], *result_positions)
+        if known and states.keys().isdisjoint(positions):
+            continue
+        body = solve_program(equation, name)
+        boundary = zip((*body.inputs, *body.outputs), positions, strict=False)  # transpose_solve may have auxiliary results
+        solution = solve_nested(body, {v: states[p] for v, p in boundary if isinstance(v, int) and p in states})
+        if solution is None:
+            return
+        states |= zip(positions, (*solution.operands, *solution.results), strict=False)
+        solved = (body, solution) if name == "solve" else solved
+    if solved is None or any(states[p] != states[n + k] for k, p in enumerate(right)):
+        return
+    operands, results = (tuple(states[p] for p in positions) for positions in (range(n), range(n, n + count)))
+    if all(s == (operands + results)[p] for p, s in known.items()):
+        yield as_match([solved], operands, results)

@@ -13,6 +13,11 @@ from unity.pcg.jaxprs.foreign_primitives import first_order
 from unity.pcg.jaxprs.jaxprs import BRANCHED, RULED, called
 
 
+def nests(equation: Equation) -> bool:
+    """Return whether an equation is call-like: it has a single nested program, which `nested_body` returns."""
+    return called(equation.params) is not None
+
+
 @lru_cache(maxsize=4096)
 def nested_body(equation: Equation) -> Body:
     """Return the program of a call-like equation.

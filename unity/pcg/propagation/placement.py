@@ -14,8 +14,8 @@ from itertools import product
 from typing import Any
 
 from unity.pcg.ir.program import Body, Literal
-from unity.pcg.propagation.propagation import Unmatched, contributions
-from unity.pcg.propagation.solver import Solution, solve_either
+from unity.pcg.propagation.propagation import Solution, Unmatched, contributions
+from unity.pcg.propagation.solver import solve_either
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, Type, partitioned, slice_count
 

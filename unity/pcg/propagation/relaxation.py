@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import count
 
 from unity.pcg.ir.program import Atom, Body, Equation
-from unity.pcg.propagation.solver import NESTED, nested_body
+from unity.pcg.propagation.nested_programs import nested_body
+from unity.pcg.propagation.solver import NESTED
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import Spec, matching
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
-
-from jax.dtypes import float0
 
 from unity.pcg.ir.nested_programs import bodies
 from unity.pcg.ir.program import Body, Equation
-from unity.pcg.jaxprs.jaxprs import CALLS, LINEAR_SOLVE, RULED, called
+from unity.pcg.jaxprs.jaxprs import CALLS, LINEAR_SOLVE, RULED
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.propagation import linear_solves as linear
 from unity.pcg.propagation.agreements import (
@@ -31,7 +29,8 @@ from unity.pcg.propagation.agreements import (
     rule_agreements,
     sliced_arrays,
 )
-from unity.pcg.propagation.derivative_rules import Unreadable, VjpRule, is_readable, jvp_body, vjp_bodies
+from unity.pcg.propagation.conditionals import cond_matches
+from unity.pcg.propagation.derivative_rules import Unreadable, VjpRule, is_reverse_only, jvp_body, vjp_bodies
 from unity.pcg.propagation.loops import Loop, loop_matches, while_loop_of
 from unity.pcg.propagation.nested_programs import branches, nested_body
 from unity.pcg.propagation.propagation import Conflict, Place, Propagation, Solution, Unmatched, cancels, contributions
@@ -341,19 +340,6 @@ def _with_unread_operands(equation: Equation, body: Body, solution: Solution, kn
     return tuple(operands)
 
 
-def is_reverse_only(equation: Equation) -> bool:
-    """Return whether a call can be differentiated in reverse mode only.
-
-    A custom_vjp has no other rule. A `custom_jvp` may have one that cannot be traced or transposed, or that returns constants as
-    tangents of integers, which in JAX cannot vary between devices.
-    """
-    if equation.motionless or equation.name not in RULED:
-        return False
-    if equation.name != "custom_jvp_call" or not is_readable(equation):
-        return True
-    return any(not isinstance(a, int) and a.tensor.dtype == float0 for a in jvp_body(equation).body.outputs)
-
-
 def derivative_agreements(equation: Equation, operands: tuple[State, ...], results: tuple[State, ...]) -> Differentiated | None:
     """Return the agreements of a call's derivative rule; None if the rule, run on pieces, does not return pieces of the derivative.
 
@@ -467,67 +453,6 @@ def _solve_nested(body: Body, known: Mapping[int, State], undifferentiated: bool
     return replace(solution, results=tuple(results))
 
 
-def _cond_matches(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
-    """Yield the match, if there is one, on which all branches agree. The index is the same on every device."""
-    n = len(equation.operands)
-    if known.get(0, REPLICATED) != REPLICATED:
-        return
-    operands: dict[int, State] = {p: s for p, s in known.items() if 0 < p < n}
-    results: dict[int, State] = {p - n: s for p, s in known.items() if p >= n}
-    solved: dict[int, tuple[Body, Solution]] = {}
-    for last in (False, True):  # the second round sees the states that the last branch fixed in the first
-        for b, branch in enumerate(branches(equation)):
-            states = {branch.inputs[p - 1]: s for p, s in operands.items()}
-            states |= {v: results[k] for k, v in enumerate(branch.outputs) if k in results and isinstance(v, int)}
-            solution = _solve_nested(branch, states)
-            if solution is None:
-                return
-            solved[b] = branch, solution
-            # values that a branch forwards, ignores or computes from constants may be in any state, which other branches may fix
-            free = {v for v in branch.inputs if v not in branch.touching and v not in states} | constant_results(branch)
-            free = set() if last else free
-            operands |= {p: s for p, (v, s) in enumerate(zip(branch.inputs, solution.operands, strict=True), 1) if v not in free}
-            outputs = enumerate(zip(branch.outputs, solution.results, strict=True))
-            results |= {k: s for k, (a, s) in outputs if isinstance(a, int) and a not in free}
-    result_states = tuple(results.get(k, REPLICATED) for k in range(len(equation.results)))
-    constant = {k for b in branches(equation) for k, a in enumerate(b.outputs) if not isinstance(a, int)}
-    if all(result_states[k].kind == "R" for k in constant):  # a constant is whole
-        yield as_match(solved.values(), (REPLICATED, *(operands[p] for p in range(1, n))), result_states)
-
-
-def _linear_solve_matches(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
-    """Yield the match, if there is one, on which all programs of a solve agree.
-
-    A solution has the state of its right side, since derivatives take one for the other.
-    """
-    n, count = len(equation.operands), len(equation.results)
-    states, (closed, right) = dict(known), linear.split_operands(equation, range(n))
-    operand_positions = {name: [*closed[name], *right] for name in linear.program_names(equation)}
-    solved = None
-    for name in (*operand_positions, *operand_positions):  # the second round sees the states of the first
-        result_positions = range(n, n + (count if name == "solve" else len(right)))
-        positions = (*operand_positions[name], *result_positions)
-        if known and states.keys().isdisjoint(positions):
-            continue
-        body = linear.solve_program(equation, name)
-        boundary = zip((*body.inputs, *body.outputs), positions, strict=False)  # transpose_solve may have auxiliary results
-        solution = _solve_nested(body, {v: states[p] for v, p in boundary if isinstance(v, int) and p in states})
-        if solution is None:
-            return
-        states |= zip(positions, (*solution.operands, *solution.results), strict=False)
-        solved = (body, solution) if name == "solve" else solved
-    if solved is None or any(states[p] != states[n + k] for k, p in enumerate(right)):
-        return
-    operands, results = (tuple(states[p] for p in positions) for positions in (range(n), range(n, n + count)))
-    if all(s == (operands + results)[p] for p, s in known.items()):
-        yield as_match([solved], operands, results)
-
-
-def nests(equation: Equation) -> bool:
-    """Return whether an equation is call-like: it has a single nested program, which `nested_body` returns."""
-    return called(equation.params) is not None
-
-
 @lru_cache(maxsize=1024)
 def _scan_loop_of(equation: Equation) -> Loop:
     """Return the loop of a `scan` equation."""
@@ -536,8 +461,8 @@ def _scan_loop_of(equation: Equation) -> Loop:
 
 NESTED: dict[str, Callable[[Equation, Mapping[int, State]], Any]] = {
     **dict.fromkeys(CALLS, _call_matches),
-    "cond": _cond_matches,
+    "cond": partial(cond_matches, _solve_nested),
     "while": loop_matches(while_loop_of, _solve_nested),
     "scan": loop_matches(_scan_loop_of, _solve_nested),
-    LINEAR_SOLVE: _linear_solve_matches,
+    LINEAR_SOLVE: partial(linear.linear_solve_matches, _solve_nested),
 }

@@ -24,7 +24,8 @@ from unity.pcg.ir.gradient_flow import leading_to, losses, reached
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.parallel.stages import Mixed
 from unity.pcg.propagation.placement import along_axis
-from unity.pcg.propagation.solver import Solution, Unmatched, solve
+from unity.pcg.propagation.propagation import Solution, Unmatched
+from unity.pcg.propagation.solver import solve
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State
 from unity.transforms.splice import operator_at, variables_of
 

@@ -15,7 +15,7 @@ from unity.pcg.ir.graph import PCG, PIPELINE
 from unity.pcg.ir.payloads import ScheduleKind
 from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.parallel.stages import FOLLOWED, GPIPE, TWO_BW, Mixed, Schedule
-from unity.pcg.propagation.solver import nested_body
+from unity.pcg.propagation.nested_programs import nested_body
 from unity.pcg.types.axis import Axis
 from unity.transforms.pipelining.micro_batches import LayerScan, PositionDependent, scans, walked
 from unity.transforms.pipelining.pipeline_operator import with_stages

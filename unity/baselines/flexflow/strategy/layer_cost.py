@@ -21,7 +21,7 @@ from unity.pcg.ir.gradient_flow import carrying
 from unity.pcg.ir.program import Body
 from unity.pcg.propagation.choices import Choice, divided_by, part_of_work
 from unity.pcg.propagation.placement import along_axis
-from unity.pcg.propagation.solver import Solution
+from unity.pcg.propagation.propagation import Solution
 from unity.search.cost.operator_seconds import seconds, single_piece
 
 Cut = tuple[Choice, int]  # a way to split an operator, and the number of parts

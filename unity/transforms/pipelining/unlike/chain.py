@@ -27,7 +27,8 @@ from unity.pcg.ir.program import Body, Equation, Tensor
 from unity.pcg.ir.tracing import trace
 from unity.pcg.parallel.stages import Mixed
 from unity.pcg.propagation.placement import along_axis
-from unity.pcg.propagation.solver import Solution, Unmatched, solve
+from unity.pcg.propagation.propagation import Solution, Unmatched
+from unity.pcg.propagation.solver import solve
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
 from unity.transforms.pipelining.sample_bits import NUMBERED, by_sample, sample_bits
