@@ -7,10 +7,10 @@ exclude most.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from math import inf
+from itertools import count, pairwise
+from math import ceil, inf
 from typing import Generic, TypeVar
 
 from unity.base.errors import InfeasibleError
@@ -98,27 +98,51 @@ class Programs(Generic[T]):
             worth |= {k: self.worth(choices.way(k)) for k in between}
 
     def least_number(self, choices: Numbered[T]) -> int:
-        """Return the least number with which the fastest strategy fits or is too slow; `count` + 1 if none suffices."""
-        low, high = 0, choices.count + 1
-        while low < high:
-            middle = (low + high) // 2
-            if self.suffices(choices.way(middle)):
-                high = middle
+        """Return the least number with which the fastest strategy fits or is too slow; `count` + 1 if none suffices.
+
+        Two numbers in three are guessed, and one in three halves what is left.
+        """
+        low, high, tried = 0, choices.count + 1, dict[int, Sequence[Candidate]]()
+        if choices.way(0) is None:
+            low, tried[0] = 1, () if self.wish.than is None else self.unrefined(self.wish.than[0])
+        for turn in count():
+            if low >= high:
+                break
+            guess = self.guessed_part(tried.get(low - 1, ()), tried.get(high, ())) if turn % 3 < 2 else None
+            number = (low + high) // 2 if guess is None else ceil(low - 1 + guess * (high - low + 1))
+            number = min(max(number, low), high - 1)
+            way = choices.way(number)
+            tried[number] = () if way is None else self.unrefined(self.program(way)[1])
+            if self.suffices(tried[number]):
+                high = number
             else:
-                low = middle + 1
+                low = number + 1
         return low
 
-    def suffices(self, way: Way[T] | None) -> bool:
+    def guessed_part(self, less: Sequence[Candidate], more: Sequence[Candidate]) -> float | None:
+        """Return the part of the way between two numbers at which the fastest strategy should fit or be too slow.
+
+        Its time and its memory are nearly linear in the number. Returns None if nothing is known of one of the numbers.
+        """
+        if not less or not more:
+            return None
+        bounds = [(less[0].memory, more[0].memory, self.wish.limit)]
+        bounds += [(less[0].time, more[0].time, self.best.time)] if self.best is not None else []
+        parts = ((bound - start) / (end - start) for start, end, bound in bounds if start != end)
+        return min((part for part in parts if 0 <= part <= 1), default=None)
+
+    def suffices(self, strategies: Sequence[Candidate]) -> bool:
         """Return whether no larger number is needed: the fastest strategy of the program fits, or it is too slow."""
-        if way is None:
-            return False
-        _, search = self.program(way)
+        return any(self.is_beaten(c.time, inf) or c.memory <= self.wish.limit for c in strategies)
+
+    def unrefined(self, search: Search) -> Sequence[Candidate]:
+        """Return the fastest strategy of a program's first search; none if bounds exclude that one fits."""
         if search.least_memory.total > self.wish.limit:
-            return False
+            return ()
         try:
-            return any(self.is_beaten(c.time, inf) or c.memory <= self.wish.limit for c in search.unrefined)
-        except InfeasibleError:
-            return False
+            return search.unrefined
+        except InfeasibleError:  # the user's constraints leave an operator of it no choice
+            return ()
 
     def program(self, way: Way[T]) -> tuple[T, Search]:
         """Return a transformation, and the search of the program that it leads to."""
@@ -158,5 +182,10 @@ class Programs(Generic[T]):
 
     def is_beaten(self, time: float, memory: float) -> bool:
         """Return whether the best program so far, or the plan to beat, is at least as good as one with this time and memory."""
-        best = self.chosen.candidate if self.chosen is not None else self.wish.than and self.wish.than[1]
+        best = self.best
         return best is not None and self.wish.worth(best) <= self.wish.worth(replace(best, time=time, memory=memory))
+
+    @property
+    def best(self) -> Candidate | None:
+        """The strategy of the best program so far, or the one to beat."""
+        return self.chosen.candidate if self.chosen is not None else self.wish.than and self.wish.than[1]
