@@ -9,7 +9,7 @@ import jax
 
 from unity.base.errors import ExportError
 from unity.export.source_code import Code, call
-from unity.pcg.analysis.rematerialization import offloads, saves
+from unity.pcg.analysis.policies import offloads, saves
 from unity.pcg.ir.nested_programs import bodies
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.propagation.nested_programs import nested_body

@@ -91,9 +91,36 @@ def shared_in_three(policy: Any = None) -> Small:
     return shared_again(around=lambda step: jax.checkpoint(jax.checkpoint(step, policy=policy)))
 
 
+def recomputed_loop(
+    step: Callable[..., Any] = lambda step: step, batches: int = 0, length: int = 3, b: int = 8, d: int = 16
+) -> Small:
+    """The same layer again and again in a remat: of the whole loop, or of each of some batches' loops.
+
+    `step` is what is around a layer.
+    """
+
+    def loss(params: Any, x: Any) -> Any:
+        def layer(c: Any, x: Any) -> Any:
+            return jnp.tanh(x + jax.nn.gelu(c @ params["a"]) @ params["b"]), None
+
+        @jax.checkpoint
+        def loop(c: Any, x: Any) -> Any:
+            return lax.scan(step(layer), c, x)[0], None
+
+        first = x.reshape(-1, b, d)[0]
+        return jnp.mean((lax.scan(loop, first, x) if batches else loop(first, x))[0] ** 2)
+
+    return Small(loss, {"a": f(d, 2 * d), "b": f(2 * d, d)}, f(*(batches,) * bool(batches), 3, b, d))
+
+
 EVERYTHING = jax.checkpoint_policies.everything_saveable
 IN_THREE = {"shared, in three": shared_in_three, "shared, in three, saved": partial(shared_in_three, EVERYTHING)}
-enter({"shared": shared, "shared, again": shared_again, "nested scans": nested, "cast": cast, **IN_THREE})
+RECOMPUTED = {
+    "a loop again": recomputed_loop,
+    "loops again": partial(recomputed_loop, batches=2),
+    "a loop of remats again": partial(recomputed_loop, jax.checkpoint),
+}
+enter({**RECOMPUTED, "shared": shared, "shared, again": shared_again, "nested scans": nested, "cast": cast, **IN_THREE})
 
 
 def found(model: Small) -> dict[str, list[int]]:
@@ -147,7 +174,16 @@ def test_programs_send_the_predicted_bytes(name: str) -> None:
     right(name, seeds[:2])
 
 
-NAMES = ["shared", "shared, again", "nested scans", "cast"]
+@pytest.mark.parametrize("name", RECOMPUTED)
+def test_a_recomputed_loop_hoists_as_the_loop_itself_does(name: str) -> None:
+    """Also what is marked to be recomputed, but not out of a remat in the loop."""
+    repeated = {seed: [c for c in traffic(drawn(name, seed)[3], named(name)[0].differentiated) if c.repeats] for seed in range(60)}
+    most_hoisted = max(repeated, key=lambda seed: sum(c.repeats % 3 > 0 for c in repeated[seed]))
+    most_marked = max(repeated, key=lambda seed: sum(bool(c.node.again) for c in repeated[seed]))
+    right(name, {most_hoisted, most_marked})
+
+
+NAMES = ["shared", "shared, again", "nested scans", "cast", "a loop again", "loops again"]
 
 
 @given(name=st.sampled_from(NAMES), seed=st.integers(0, 2**32 - 1))

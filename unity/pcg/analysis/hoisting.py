@@ -5,14 +5,14 @@ does the same to a loop that is not differentiated. So in the forward pass such 
 backward pass every step computes a gradient of the constants, and recomputes its own values.
 
 Of a remat in a remat, JAX hoists only what the inner one's policy saves, also of remats in this one: every step computes the rest
-for itself.
+for itself. The backward pass of a remat runs its program as if it were in none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from unity.pcg.analysis.rematerialization import policies_of, saves_collectives
+from unity.pcg.analysis.policies import policies_of, saves_collectives
 from unity.pcg.ir.graph import PCG, Node, Value
 from unity.pcg.ir.payloads import Scan
 
@@ -28,6 +28,14 @@ def hoisted(graph: PCG, flow: Callable[[Value], bool]) -> Mapping[int, int]:
     """
     factors: dict[int, int] = {}
     _hoist(graph, [1] * len(graph.inputs), 0, flow, factors)
+    return factors
+
+
+def hoisted_again(remat: Node, flow: Callable[[Value], bool]) -> Mapping[int, int]:
+    """Return the factors of `hoisted` with which nodes in a remat run when the backward pass recomputes it."""
+    factors: dict[int, int] = {}
+    if remat.inside is not None:
+        _hoist(remat.inside, [1] * len(remat.inside.inputs), 0, flow, factors)
     return factors
 
 

@@ -12,13 +12,16 @@ around both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any
 
 from jax.extend.core import primitives
 
+from unity.pcg.analysis.hoisting import hoisted_again
+from unity.pcg.analysis.policies import COLLECTIVES, Policies, offloads, policies_of, replacing, save_messages, saving_answers
 from unity.pcg.analysis.residuals import read_backward, residuals
 from unity.pcg.ir.gradient_flow import Gradients
 from unity.pcg.ir.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value, recurrent
@@ -26,13 +29,7 @@ from unity.pcg.ir.payloads import Recompute
 from unity.pcg.ir.program import Body
 from unity.pcg.jaxprs.jaxprs import BRANCHED
 
-Policies = tuple[Callable[..., Any], ...]  # of a remat and the remats around it: a value that one of them saves is saved
 GROUPED = (PIPELINE, TAIL, BRANCHES, STAGES)  # a device runs one of several alternatives, whose residuals are in one memory
-# The primitive that stands for a change of type when a policy decides about it.
-COLLECTIVES = {
-    "combine": primitives.all_gather_p, "combine_replicate": primitives.all_gather_p, "reduce": primitives.psum_p,
-    "reduce_partition": primitives.psum_p, "combine_partition": primitives.all_to_all_p,
-}  # fmt: skip
 
 
 def in_words(again: int) -> str:
@@ -47,6 +44,7 @@ def runs_again(node: Node) -> bool:
 
 
 Place = tuple[int, int]  # an operand: id(node) and position; a variable: id(node) and number; an output: id(graph) and position
+Table = Mapping[Place, set[int]]  # regions by place
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,8 @@ class Recomputation:
         nodes: nodes that run again, by id(node).
         variables: variables of operators that are recomputed, with their reductions.
         reads: operands, and outputs of nested graphs, that are read.
+        producers: the node, by id, whose result is read at a place.
+        nested: the regions in which a place is read in a remat inside of the region.
         passed: those among the reads that recompute a result, and do not only serve a gradient.
         saved: variables of operators that a policy saves on the device and the recomputation reads. A change of type has the
             variable 0.
@@ -69,6 +69,7 @@ class Recomputation:
         marked: the regions that are operators with marked operands.
         depths: by region, the number of remats around it, itself included.
         apart: marked changes of type, by id(node), with further regions in which they run for a single operator.
+        fewer: by region, the factors by which nodes run less often there than their graph (`unity.pcg.analysis.hoisting`).
         fenced: marked changes of type, by id(node), that run for a single operator in the forward pass. If JAX runs a remat in a
             loop, or recomputes a remat in a remat, it separates the operands of the checkpoints inside of it by barriers.
     """
@@ -76,6 +77,8 @@ class Recomputation:
     nodes: dict[int, set[int]] = field(default_factory=dict)
     variables: dict[Place, set[int]] = field(default_factory=dict)
     reads: dict[Place, set[int]] = field(default_factory=dict)
+    producers: dict[Place, int] = field(default_factory=dict)
+    nested: dict[Place, set[int]] = field(default_factory=dict)
     passed: dict[Place, set[int]] = field(default_factory=dict)
     saved: dict[Place, set[int]] = field(default_factory=dict)
     offloaded: dict[Place, set[int]] = field(default_factory=dict)
@@ -84,19 +87,24 @@ class Recomputation:
     marked: set[int] = field(default_factory=set)
     depths: dict[int, int] = field(default_factory=dict)
     apart: dict[int, set[int]] = field(default_factory=dict)
+    fewer: dict[int, Mapping[int, int]] = field(default_factory=dict)
     fenced: dict[int, set[int]] = field(default_factory=dict)
 
-    def repeats(self, node: Node) -> int:
-        """Return how often a node runs again."""
-        return len(self.nodes.get(id(node), ()))
+    def repeats(self, node: Node) -> Fraction:
+        """Return how often a node runs again for each run of its graph."""
+        return self._runs(id(node), self.nodes.get(id(node), ()))
 
-    def alone(self, node: Node) -> int:
+    def alone(self, node: Node) -> Fraction:
         """Return how often a node runs again for a single operator, which shares the result with no other."""
-        return len(self.nodes.get(id(node), set()) & self.marked | self.apart.get(id(node), set()))
+        return self._runs(id(node), self.nodes.get(id(node), set()) & self.marked | self.apart.get(id(node), set()))
 
-    def computed(self, node: Node, variable: int) -> int:
+    def computed(self, node: Node, variable: int) -> Fraction:
         """Return how often a variable of an operator's program is recomputed."""
-        return len(self.variables.get((id(node), variable), ()))
+        return self._runs(id(node), self.variables.get((id(node), variable), ()))
+
+    def _runs(self, node: int, regions: Iterable[int]) -> Fraction:
+        """Return the runs of a node in some regions, for each run of its graph."""
+        return sum((Fraction(1, self.fewer[region].get(node, 1)) for region in regions), Fraction())
 
     def is_unread(self, remat: Node, operand: int) -> bool:
         """Return whether the backward pass of a remat ignores an operand, so that it need not be kept."""
@@ -106,7 +114,7 @@ class Recomputation:
         """Return whether a policy saves a value of an operator, on the device or on the host."""
         return bool(self.saved_of(node) or self.offloaded_of(node))
 
-    def variables_of(self, node: Node) -> tuple[tuple[int, int], ...]:
+    def variables_of(self, node: Node) -> tuple[tuple[int, Fraction], ...]:
         """Return the recomputed variables of an operator's program, each with the number of recomputations."""
         return tuple(self._by_node.get(id(node), ()))
 
@@ -146,17 +154,29 @@ class Recomputation:
         return by_node
 
     @cached_property
-    def _by_node(self) -> dict[int, list[tuple[int, int]]]:
-        by_node: dict[int, list[tuple[int, int]]] = {}
+    def _by_node(self) -> dict[int, list[tuple[int, Fraction]]]:
+        by_node: dict[int, list[tuple[int, Fraction]]] = {}
         for (node, variable), regions in self.variables.items():
-            by_node.setdefault(node, []).append((variable, len(regions)))
+            by_node.setdefault(node, []).append((variable, self._runs(node, regions)))
         return {node: sorted(counts) for node, counts in by_node.items()}
 
-    def read(self, places: Iterable[Place]) -> tuple[int, int]:
-        """Return how often any of these users of a value reads it in the backward pass: in all, and to recompute a result."""
+    def read(self, places: Iterable[Place]) -> tuple[Fraction, Fraction]:
+        """Return how often any of these users of a value reads it in the backward pass: in all, and to recompute a result.
+
+        A region in which a loop hoists the value counts as often as it runs there. The second number is that of a marked change,
+        which no loop hoists out of a remat in the region.
+        """
         places = tuple(places)
-        every, passed = (len(set().union(*(table.get(p, ()) for p in places))) for table in (self.reads, self.passed))
-        return every, passed
+        return self._reads(self.reads, places, {}), self._reads(self.passed, places, self.nested)
+
+    def _reads(self, table: Table, places: Iterable[Place], unhoisted: Table) -> Fraction:
+        """Return how often any of some places is read in the regions of a table, hoisted but for those in `unhoisted`."""
+        fewest = dict[int, int]()
+        for place in places:
+            for region in table.get(place, ()):
+                less = 1 if region in unhoisted.get(place, ()) else self.fewer[region].get(self.producers[place], 1)
+                fewest[region] = min(less, fewest.get(region, less))
+        return sum((Fraction(1, less) for less in fewest.values()), Fraction())
 
 
 def recomputation(graph: PCG, flow: Gradients, kept: Collection[str] = GROUPED) -> Recomputation:
@@ -168,9 +188,11 @@ def recomputation(graph: PCG, flow: Gradients, kept: Collection[str] = GROUPED) 
         kept: The kinds of nodes inside of which policies offload nothing.
     """
     tables = Recomputation(in_branches=offloaded_in_branches(graph, flow, kept))
-    for region, (run, depth, marked) in enumerate(_runs(graph, flow, _Around(), kept)):
+    for region, (run, depth, remat) in enumerate(_runs(graph, flow, _Around(), kept)):
         tables.depths[region] = depth
-        tables.marked.update([region] if marked else [])
+        tables.marked.update([region] if remat is None else [])
+        tables.fewer[region] = {} if remat is None else hoisted_again(remat, flow)
+        tables.producers.update(run.producers)
         for table, key in run.notes:
             getattr(tables, table).setdefault(key, set()).add(region)
     return tables
@@ -222,8 +244,8 @@ class _Around:
     offloads: bool = True
 
 
-def _runs(graph: PCG, flow: Gradients, around: _Around, kept: Collection[str]) -> Iterator[tuple[_Run, int, bool]]:
-    """Yield the recomputation of every region, its depth, and whether the region is an operator with marked operands."""
+def _runs(graph: PCG, flow: Gradients, around: _Around, kept: Collection[str]) -> Iterator[tuple[_Run, int, Node | None]]:
+    """Yield the recomputation of every region, its depth, and its remat; None for an operator with marked operands."""
     for node in graph.nodes:
         if node.inside is not None:
             offloads = around.offloads and node.kind not in kept
@@ -234,54 +256,20 @@ def _runs(graph: PCG, flow: Gradients, around: _Around, kept: Collection[str]) -
                 run = _Run(flow, inner.policies)
                 run.graph(node.inside, [False] * len(node.tensors), True, around.looped)
                 run.notes += _unread(node, node.inside, run, around.looped)
-                yield run, inner.depth, False
+                yield run, inner.depth, node
             yield from _runs(node.inside, flow, inner, kept)
         elif node.body is not None and _has_marked_operands(node):
-            run = _Run(flow, (*around.policies, _save_messages))
+            run = _Run(flow, (*around.policies, save_messages))
             run.region(node, around)
-            yield run, around.depth, True
+            yield run, around.depth, None
 
 
 def _unread(remat: Node, graph: PCG, run: _Run, looped: bool) -> list[tuple[str, Place]]:
     """Return notes of the operands of a remat that its backward pass does not read once it has named and offloaded values."""
     if all(table not in ("saved", "offloaded") for table, _ in run.notes):
         return []
-    read = _Run(run.flow, (_replacing(run.policies),)).graph(graph, [False] * len(remat.tensors), True, looped)
+    read = _Run(run.flow, (replacing(run.policies),)).graph(graph, [False] * len(remat.tensors), True, looped)
     return [("unread", (id(remat), p)) for p, flag in enumerate(read) if not flag]
-
-
-@lru_cache(maxsize=256)
-def _replacing(policies: Policies) -> Callable[..., Any]:
-    """Return a policy that saves only what some policies together offload, or save by a name."""
-
-    def policy(primitive: Any, *operands: Any, **params: Any) -> Any:
-        answers = _saving_answers(policies, primitive, *operands, **params)
-        return answers[0] if answers and (primitive.name == "name" or all(map(offloads, answers))) else False
-
-    return policy
-
-
-def policies_of(remat: Node, offloads: bool = True) -> Policies:
-    """Return the policy of a remat, if it has one. Unless it `offloads`, it saves such values on the device."""
-    return () if remat.policy is None else (remat.policy if offloads else on_device(remat.policy),)
-
-
-@lru_cache(maxsize=256)
-def on_device(policy: Any) -> Any:
-    """Return a policy that saves on the device what another one offloads; None for None."""
-    if policy is None:
-        return None
-    return lambda primitive, *operands, **params: saves(policy(primitive, *operands, **params))
-
-
-def saves_collectives(policies: Policies) -> bool:
-    """Return whether policies save the result of every change of type that communicates."""
-    return all(_saving_answers(policies, primitive) for primitive in COLLECTIVES.values())
-
-
-def _save_messages(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Policy of the checkpoint around an operator with marked operands (`unity.exec.lowering`): save the halos received."""
-    return primitive.name == "ppermute"
 
 
 class _Run:
@@ -292,6 +280,7 @@ class _Run:
     in_remat: the walk is in a nested remat whose results are recomputed.
     wanted: variables of operators in a nested remat that its policy saves for its gradient, by id(node).
     notes: entries of the tables of `Recomputation`, as (table, key).
+    producers: as in `Recomputation`.
     """
 
     def __init__(self, flow: Gradients, policies: Policies) -> None:
@@ -299,6 +288,7 @@ class _Run:
         self.in_remat = False
         self.wanted: dict[int, frozenset[int]] = {}
         self.notes: list[tuple[str, Any]] = []
+        self.producers: dict[Place, int] = {}
 
     def graph(self, graph: PCG, outputs: Sequence[bool], backward: bool, looped: bool) -> list[bool]:
         """Record the recomputation of a graph.
@@ -314,7 +304,7 @@ class _Run:
         """
         live = {v for v, flag in zip(graph.outputs, outputs, strict=True) if flag}
         for q, flag in enumerate(outputs):
-            self.read((id(graph), q), flag, flag)
+            self.read((id(graph), q), graph.outputs[q], flag, flag)
         for node in reversed(graph.nodes):
             if node.kind != "input":
                 live.update(self.node(node, [v in live for v in node.results], backward, looped))
@@ -335,7 +325,7 @@ class _Run:
             self.notes.append(("nodes", id(node)))
             self.notes += [("apart", id(node))] if self.in_remat and node.again else []
         for p, flag in enumerate(flags):
-            self.read((id(node), p), flag, flag)
+            self.read((id(node), p), node.operands[p], flag, flag)
         return [v for v, flag in zip(node.operands, flags, strict=True) if flag]
 
     def nested(self, node: Node, graph: PCG, results: Sequence[bool], backward: bool, looped: bool) -> list[bool]:
@@ -389,7 +379,7 @@ class _Run:
         self.note(node, runs)
         operands = []
         for p, (v, variable) in enumerate(zip(node.operands, body.inputs, strict=True)):
-            self.read((id(node), p), variable in every.values, variable in passed.values)
+            self.read((id(node), p), v, variable in every.values, variable in passed.values)
             if variable in runs.values:
                 operands.append(v)
             elif variable in every.values:
@@ -411,7 +401,7 @@ class _Run:
 
     def is_saved(self, change: Node) -> bool:
         """Return whether a policy saves the result of a change of type."""
-        return change.kind in COLLECTIVES and bool(_saving_answers(self.policies, COLLECTIVES[change.kind]))
+        return change.kind in COLLECTIVES and bool(saving_answers(self.policies, COLLECTIVES[change.kind]))
 
     def for_gradient(self, node: Node, body: Body, outputs: frozenset[int], backward: bool, looped: bool) -> _Needed:
         """Return the variables needed for these outputs of an operator and, with `backward`, for its gradient."""
@@ -424,10 +414,13 @@ class _Run:
         self.notes += [("offloaded" if v in runs.offloaded else "saved", (id(node), v)) for v in runs.saved]
         self.notes += [("nodes", id(node))] if runs.computes else []
 
-    def read(self, place: Place, every: bool, passed: bool) -> None:
-        """Record a read of a place: `passed` if it is to recompute a result, `every` if it is for that or for a gradient."""
+    def read(self, place: Place, value: Value, every: bool, passed: bool) -> None:
+        """Record a read of a value: `passed` if it is to recompute a result, `every` if it is for that or for a gradient."""
         self.notes += [("reads", place)] if every else []
         self.notes += [("passed", place)] if passed else []
+        if every:
+            self.producers[place] = id(value.node)
+            self.notes += [("nested", place)] if self.in_remat else []
 
 
 @dataclass(frozen=True)
@@ -456,7 +449,7 @@ def _needed(body: Body, targets: frozenset[int], policies: Policies) -> _Needed:
         if values.isdisjoint(e.results):
             continue
         structs = (body.tensor(a).struct for a in e.operands)
-        answers = _saving_answers(policies, e.primitive, *structs, **e.params)
+        answers = saving_answers(policies, e.primitive, *structs, **e.params)
         if not answers:
             values.update(a for a in e.operands if isinstance(a, int))
             computed.update(e.results)
@@ -464,24 +457,8 @@ def _needed(body: Body, targets: frozenset[int], policies: Policies) -> _Needed:
             read = values.intersection(e.results)
             saved.update(read)
             offloaded.update(read if all(map(offloads, answers)) else ())
-    reduced = computed if _saving_answers(policies, primitives.psum_p) else values
+    reduced = computed if saving_answers(policies, primitives.psum_p) else values
     return _Needed(frozenset(values), frozenset(reduced), frozenset(saved), frozenset(offloaded), bool(computed))
-
-
-def _saving_answers(policies: Policies, primitive: Any, *operands: Any, **params: Any) -> list[Any]:
-    """Return the answers of the policies that save the result of a primitive, on the device or on the host."""
-    answers = (policy(primitive, *operands, **params) for policy in policies)
-    return [answer for answer in answers if saves(answer)]
-
-
-def saves(answer: Any) -> bool:
-    """Return whether the answer of a checkpoint policy about a value, a boolean or one of JAX's marks, is to save the value."""
-    return bool(answer) and type(answer).__name__ != "RecomputeType"
-
-
-def offloads(answer: Any) -> bool:
-    """Return whether the answer of a checkpoint policy about a value is to save it in the memory of the host."""
-    return type(answer).__name__ == "Offloadable"
 
 
 def _has_marked_operands(node: Node) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from math import prod
 from typing import Any
 
@@ -165,7 +166,7 @@ class _Context:
         """Return the factor by which a node runs less often than its graph in the forward pass."""
         return self.whole.hoisted.get(id(node), 1)
 
-    def runs(self, node: Node, repeats: int | None = None) -> tuple[int, int, int]:
+    def runs(self, node: Node, repeats: Fraction | None = None) -> tuple[int, int, int]:
         """Return the fields `count`, `repeats` and `alone` of a node's collective.
 
         Args:
@@ -173,8 +174,8 @@ class _Context:
             repeats: how often the backward pass recomputes the part of the node that communicates, if it differs from the node.
         """
         extra = self.whole.recomputation
-        first, repeats = self.times // self.hoisted_by(node), self.times * (extra.repeats(node) if repeats is None else repeats)
-        return first + repeats, repeats, self.times * extra.alone(node)
+        again = int(self.times * (extra.repeats(node) if repeats is None else repeats))
+        return self.times // self.hoisted_by(node) + again, again, int(self.times * extra.alone(node))
 
     def forward_name(self, node: Node, *movement: Hashable) -> Hashable:
         """Return the name of the forward collective of a node's operand, None if it runs for a single user."""

@@ -74,5 +74,5 @@ def operator_runs(graph: PCG, facts: ProgramFacts, times: int = 1) -> Iterator[O
         elif node.body is not None and node.kind not in PARALLELIZATION:
             first = times // facts.hoisted.get(id(node), 1)
             marked = bool(node.again) and facts.training
-            runs = first + times * (facts.recomputation.repeats(node) - facts.recomputation.alone(node) + marked)
+            runs = first + int(times * (facts.recomputation.repeats(node) - facts.recomputation.alone(node) + marked))
             yield OperatorRuns(node, node.body, graph, times, first, runs)

@@ -110,8 +110,8 @@ class _Builder:
             gradient,
             residuals,
             again=around.again,
-            repeats=repeats,
-            passed=passed,
+            repeats=float(repeats),
+            passed=float(passed),
             argument=argument,
             last=last,
             hoisted=site.hoisted,
@@ -313,7 +313,8 @@ class _Builder:
         may_recompute = not around.again and not hosted and recomputable(node.body, needed)
         operator = Site("operator", node, ports, node.tensors, around, flows, inner=inner, recomputable=may_recompute)
         operator.hoisted = self.hoisting.get(id(node), 1)
-        operator.repeats, operator.computed = self.recomputed.repeats(node), self.recomputed.variables_of(node)
+        operator.repeats = float(self.recomputed.repeats(node))
+        operator.computed = tuple((v, float(runs)) for v, runs in self.recomputed.variables_of(node))
         saved, offloaded = self.recomputed.saved_of(node), self.recomputed.host_values(node)
         operator.saved = tuple((v, around.lasting[depth] * node.body.tensors[v].nbytes) for v, depth in saved)
         operator.offloaded = tuple((v, nbytes, around.lasting[depth]) for v, nbytes, depth in offloaded)

@@ -127,8 +127,8 @@ class Port:
     kept: float = 0.0
     sole: bool = False
     again: bool = False
-    repeats: int = 0
-    passed: int = 0
+    repeats: float = 0
+    passed: float = 0
     argument: bool = False
     last: bool = False
     hoisted: int = 1
@@ -191,8 +191,8 @@ class Site:
     whole: bool = False
     mark: Node | None = None
     hoisted: int = 1
-    repeats: int = 0
-    computed: tuple[tuple[int, int], ...] = ()
+    repeats: float = 0
+    computed: tuple[tuple[int, float], ...] = ()
 
     @property
     def end(self) -> int:
