@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import host_functions
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -506,3 +507,55 @@ def test_a_policy_that_offloads_what_no_public_one_does_is_refused(tmp_path: Pat
 
     with pytest.raises(unity.ExportError, match="offloads other values than names"):
         planned(Small(loss, f(8, 8), f(4, 8)), PAIR).files.export(tmp_path / "refused.py")
+
+
+def exact_gelu(x: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x, approximate=False)
+
+
+@jax.custom_jvp
+def own_jvp(x: jax.Array) -> jax.Array:
+    return x * lax.erf(x)
+
+
+own_jvp.defjvp(lambda x, t: (own_jvp(*x), t[0] * (lax.erf(*x) + x[0] * (2 / np.sqrt(np.pi)) * jnp.exp(-x[0] * x[0]))))
+
+
+@jax.custom_vjp
+def own_vjp(x: jax.Array) -> jax.Array:
+    return lax.erfc(x)
+
+
+own_vjp.defvjp(lambda x: (lax.erfc(x), x), lambda x, g: (g * (lax.erf(x) - 2),))
+
+
+@pytest.mark.parametrize("function", [exact_gelu, own_jvp, own_vjp])
+def test_error_functions_have_second_derivatives_in_a_file(function: Callable[..., Any], tmp_path: Path) -> None:
+    def loss(p: Any, batch: Any) -> Any:
+        return jnp.sum(function(batch @ p) ** 2)
+
+    def second(fn: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.jit(jax.grad(lambda p, batch: jnp.sum(jnp.cos(jax.grad(fn)(p, batch)))))
+
+    model = Small(loss, f(4, 6), f(8, 4))
+    path = tmp_path / "exported.py"
+    planned(model, PAIR, 0).files.export(path)
+    assert_well_written(path)
+    args, names = (arrays(model.params), arrays(model.batch)), names_of_file(path)
+    placed = jax.device_put(args, names["in_shardings"])
+    np.testing.assert_allclose(second(names["fn"])(*placed), second(loss)(*args), rtol=1e-10)
+
+
+@jax.custom_vjp
+def shifted_on_the_host(x: jax.Array) -> jax.Array:
+    return jax.pure_callback(host_functions.shifted, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="expand_dims")
+
+
+shifted_on_the_host.defvjp(lambda x: (shifted_on_the_host(x), x), lambda x, g: (g * jnp.cos(x),))
+
+
+def test_a_rule_that_jax_differentiates_once_is_exported(tmp_path: Path) -> None:
+    model = Small(lambda p, batch: jnp.sum(shifted_on_the_host(batch @ p) ** 2), f(4, 6), f(8, 4))
+    plan, path = planned(model, PAIR, 0), tmp_path / "exported.py"
+    plan.files.export(path)
+    assert_agrees(plan, path, arrays(model.params), arrays(model.batch))

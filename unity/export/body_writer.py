@@ -17,6 +17,7 @@ from unity.export.source_code import Code, Scope, assign, call, definition, firs
 from unity.export.tracing import LocalProgram, varying_of
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.jaxprs import BRANCHED, LOOPED
+from unity.pcg.operators.table.elementwise import ERROR_SLOPES
 
 if TYPE_CHECKING:
     from unity.export.module import ModuleWriter
@@ -90,7 +91,9 @@ class BodyWriter:
         tensors, varying = [self.body.tensors[v] for v in e.results], varying_of_results(e)
         arguments = with_jax_constant(without_implied_casts(e.name, operands, varying[0]))
         application = AppliedPrimitive(e, tuple(arguments), tuple(tensors))
-        code = printed(application)
+        module, codes = self.block.module, [o.code for o in arguments]
+        own = module.in_rule and e.name in ERROR_SLOPES
+        code = call(module.error_function(e.name), *codes) if own else printed(application)
         if e.primitive.multiple_results and len(tensors) > 1:
             names = [RESULT_NAMES.get(e.name, e.name) if self.uses[v] else "_" for v in e.results]
             codes = self.block.let(names, code)

@@ -93,7 +93,10 @@ def rule_of(equation: Equation) -> DerivativeRule:
 
 
 def _is_once(run: Callable[..., Any], pieces: Sequence[jax.ShapeDtypeStruct]) -> bool:
-    """Return whether a plan (`unity.pcg.local.second_derivatives`), or a file of one, refuses to differentiate a rule."""
+    """Return whether a plan (`unity.pcg.local.second_derivatives`), or a file of one, refuses to differentiate a rule.
+
+    What JAX itself refuses to differentiate, such as a callback, it refuses in the file, too.
+    """
     floats = [k for k, p in enumerate(pieces) if jnp.issubdtype(p.dtype, jnp.inexact)]
 
     def differentiated(*operands: Any) -> Any:
@@ -107,4 +110,6 @@ def _is_once(run: Callable[..., Any], pieces: Sequence[jax.ShapeDtypeStruct]) ->
         jax.make_jaxpr(differentiated)(*pieces)
     except (PlanError, NotImplementedError):
         return True
+    except Exception:  # JAX has no derivative of the rule
+        return False
     return False

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from unity.export.primitives.table import CHECKPOINT_NAME, LAYOUT_CLASS, LAYOUT_
 from unity.export.source_code import Code, Scope, call, definition, letters, lines, returned, sequence, unpacked
 from unity.export.tracing import LocalProgram
 from unity.pcg.ir.program import Literal
+from unity.pcg.operators.table.elementwise import ERROR_SLOPES
 from unity.pcg.types.varying_axes import CAST
 
 MAX_LITERAL = 24  # elements of an array that is written as a literal
@@ -56,6 +58,7 @@ class ModuleWriter:
         self.arrays: dict[str, np.ndarray] = {}
         self.user_imports: dict[tuple[str, str], str] = {}  # (module, name) of a user's function → its name in the file
         self.operator = "operator"  # the kind of operator that is being written
+        self.in_rule = False  # whether a derivative rule is being written
         self.nested_writer = nested_writer  # a field, because nested.py imports body_writer.py, which calls it
 
     def constant(self, atom: Literal) -> Code:
@@ -112,6 +115,16 @@ class ModuleWriter:
             self.functions += [[line.replace(NAME, name) for line in f] for f in functions]
         return self.names[key]
 
+    def error_function(self, primitive: str) -> str:
+        """Write an error function with a custom derivative, unless it exists, and return its name.
+
+        Derivative rules call it, since a second derivative of theirs would be JAX's, and that of JAX 0.12 fails inside a shard_map.
+        """
+        value = ["@jax.custom_jvp", f"def {NAME}(x):", f"    return lax.{primitive}(x)"]
+        results = f"{NAME}(x), x_dot * {ERROR_SLOPES[primitive]} * jnp.exp(-x * x)"
+        rule = [f"@{NAME}.defjvp", f"def {NAME}_jvp(primals, tangents):", "    (x,), (x_dot,) = primals, tangents"]
+        return self.add(primitive, [value, [*rule, f"    return {results}"]])
+
     def custom_derivative(self, rule: DerivativeRule) -> str:
         """Write a function with its custom derivative rule, unless an equal one exists, and return its name."""
         if rule.once and ONCE_FUNCTIONS[0] not in self.functions:
@@ -120,12 +133,23 @@ class ModuleWriter:
         preferred = "slice_here" if slices else self.operator
         if rule.derivative is not None:
             value = self.unnamed_function("", rule.value, [Code("jax.custom_jvp")])
-            return self.add(preferred, [value, self._jvp_rule(rule.derivative, rule)])
+            with self._within_rule():
+                return self.add(preferred, [value, self._jvp_rule(rule.derivative, rule)])
         assert rule.forward is not None
         assert rule.backward is not None
         value = self.unnamed_function("", rule.value, [Code("jax.custom_vjp")])
-        passes = [self._forward_rule(rule.forward, rule), self._backward_rule(rule.backward, rule)]
+        with self._within_rule():
+            passes = [self._forward_rule(rule.forward, rule), self._backward_rule(rule.backward, rule)]
         return self.add(preferred, [value, *passes, [f"{NAME}.defvjp({NAME}_fwd, {NAME}_bwd)"]])
+
+    @contextmanager
+    def _within_rule(self) -> Iterator[None]:
+        """Write what follows as a part of a derivative rule."""
+        self.in_rule = True
+        try:
+            yield
+        finally:
+            self.in_rule = False
 
     def _jvp_rule(self, program: LocalProgram, rule: DerivativeRule) -> list[str]:
         """Return the rule of a `custom_jvp`."""

@@ -107,14 +107,17 @@ DRAW = 60.0  # FLOPs of threefry: twenty rounds of an addition, a rotation and a
 operator("threefry2x32", facts=Facts(key=True))(elementwise(work=DRAW))
 
 
-def derived(function: Callable[[jax.Array], jax.Array], sign: float) -> Local:
+ERROR_SLOPES = {"erf": 2 / sqrt(pi), "erfc": -2 / sqrt(pi)}  # the derivatives of the error functions at zero
+
+
+def derived(function: Callable[[jax.Array], jax.Array], slope: float) -> Local:
     """Return an error function with a custom derivative, since that of JAX 0.12 fails inside a shard_map."""
     own = jax.custom_jvp(function)
-    own.defjvps(lambda t, y, x: t * (sign * 2 / sqrt(pi)) * jnp.exp(-x * x))
+    own.defjvps(lambda t, y, x: t * slope * jnp.exp(-x * x))
     return lambda operands, layout: [own(*operands)]
 
 
-LOCAL = {"erf": derived(lax.erf, 1.0), "erfc": derived(lax.erfc, -1.0)}
+LOCAL = {name: derived(getattr(lax, name), slope) for name, slope in ERROR_SLOPES.items()}
 for _name, _facts in FUNCTIONS.items():
     operator(_name, local=LOCAL.get(_name), facts=replace(_facts, pointwise=True))(elementwise())
 for _name, _facts in OTHERS.items():
