@@ -16,7 +16,7 @@ from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.graph import PCG, Value
 from unity.pcg.ir.program import Body, close
 from unity.pcg.jaxprs.foreign_primitives import first_order
-from unity.pcg.jaxprs.trace_contexts import without_mesh
+from unity.pcg.jaxprs.trace_contexts import default_promotion, without_mesh
 from unity.pcg.jaxprs.weak_types import is_weak
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import UNUSED, local_shape
@@ -40,7 +40,7 @@ def within_mesh(axes: Sequence[Axis], wide: bool, run: Callable[[], T]) -> T:
         results.append(run())
         return ()
 
-    with jax.enable_x64(True) if wide else nullcontext(), without_mesh():
+    with jax.enable_x64(True) if wide else nullcontext(), without_mesh(), default_promotion():
         jax.make_jaxpr(jax.shard_map(local, mesh=mesh, in_specs=(), out_specs=()))()
     return results[0]
 

@@ -1,13 +1,13 @@
-"""Contexts in which programs are traced: without the user's mesh, and with 64-bit types.
+"""Contexts in which programs are traced: without the user's mesh, with 64-bit types, and with JAX's promotion of types.
 
 Types mention a mesh that `jax.set_mesh` has set. JAX has 64-bit types only while they are enabled, whatever the arguments' types.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import jax
@@ -32,6 +32,13 @@ def unset() -> AbstractContextManager[object]:
         return without_mesh() if get_mesh().empty else jax.set_mesh(NO_DEVICES)
     except ValueError:  # inside of a jit, where no program is run
         return without_mesh()
+
+
+@contextmanager
+def default_promotion() -> Iterator[None]:
+    """Let operands of different ranks and types be combined, whatever the user has set, as JAX does by default."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
 
 
 def precision_of(types: Iterable[Any]) -> AbstractContextManager[object]:

@@ -18,6 +18,7 @@ from jax import lax
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, close
 from unity.pcg.jaxprs.jaxprs import CUSTOM_JVP, CUSTOM_VJP, LINEAR_SOLVE, REMATERIALIZED
 from unity.pcg.jaxprs.loops import constants_and_carry
+from unity.pcg.jaxprs.trace_contexts import default_promotion
 from unity.pcg.local import replicated_calls
 from unity.pcg.local import varying_loops as loops
 from unity.pcg.local.collectives import apply, contribute
@@ -177,7 +178,10 @@ class BodyInterpreter:
         own, exact = (entry.local, entry.exact) if entry is not None else (None, False)
 
         def local(pieces: list) -> list:
-            return layout.bind(*pieces) if own is None else own(pieces, layout)
+            if own is None:
+                return layout.bind(*pieces)
+            with default_promotion():
+                return own(pieces, layout)
 
         return applied(local, operands, layout, exact) if widens(layout) else local(operands)
 
