@@ -23,6 +23,8 @@ from conftest import FLAGS
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
 from layered_model import towers, towers_arguments
 from operator_cases import CASES
 from precision import in_64_bits
@@ -559,3 +561,20 @@ def test_a_rule_that_jax_differentiates_once_is_exported(tmp_path: Path) -> None
     plan, path = planned(model, PAIR, 0), tmp_path / "exported.py"
     plan.files.export(path)
     assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
+
+
+def test_rings_of_neighbours_are_exported(tmp_path: Path) -> None:
+    def turned(w: Any, x: Any) -> Any:
+        before = lax.ppermute(x[-1:], "x", [(k, (k + 1) % 4) for k in range(4)])
+        return jnp.tanh(jnp.concatenate([before, x[:-1]]) @ w) * x
+
+    mesh = AbstractMesh((4,), ("x",), axis_types=(AxisType.Auto,))
+    ring: Any = jax.shard_map(turned, mesh=mesh, in_specs=(P(), P("x")), out_specs=P("x"))
+    model = Small(lambda w, x: (ring(w, x) ** 2).sum(), f(4, 4), f(8, 4))
+    whole = 0
+    for seed in range(6):
+        plan, path = planned(model, PAIR, seed), tmp_path / f"ring_{seed}.py"
+        plan.files.export(path)
+        whole += "jnp.roll(" in path.read_text()
+        assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
+    assert whole  # along the ring, a plan that divides it has slices of neighbours in its place

@@ -8,8 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.lax import GatherScatterMode
 from jax.sharding import NamedSharding
@@ -19,8 +22,10 @@ from unity.export.derivative_rules import rule_of
 from unity.export.nested import applied_program, combiner, is_scatter_apply
 from unity.export.simplification import simplified
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, close, params_key
+from unity.pcg.ir.tracing import trace
 from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, RULED
 from unity.pcg.jaxprs.loops import constants_and_carry
+from unity.pcg.jaxprs.shard_maps.rotation import ROTATION
 from unity.pcg.propagation.linear_solves import program_names, solve_program, split_operands
 from unity.pcg.propagation.nested_programs import branches, nested_body
 
@@ -159,6 +164,14 @@ def _cond(e: Equation, operands: list[Meaning], depth: int, constant: bool) -> l
     return [forwarded[k] if k in forwarded else Meaning(_hash([next(numbers), *content]), constant) for k in range(len(ends[0]))]
 
 
+def _rotation(e: Equation, operands: list[Meaning], depth: int, constant: bool) -> list[Meaning]:
+    """Return the meaning of a rotation as `jnp.roll`, which a file calls and which JAX traces as slices that it joins."""
+    assert e.origin is not None
+    (x,) = e.origin.invars
+    roll = partial(jnp.roll, shift=e.params["shift"], axis=e.params["dimension"])
+    return meanings(trace(roll, [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype)]), operands, depth)
+
+
 def _remat(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
     inside = meanings(nested_body(e), operands, depth)
     return [e.params["prevent_cse"], saved_kinds(e), *_operands_of_checkpoint(operands), "inside", *_names(inside)]
@@ -197,5 +210,5 @@ NESTED_CONTENT = {
     "while": _while, **dict.fromkeys(REMATERIALIZED, _remat), **dict.fromkeys(RULED, _custom),
 }  # fmt: skip
 
-# Of these, JAX's functions return operands directly that they hand on unchanged.
-FORWARDING = {"scan": _scan, "cond": _cond}
+# Of these, JAX's functions return operands directly that they hand on unchanged, or are written in other primitives.
+FORWARDING = {"scan": _scan, "cond": _cond, ROTATION: _rotation}
