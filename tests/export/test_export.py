@@ -578,3 +578,27 @@ def test_rings_of_neighbours_are_exported(tmp_path: Path) -> None:
         whole += "jnp.roll(" in path.read_text()
         assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
     assert whole  # along the ring, a plan that divides it has slices of neighbours in its place
+
+
+def test_reductions_by_a_function_with_a_derivative_rule(tmp_path: Path) -> None:
+    def loss(p: Any, batch: Any) -> Any:
+        return lax.reduce(batch @ p, -jnp.inf, jnp.logaddexp, (1,)).sum()
+
+    model = Small(loss, f(4, 6), f(8, 4))
+    args = arrays(model.params), arrays(model.batch)
+    for seed in range(3):
+        plan, path = planned(model, PAIR, seed), tmp_path / f"reduction_{seed}.py"
+        found, wanted = (jax.jit(jax.value_and_grad(fn))(*args) for fn in (plan, loss))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), found, wanted)
+        plan.files.export(path)
+        assert_agrees(plan, path, *args)
+
+
+def test_indices_by_a_rule_of_constants_are_exported(tmp_path: Path) -> None:
+    def loss(p: Any, batch: Any) -> Any:
+        return (batch @ p)[:, jnp.argsort(jax.nn.softplus(jnp.array([3.0, 1.0, 2.0])))].sum()
+
+    model = Small(loss, f(4, 6), f(8, 4))
+    plan, path = planned(model, PAIR, 0), tmp_path / "indices.py"
+    plan.files.export(path)
+    assert_agrees(plan, path, arrays(model.params), arrays(model.batch))

@@ -76,6 +76,8 @@ def _results(e: Equation, body: Body, operands: list[Meaning], depth: int) -> li
         return operands  # a value without a gradient may be cast to vary anywhere
     if e.name == "convert_element_type" and body.tensor(e.operands[0]).dtype == e.params["new_dtype"]:
         return operands
+    if e.name == "reshard" and _is_replicated(e.params["dst_sharding"]):  # of a constant's type, which has no mesh
+        return operands
     if e.name in FORWARDING:
         return FORWARDING[e.name](e, operands, depth + 1, constant)
     parts = [o.name for o in operands]

@@ -27,6 +27,7 @@ from unity.pcg.local.second_derivatives import with_checked_derivative, without_
 from unity.pcg.local.widening import applied, rounded, sent, widens
 from unity.pcg.operators.layout import Layout, PlacedTensor
 from unity.pcg.operators.table import TABLE
+from unity.pcg.operators.table.reduction import GENERAL_REDUCTION
 from unity.pcg.parallel.resharding import steps
 from unity.pcg.propagation.agreements import agreements
 from unity.pcg.propagation.derivative_rules import as_function, is_reverse_only, jvp_body, vjp_bodies
@@ -176,6 +177,7 @@ class BodyInterpreter:
             return as_function(equation)(*operands)
         operands = self.extended(equation, operands, layout)
         own, exact = (entry.local, entry.exact) if entry is not None else (None, False)
+        own = self.reduced if equation.name == GENERAL_REDUCTION else own
 
         def local(pieces: list) -> list:
             if own is None:
@@ -188,6 +190,15 @@ class BodyInterpreter:
     def run_unused(self, body: Body, operands: Sequence[Any]) -> list:
         """Return the results of a body that every device runs alike, without communication."""
         return BodyInterpreter(body, (None,) * len(self.axes), self.axes).run(operands)
+
+    def reduced(self, operands: list, layout: Layout) -> list:
+        """Reduce pieces by a function traced again, since JAX cannot differentiate one inside a mesh that was traced outside."""
+        n, program = len(layout.results), close(layout.params["jaxpr"])
+
+        def combine(x: Sequence[Any], y: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(self.run_unused(program, (*x, *y)))
+
+        return list(lax.reduce(tuple(operands[:n]), tuple(operands[n:]), combine, layout.params["dimensions"]))
 
     def extended(self, equation: Equation, operands: list, layout: Layout) -> list:
         """Return the operands of an equation, extended by the halos that its windows reach."""

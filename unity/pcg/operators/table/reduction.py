@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from jax import lax
-
-from unity.pcg.ir.program import close
 from unity.pcg.operators.table.elementwise import every_dimension
 from unity.pcg.types.factors import (
     NONE,
@@ -22,10 +18,10 @@ from unity.pcg.types.factors import (
     at,
     operator,
 )
-from unity.pcg.types.varying_axes import aligned
 
 REDUCES, ALONE = Facts(reads_buffers=True), Facts(alone=True)
 REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_or": "or", "reduce_and": "and"}
+GENERAL_REDUCTION = "reduce"  # by any function
 WHOLE_REDUCTIONS = ("reduce_prod", "reduce_xor")  # whose reduced dimensions are not divided
 
 
@@ -53,22 +49,7 @@ operator(*WHOLE_REDUCTIONS, facts=REDUCES)(reduction(""))
 operator("argmax", "argmin", facts=Facts(NOTHING, alone=True, extends=True))(reduction(""))
 
 
-def by_function(operands: Sequence[Any], layout: Any) -> list:
-    """Reduce pieces by a function traced again, since JAX cannot differentiate one inside a mesh that was traced outside."""
-    n, program = len(layout.results), close(layout.params["jaxpr"])
-
-    def combine(x: Sequence[Any], y: Sequence[Any]) -> tuple[Any, ...]:
-        values: dict[int, Any] = dict(zip(program.inputs, (*x, *y), strict=True))
-        for e in program.equations:
-            arguments = aligned([values[a] if isinstance(a, int) else a.value for a in e.operands])
-            results = e.primitive.bind(*arguments, **e.params)
-            values.update(zip(e.results, results if e.primitive.multiple_results else [results], strict=True))
-        return tuple(values[a] if isinstance(a, int) else a.value for a in program.outputs)
-
-    return list(lax.reduce(tuple(operands[:n]), tuple(operands[n:]), combine, layout.params["dimensions"]))
-
-
-@operator("reduce", local=by_function, facts=REDUCES)
+@operator(GENERAL_REDUCTION, facts=REDUCES)
 def general_reduction(params: Any, operands: Any, results: Any) -> Spec:
     """Operands and their scalar initial values, reduced by any function. Reduced dimensions are blocked."""
     rest = [i for i in range(operands[0].ndim) if i not in params["dimensions"]]
