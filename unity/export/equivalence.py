@@ -169,9 +169,9 @@ def _cond(e: Equation, operands: list[Meaning], depth: int, constant: bool) -> l
 def _rotation(e: Equation, operands: list[Meaning], depth: int, constant: bool) -> list[Meaning]:
     """Return the meaning of a rotation as `jnp.roll`, which a file calls and which JAX traces as slices that it joins."""
     assert e.origin is not None
-    (x,) = e.origin.invars
+    x: Any = e.origin.invars[0].aval
     roll = partial(jnp.roll, shift=e.params["shift"], axis=e.params["dimension"])
-    return meanings(trace(roll, [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype)]), operands, depth)
+    return meanings(trace(roll, [jax.ShapeDtypeStruct(x.shape, x.dtype)]), operands, depth)
 
 
 def _remat(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
