@@ -36,6 +36,7 @@ from jax.experimental import topologies
 
 import unity
 from benchmarks import fidelity, memory
+from benchmarks.models import registry
 from benchmarks.models.bert import bert
 from benchmarks.models.gpt import gpt
 from benchmarks.models.model import Model
@@ -60,6 +61,7 @@ runtime_version { major: 13 }
 device_description_str: "NVIDIA H200"
 """
 
+LOOPED: dict[str, Any] = {"scan": True, "remat": True}
 CASES: dict[str, Callable[[], Model]] = {
     **{f"{name}, tiny": case.model for name, case in fidelity.CASES.items() if case.machine.devices == DEVICES},
     **{name: case.model for name, case in memory.CASES.items()},
@@ -67,6 +69,25 @@ CASES: dict[str, Callable[[], Model]] = {
     "gpt2, 2 layers, bfloat16": lambda: gpt(layers=2, batch=64, compute="bfloat16"),
     "bert_large, 2 layers": lambda: bert(layers=2, batch=64),
     "resnet50": lambda: resnet(batch=256),
+    "vit_large, 2 layers": lambda: registry.get("vit_large", layers=2),
+    "t5_large, 2 and 2 layers": lambda: registry.get("t5_large", layers=2),
+    "llama3_8b, 2 layers, scan and remat": lambda: registry.get("llama3_8b", layers=2, batch=16, **LOOPED),
+    "mixtral_8x7b, 2 layers, scan and remat": lambda: registry.get("mixtral_8x7b", layers=2, batch=16, **LOOPED),
+    "mamba2_1.3b, 2 layers, scan and remat": lambda: registry.get("mamba2_1.3b", layers=2, **LOOPED),
+    "dit_xl, 2 layers": lambda: registry.get("dit_xl", layers=2),
+    "unet_cifar": lambda: registry.get("unet_cifar"),
+    "inception_v3": lambda: registry.get("inception_v3", batch=256),
+    "vgg16, full size": lambda: registry.get("vgg16", batch=256),
+    "alexnet, full size": lambda: registry.get("alexnet", batch=1024),
+    "squeezenet": lambda: registry.get("squeezenet", batch=512),
+    "resnext50": lambda: registry.get("resnext50", batch=256),
+    "rnnlm": lambda: registry.get("rnnlm"),
+    "nmt, full size": lambda: registry.get("nmt"),
+    "dlrm_summit": lambda: registry.get("dlrm_summit"),
+    "dlrm_kaggle": lambda: registry.get("dlrm_kaggle", batch=2048),
+    "xdl, full size": lambda: registry.get("xdl", batch=1024),
+    "candle_uno": lambda: registry.get("candle_uno", batch=1024),
+    "mlp_unity": lambda: registry.get("mlp_unity", batch=1024),
 }
 
 

@@ -7,10 +7,12 @@ from typing import Any
 from .alexnet import alexnet
 from .bert import attention_stack, bert
 from .candle import candle_uno
+from .dit import dit
 from .gpt import gpt
 from .inception import biased, inception_v3
 from .lenet import lenet5
 from .llama import llama
+from .mamba import mamba2
 from .mixtral import mixtral
 from .mlp import mlp, two_towers
 from .model import Model
@@ -18,6 +20,8 @@ from .recommenders import dlrm, dlrm_kaggle, xdl
 from .recurrent import nmt, rnnlm, rnntc
 from .resnet import resnet, resnext50_unity
 from .squeezenet import squeezenet
+from .t5 import t5
+from .unet import unet
 from .unrolled import nmt_unrolled, rnnlm_unrolled, rnntc_unrolled
 from .vgg import vgg16
 from .vit import vit
@@ -35,6 +39,7 @@ _TINY_RESNET = {"blocks": (1, 1), "base": 16, "image": 32, "batch": 8, "classes"
 _TINY_INCEPTION = {"image": 75, "batch": 2, "blocks": 5, "classes": 10}
 _TINY_RNN = {"hidden": 16, "vocab": 61, "steps": 8, "batch": 8}
 _TINY_DLRM = {"tables": (40, 7, 33), "width": 8, "batch": 16}
+_TINY_MAMBA = {"hidden": 32, "state": 8, "head": 8, "chunk": 4}
 _TINY_LLAMA = {"kv_heads": 2, "feed_forward": 96}
 _GPT3 = {"layers": 32, "hidden": 4096, "heads": 32, "seq": 2048, "batch": 64}
 
@@ -64,6 +69,10 @@ _MODELS: Mapping[str, _Entry] = {
     "mixtral_8x7b": _Entry(mixtral, {**_TINY_GPT, **_TINY_LLAMA, "experts": 4, "group": 8}),
     "vit_large": _Entry(vit, {"layers": 2, "hidden": 32, "heads": 4, "image": 16, "patch": 4, "classes": 10, "batch": 8}),
     "bert_large": _Entry(bert, _TINY_GPT),
+    "t5_large": _Entry(t5, {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 64, "vocab": 61, "seq": 16, "batch": 8}),
+    "dit_xl": _Entry(dit, {"layers": 2, "hidden": 32, "heads": 4, "image": 8, "classes": 10, "batch": 8}),
+    "unet_cifar": _Entry(unet, {"width": 32, "growth": (1, 2), "blocks": 1, "attended": (4,), "image": 8, "batch": 4}),
+    "mamba2_1.3b": _Entry(mamba2, {**_TINY_MAMBA, "layers": 2, "vocab": 61, "seq": 16, "batch": 8}),
     "bert_unity": _Entry(attention_stack, {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "batch": 8}),
     "dlrm": _Entry(dlrm, {**_TINY_DLRM, "bottom": (4, 16, 8), "top": (16, 2)}),
     "dlrm_summit": _Entry(

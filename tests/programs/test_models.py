@@ -12,6 +12,7 @@ from ci_cases import CI, by_hand
 from benchmarks import models
 from benchmarks.models import Model
 from benchmarks.models.llama import _rotate
+from benchmarks.models.mamba import state_space
 from benchmarks.models.mixtral import mixture
 from benchmarks.models.recurrent import lstm
 from benchmarks.models.transformer import causal, self_attention
@@ -19,6 +20,7 @@ from benchmarks.models.transformer import causal, self_attention
 PUBLISHED = {
     "alexnet": 61_100_840,  # torchvision
     "bert_large": 335_174_458,  # BERT-Large uncased with its masked-language-model head
+    "dit_xl": 675_129_632,
     "dlrm_kaggle": 33_762_577 * 16 + (13 + 1) * 512 + 513 * 256 + 257 * 64 + 65 * 16 + 368 * 512 + 513 * 256 + 257,
     "gpt2": 124_439_808,
     "gpt2_padded": 124_439_808 + (50304 - 50257) * 768,
@@ -30,6 +32,8 @@ PUBLISHED = {
     "resnet50": 25_557_032,
     "resnext50": 25_028_904,
     "squeezenet": 1_235_496,  # version 1.1
+    "t5_large": 737_668_096,
+    "unet_cifar": 35_746_307,
     "vgg16": 138_357_544,
     "vit_large": 304_326_632,  # torchvision, patches of 16
     "wide_resnet50": 68_883_240,
@@ -37,6 +41,7 @@ PUBLISHED = {
 ROUNDED = {  # published in millions, or in GiB of float32
     "candle_uno": (821e6, 0.5e6),
     "gpt3_6.7b": (6.7e9, 0.05e9),
+    "mamba2_1.3b": (1.3e9, 0.05e9),
     "mlp_unity": (956e6, 0.5e6),
     "rnn_tensoropt": (108 * 2**28, 0.01 * 108 * 2**28),
     "transformer_tensoropt": (9.7 * 2**28, 0.01 * 9.7 * 2**28),
@@ -48,6 +53,7 @@ EVERY_KIND_OF_LAYER = (
     *("mlp_unity", "lenet5", "resnext50", "gpt2", "llama3_8b", "bert_large", "bert_unity"),
     *("mixtral_8x7b", "vit_large", *by_hand("inception_v3_unity")),
     *("dlrm", "dlrm_kaggle", "candle_uno", "rnnlm", "rnntc", "nmt"),
+    *("t5_large", "dit_xl", "unet_cifar", "mamba2_1.3b"),
 )
 
 
@@ -202,6 +208,21 @@ def test_lstm_is_its_equations() -> None:
     np.testing.assert_allclose(output, h, rtol=0, atol=16 * 5 * EPSILON)
     np.testing.assert_allclose(cell, c, rtol=0, atol=16 * 5 * EPSILON)
     np.testing.assert_array_equal(outputs[-1], output)
+
+
+def test_state_space_layers_in_chunks_are_their_recurrence() -> None:
+    samples, time, heads, width, state = 2, 12, 3, 4, 5
+    keys = iter(jax.random.split(jax.random.key(0), 4))
+    x = jax.random.normal(next(keys), (samples, time, heads, width))
+    decay = -jax.random.uniform(next(keys), (samples, time, heads))
+    b, c = (jax.random.normal(next(keys), (samples, time, state)) for _ in range(2))
+    found = np.asarray(state_space(x, decay, b, c, chunk=4))
+    states = np.zeros((samples, heads, width, state))
+    for t in range(time):
+        states = np.exp(decay[:, t, :, None, None]) * states + x[:, t, :, :, None] * b[:, t, None, None, :]
+        expected = np.einsum("zhps,zs->zhp", states, c[:, t])
+        # products of five states, of order 10, after up to 12 steps
+        np.testing.assert_allclose(found[:, t], expected, rtol=0, atol=10 * 5 * time * EPSILON)
 
 
 def value_and_grad(model: Model, params: dict, batch: dict) -> tuple[jax.Array, dict]:
