@@ -250,7 +250,9 @@ def test_the_backend_needs_additional_memory() -> None:
     (fastest,) = Minimizer(assembled.problem).at([0.0])
     graph = parallelize(captured.graph, assembled.assignment(fastest))
     on = {b: predict_memory(graph, captured.differentiated, Training(), b) for b in (GPU, CPU)}
-    assert BACKEND not in on[GPU].by_reason
+    # the transposed image, and the zeros that the gradient of the maximum is scattered into, as in AlexNet compiled for H200s
+    read = [n.operands[0] for n in graph.nodes if n.kind in ("conv_general_dilated", "reduce_window_max")]
+    assert on[GPU].by_reason[BACKEND] == sum(v.tensor.nbytes / slice_count(v.type, graph.axes) for v in read)
     assert on[CPU].by_reason[BACKEND] > 0
     assert on[CPU].total > on[GPU].total
     host = replace(MACHINE, device=replace(MACHINE.device, name="cpu"), host=None)

@@ -20,6 +20,12 @@ XLA's CPU backend, according to its buffer assignments (`benchmarks/memory.py` c
   the result are live from the forward pass on.
 - *outermost*: collectives along a dimension need it outermost in memory; otherwise their operands and results are copied.
 
+XLA's GPU backend, likewise (`benchmarks/gpu_programs.py` compares):
+
+- *turns images*: convolutions read channels last. An image that is an argument is transposed, and is a residual in that order.
+- *scatters*: the gradient of a maximum over windows is a scatter into zeros that the forward pass writes beside the operand. Its
+  int32 indices, one for every dimension, are computed in the backward pass, together with the maximum.
+
 On every backend a product in groups of rows reads the rows, and their cotangents in two orders of dimensions, once for each group,
 with zeros in the rows of others.
 
@@ -27,7 +33,7 @@ Where the host's memory is separate (*offloads*), values that a checkpoint polic
 checkpoint's backward pass. The CPU backend keeps them where they are.
 
 GPU compilers schedule operators where their results are used, and fuse them, reductions with what they reduce included; their
-products read any order of dimensions. Nothing is added for them. They start collectives on streams beside the one that computes
+products read any order of dimensions. They start collectives on streams beside the one that computes
 (*overlaps*: XLA's latency-hiding scheduler); those of a CPU use its cores.
 """
 
@@ -82,6 +88,8 @@ class Backend:
     transposes: bool = False
     indexes: bool = False
     outermost: bool = False
+    turns_images: bool = False
+    scatters: bool = False
     overlaps: bool = True
     offloads: bool = True
 
@@ -131,6 +139,10 @@ class Backend:
         """
         if self.keeps_indices(node):
             return _indices(node, local)
+        if self.scatters and facts_of(node.kind).picks:
+            return Extra(local(node.operands[0]), local(node.results[0]) * (1 + _indices_each(node)))
+        if self.turns_images and is_convolution(node.kind) and argument(node.operands[0]):
+            return Extra(local(node.operands[0]))
         if node.kind == RAGGED:
             return self._grouped(node, axes, local)
         if node.kind == ROUTED:
@@ -175,16 +187,21 @@ class Backend:
         return Extra(working=padded / rows * (local(x) + local(others)) + wide * padded / block / count * local(matrices))
 
 
+def _indices_each(node: Node) -> float:
+    """Return the bytes of the indices of an element of a maximum over windows, as a multiple of the element's."""
+    return INDEX * node.operands[0].tensor.ndim / node.operands[0].tensor.dtype.itemsize
+
+
 def _indices(node: Node, local: Callable[[Value], float]) -> Extra:
     operand, result = node.operands[0], node.results[0]
-    each = INDEX * operand.tensor.ndim / operand.tensor.dtype.itemsize
+    each = _indices_each(node)
     assert node.body is not None
     padded = any(any(map(any, e.params.get("padding", ()))) for e in node.body.equations)
     start = local(operand) * (1 if padded else 1 + each)
     return Extra(start + each * local(result), -local(operand), start)
 
 
-GPU = Backend("gpu")
+GPU = Backend("gpu", turns_images=True, scatters=True)
 UNLINKED = replace(GPU, offloads=False)
 CPU = Backend(
     "cpu",
