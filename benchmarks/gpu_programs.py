@@ -6,9 +6,6 @@ description of the devices (`jax.experimental.topologies`); nothing is run. It d
 (`autotune`), as it would where the devices are; and it does not join collectives. By default it does, tens of megabytes of a kind,
 and holds at once what is joined: for the small GPT 7 MB more than the 10 that it holds else.
 
-XLA uses memory that the device has, to overlap collectives with products that it puts off. A program that needs over 5 % more than
-predicted is therefore compiled once more, for devices of which XLA schedules just that much ("tight").
-
 Cases are those of `benchmarks.fidelity` and `benchmarks.memory`, and some at the sizes they are used at, of which most are planned
 as captured, so that a search takes seconds. They are written to
 `results/gpu_programs.json` one by one, as they are done, in the place of what is there of them.
@@ -49,8 +46,6 @@ from benchmarks.record import record, results, show
 
 DEVICES = 8
 TOLERANCE = 0.02  # of the total, in elements
-MORE = 0.95  # a program that needs more than that is compiled again for devices that have just what is predicted
-SCHEDULED = 0.76  # of a device's memory, for which XLA schedules a program
 H200 = """
 gpu_device_info {
   threads_per_block_limit: 1024  threads_per_warp: 32  threads_per_core_limit: 2048
@@ -100,11 +95,11 @@ CASES: dict[str, Callable[[], Model]] = {
 }
 
 
-def described(count: int, nbytes: float = 150e9) -> Sequence[Any]:
-    """So many H200s of one node, as XLA compiles for them, with `nbytes` of memory each."""
+def described(count: int) -> Sequence[Any]:
+    """So many H200s of one node, as XLA compiles for them."""
     jax.devices()  # finds the plugins that are installed
-    shape, config = f"1x1x{count}", H200.replace("150000000000", f"{nbytes:.0f}")
-    return topologies.get_topology_desc(platform="cuda", topology_name=shape, topology=shape, target_config=config).devices
+    shape = f"1x1x{count}"
+    return topologies.get_topology_desc(platform="cuda", topology_name=shape, topology=shape, target_config=H200).devices
 
 
 def rows_of(name: str, devices: Sequence[Any]) -> Iterator[dict[str, Any]]:
@@ -123,17 +118,12 @@ def rows_of(name: str, devices: Sequence[Any]) -> Iterator[dict[str, Any]]:
             yield row | {"not compiled": str(problem)[:200]}
             continue
         memory_line = found.memory_lines[-1]
-        tight = {}
-        if memory_line.predicted < MORE * memory_line.compiled:
-            narrow = plan.frontier[point].check(gradient=True, devices=described(DEVICES, memory_line.predicted / SCHEDULED))
-            tight = {"by the sum, tight": memory_line.predicted / narrow.memory_lines[-1].compiled}
         yield row | {
             "predicted": found.total.predicted,
             "compiled": found.total.compiled,
             "within 2 %": found.agrees(TOLERANCE),
             "bytes": memory_line.compiled,
             "by the sum": memory_line.predicted / memory_line.compiled,
-            **tight,
             "compile s": time.perf_counter() - start,
             "kinds": {line.kind: [line.predicted, line.compiled] for line in found.lines},
         }

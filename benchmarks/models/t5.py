@@ -1,4 +1,4 @@
-"""T5's encoder and decoder (Raffel et al. 2020): RMS norm, relative positions, no biases; the large one has 737,668,096 parameters."""
+"""T5's encoder and decoder (Raffel et al. 2020): RMS norm, relative positions, no biases; large: 737,668,096 parameters."""
 
 import math
 

@@ -25,6 +25,7 @@ XLA's GPU backend, likewise (`benchmarks/gpu_programs.py` compares):
 - *turns images*: convolutions read channels last. An image that is an argument is transposed, and is a residual in that order.
 - *scatters*: the gradient of a maximum over windows is a scatter into zeros that the forward pass writes beside the operand. Its
   int32 indices, one for every dimension, are computed in the backward pass, together with the maximum.
+- *late*: gradients of weights run late, beside collectives (`search.memory.late_gradients`).
 
 On every backend a product in groups of rows reads the rows, and their cotangents in two orders of dimensions, once for each group,
 with zeros in the rows of others.
@@ -90,6 +91,7 @@ class Backend:
     outermost: bool = False
     turns_images: bool = False
     scatters: bool = False
+    late: bool = False
     overlaps: bool = True
     offloads: bool = True
 
@@ -201,7 +203,7 @@ def _indices(node: Node, local: Callable[[Value], float]) -> Extra:
     return Extra(start + each * local(result), -local(operand), start)
 
 
-GPU = Backend("gpu", turns_images=True, scatters=True)
+GPU = Backend("gpu", turns_images=True, scatters=True, late=True)
 UNLINKED = replace(GPU, offloads=False)
 CPU = Backend(
     "cpu",
