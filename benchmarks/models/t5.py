@@ -65,7 +65,7 @@ def t5(
     mlp = {"up": {"weight": f32(hidden, feed_forward)}, "down": {"weight": f32(feed_forward, hidden)}}
     encoder = {"norm1": norm, "attention": attention, "norm3": norm, "mlp": mlp}
     decoder = encoder | {"norm2": norm, "cross": attention}
-    params = {"token": {"table": f32(vocab, hidden)}}
+    params: Tree = {"token": {"table": f32(vocab, hidden)}}
     for name, block in (("encoder", encoder), ("decoder", decoder)):
         params[name] = {"blocks": unrolled.params(block, layers), "norm": norm, "position": {"table": f32(buckets, heads)}}
     below = dict.fromkeys(("source", "target", "labels"), vocab)

@@ -23,8 +23,8 @@ XLA's CPU backend, according to its buffer assignments (`benchmarks/memory.py` c
 XLA's GPU backend, likewise (`benchmarks/gpu_programs.py` compares):
 
 - *turns images*: convolutions read channels last. An image that is an argument is transposed, and is a residual in that order.
-- *scatters*: the gradient of a maximum over windows is a scatter into zeros that the forward pass writes beside the operand. Its
-  int32 indices, one for every dimension, are computed in the backward pass, together with the maximum.
+- *scatters*: the gradient of a maximum over windows is a scatter into zeros that the forward pass writes beside the operand,
+  unless that is padded. Its int32 indices, one for every dimension, are computed in the backward pass, together with the maximum.
 - *late*: gradients of weights run late, beside collectives (`search.memory.late_gradients`).
 
 On every backend a product in groups of rows reads the rows, and their cotangents in two orders of dimensions, once for each group,
@@ -142,7 +142,8 @@ class Backend:
         if self.keeps_indices(node):
             return _indices(node, local)
         if self.scatters and facts_of(node.kind).picks:
-            return Extra(local(node.operands[0]), local(node.results[0]) * (1 + _indices_each(node)))
+            zeros = 0.0 if _is_padded(node) else local(node.operands[0])
+            return Extra(zeros, local(node.results[0]) * (1 + _indices_each(node)))
         if self.turns_images and is_convolution(node.kind) and argument(node.operands[0]):
             return Extra(local(node.operands[0]))
         if node.kind == RAGGED:
@@ -194,12 +195,16 @@ def _indices_each(node: Node) -> float:
     return INDEX * node.operands[0].tensor.ndim / node.operands[0].tensor.dtype.itemsize
 
 
+def _is_padded(node: Node) -> bool:
+    """Return whether windows of an operator reach into a padding."""
+    assert node.body is not None
+    return any(any(map(any, e.params.get("padding", ()))) for e in node.body.equations)
+
+
 def _indices(node: Node, local: Callable[[Value], float]) -> Extra:
     operand, result = node.operands[0], node.results[0]
     each = _indices_each(node)
-    assert node.body is not None
-    padded = any(any(map(any, e.params.get("padding", ()))) for e in node.body.equations)
-    start = local(operand) * (1 if padded else 1 + each)
+    start = local(operand) * (1 if _is_padded(node) else 1 + each)
     return Extra(start + each * local(result), -local(operand), start)
 
 

@@ -167,7 +167,9 @@ class Region(ResidualCollector):
         """Return for every operator the bytes that wait, through its backward turn, for gradients of weights that run later."""
         kept = {v: i for i, k in enumerate(self.operators) for v in k.values}
         buffers: dict[Value, tuple[float, int, int]] = {}
-        for i, at in late_turns(self.nodes, self.flow).items():
+        placements = {i: self.inner(node).placement for i, node in enumerate(self.nodes) if node.body is not None}
+        communicating = {i for i, placement in placements.items() if any(s is not None and s.scattered for s in placement)}
+        for i, at in late_turns(self.nodes, self.flow, communicating).items():
             node = self.nodes[i]
             spans = [(v, i - 1) for v in node.results]  # cotangents
             for v in node.operands:
