@@ -214,6 +214,18 @@ def numbered(w: Any, b: Any) -> Any:
     return jnp.mean(scores(w, doubled(b["x"] + jnp.sum(w["in"]))))
 
 
+@jax.custom_vjp
+def clipped(x: Any) -> Any:
+    return x
+
+
+clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -0.001, 0.001),))
+
+
+def with_clipped_gradients(w: Any, b: Any) -> Any:
+    return jnp.mean(clipped(scores(w, b["x"])) ** 2)
+
+
 def strided(w: Any, b: Any) -> Any:
     return jnp.sum(scores(w, b["x"])[::2] ** 2)
 
@@ -240,6 +252,7 @@ def alternating(w: Any, b: Any) -> Any:
         (normalized, 4, r"test_micro_batching.py:\d+ \(normalized\).* needs a sum over all samples to go on with each"),
         (contrasted, 4, r"dot_general at .*test_micro_batching.py:\d+ \(contrasted\).* does not work on each sample by itself"),
         (numbered, 4, r"custom_vjp_call at .*test_micro_batching.py:\d+ \(numbered\)"),
+        (with_clipped_gradients, 4, r"custom_vjp_call at .*\(with_clipped_gradients\).* not known to be linear in its cotangent"),
         (lambda w, b: jnp.sum(w["in"]), 4, "of the sums over the samples one must have a gradient, but none has one"),
         (mean, 3, "3 micro-batches cannot share 16 samples evenly"),
         (mean, 0, "micro_batches=0: expected at least 2, or True to choose their number"),

@@ -187,6 +187,14 @@ def test_messages_are_counted(stages, exchanges):
     assert counts == {(PIPELINE, "forward"): 2 * exchanges * ticks, (TAIL, "forward"): exchanges * ticks}
 
 
+@jax.custom_vjp
+def clipped(x):
+    """Its gradients are clipped, so that those for twice the cotangent are not twice as large."""
+    return x
+
+
+clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -0.01, 0.01),))
+
 MIXED = {
     "batch norm": (lambda x, p: (((x - x.mean(0)) / x.std(0)) ** 2).mean(), "needs a sum over all samples|by itself"),
     "contrast": (lambda x, p: jax.nn.log_softmax(x @ x.T).trace(), "by itself"),
@@ -194,6 +202,7 @@ MIXED = {
     "no sum": (lambda x, p: ((x * p).sum(), x), "no sum over them|result of the function"),
     "two sums": (lambda x, p: (x * p).sum() * (x**2).sum(), "of the sums .* one must have a gradient, but .* have one"),
     "a vector": (lambda x, p: (x.sum(0) ** 2).sum(), "is the last that adds up over the samples, and no scalar"),
+    "a clipped gradient": (lambda x, p: (clipped(x * p) ** 2).sum(), "derivative rule that is not known to be linear"),
     "a position": (lambda x, p: (x * jnp.arange(8.0)[:, None] * p).sum(), "where a sample stands"),
 }
 

@@ -27,6 +27,7 @@ from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.propagation import Solution, Unmatched
 from unity.pcg.propagation.solver import solve
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State
+from unity.transforms.cotangent_of_one import check_cotangents
 from unity.transforms.splice import operator_at, variables_of
 
 DIMENSIONS = 2  # the samples of an argument are along its first or its second dimension
@@ -159,6 +160,8 @@ def _decomposed(captured: Captured, size: int, dims: Mapping[int, int | None], c
     fixed = tuple(v for v in inputs if solution.seen(v).kind != "P")
     part = replace(part, inputs=(*fixed, *(v for v, _ in read)), outputs=(*sums, *(v for v, _ in each)))
     result = Decomposition(part, fixed, read, sums, each, frozenset(after), _loss(captured, sums), size)
+    if result.loss is not None:
+        check_cotangents(part)
     _check(result, count)
     return result
 

@@ -17,6 +17,7 @@ from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.parallel.stages import FOLLOWED, GPIPE, TWO_BW, Mixed, Schedule
 from unity.pcg.propagation.nested_programs import nested_body
 from unity.pcg.types.axis import Axis
+from unity.transforms.cotangent_of_one import check_cotangents
 from unity.transforms.pipelining.micro_batches import LayerScan, PositionDependent, scans, walked
 from unity.transforms.pipelining.pipeline_operator import with_stages
 from unity.transforms.pipelining.rolling import ROLLED, EqualLayers, layers, rolled
@@ -217,6 +218,7 @@ class AlikePipelining(Pipelining):
         if self.schedule.kind in FOLLOWED or not self.before.differentiated:
             return ""
         try:
+            check_cotangents(self.before.body)
             PipelineSource(self.before).source(self.rolled).tail(self.scan)
         except Mixed as reason:
             return str(reason)
@@ -245,6 +247,8 @@ def pipelined(
     Raises:
         Mixed: the scan's steps, samples or operators do not allow it.
     """
+    if kind in FOLLOWED and program.captured.differentiated:
+        check_cotangents(program.captured.body)
     source, stages = program.source(count), prod(axis.size for axis in along)
     if not 0 <= number < len(source.scans[0]):
         raise Mixed(f"the program has no scan {number} over layers")

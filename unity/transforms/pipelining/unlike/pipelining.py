@@ -14,6 +14,7 @@ from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.payloads import ScheduleKind
 from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, TWO_BW, Mixed, Schedule
 from unity.pcg.types.axis import Axis
+from unity.transforms.cotangent_of_one import check_cotangents
 from unity.transforms.pipelining.choose import PipelineCandidate, PipelineWish, ladders, scheduled
 from unity.transforms.pipelining.pipelining import MicroBatched, PipelineRecord, Pipelining
 from unity.transforms.pipelining.unlike.balance import Cuts, Loads, estimated
@@ -59,6 +60,7 @@ class Unlike(Pipelining):
         if self.schedule.kind == ONE_F_ONE_B or not self.before.differentiated:
             return ""
         try:
+            check_cotangents(self.before.body)
             tail_after(self.before, chain_of(self.before))
         except Mixed as reason:
             return str(reason)
@@ -95,6 +97,8 @@ def unlike(
     Raises:
         Mixed: samples or operators do not allow it.
     """
+    if kind == ONE_F_ONE_B and captured.differentiated:
+        check_cotangents(captured.body)
     stages = prod(axis.size for axis in along)
     if chain.size % (stages * rounds):
         raise Mixed(f"{stages * rounds} micro-batches cannot share {chain.size} samples evenly")

@@ -1,0 +1,69 @@
+"""Derivative rules that are not linear in their cotangent, such as one that clips a gradient.
+
+A loop that runs backward passes before the cotangent of the loss is known computes gradients for a cotangent of one, and multiplies
+them by that of the loss afterwards. This is right if every derivative rule inside is linear in its cotangent.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from unity.pcg.ir.nested_programs import bodies
+from unity.pcg.ir.program import Atom, Body, Equation, Literal
+from unity.pcg.propagation.constants import constants
+from unity.pcg.propagation.derivative_rules import Unreadable, is_reverse_only, vjp_bodies
+from unity.pcg.propagation.solver import NESTED, equation_matches
+from unity.pcg.types.factors import TABLE
+from unity.pcg.types.parallel_type import PARTIAL
+
+ROUNDS = ("convert_element_type", "reduce_precision")  # linear but for rounding
+
+
+@lru_cache(maxsize=4096)
+def nonlinear_call(body: Body) -> Equation | None:
+    """Return the first call of a program, nested programs included, whose derivative rule is not linear in its cotangent.
+
+    Primitives without an entry in the operator table, such as kernels, are taken to be linear, and so are unreadable rules.
+    """
+    for e in body.equations:
+        if is_reverse_only(e):
+            if not _is_linear_rule(e):
+                return e
+        else:
+            inside = (nonlinear_call(program) for program in bodies(e))
+            call = next((found for found in inside if found is not None), None)
+            if call is not None:
+                return call
+    return None
+
+
+def _is_linear_rule(call: Equation) -> bool:
+    """Return whether the rule of a call is linear in the cotangents of the call's results."""
+    try:
+        backward = vjp_bodies(call).backward
+    except Unreadable:
+        return True
+    dependent = set(backward.inputs[len(backward.inputs) - len(call.results) :])
+    for e in backward.equations:
+        if not dependent.isdisjoint(a for a in e.operands if isinstance(a, int)):
+            if not _is_linear(backward, e, dependent):
+                return False
+            dependent.update(e.results)
+    return True
+
+
+def _is_linear(body: Body, e: Equation, dependent: set[int]) -> bool:
+    """Return whether an equation is linear in its operands that depend on a cotangent: sums of these give sums of results."""
+    if e.name in ROUNDS:
+        return all(body.tensors[v].floating for v in e.results)
+    if e.name not in TABLE and e.name not in NESTED:
+        return True
+    n = len(e.operands)
+    known = {p: PARTIAL for p, a in enumerate(e.operands) if a in dependent} | {n + k: PARTIAL for k in range(len(e.results))}
+    others = [p for p, a in enumerate(e.operands) if p not in known and not _is_zero(body, a)]
+    matches = equation_matches(body, e, known)
+    return any(not m.agreed and all(m.operands[p] != PARTIAL for p in others) for m in matches)
+
+
+def _is_zero(body: Body, atom: Atom) -> bool:
+    return atom.zero if isinstance(atom, Literal) else atom in constants(body).zero
