@@ -230,8 +230,7 @@ def test_values_that_reuse_a_later_gradient_are_not_counted() -> None:
     model = Small(loss, [jax.ShapeDtypeStruct((512, 512), jnp.float32)] * 4, jax.ShapeDtypeStruct((64, 512), jnp.float32))
     captured, assembled = made(model)
     (fastest,) = Minimizer(assembled.problem).at([0.0])
-    graph = parallelize(captured.graph, assembled.assignment(fastest))
-    found = predict_memory(graph, captured.differentiated, Training(), CPU)
+    found = predicted(captured, assembled, fastest)
     assert 0 < -found.by_reason[REUSED] < found.by_reason[GRADIENTS]
     assert found.total == pytest.approx(sum(h.nbytes for h in found.held))
 

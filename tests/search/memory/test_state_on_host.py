@@ -66,9 +66,9 @@ def limited() -> unity.Plan:
     """A plan under a limit that no plan with all of the state on the device meets."""
     leanest = planned(objective="memory").memory
     with pytest.raises(unity.InfeasibleError, match=r"offload=True, with at least .* MB"):
-        planned(memory_limit=0.97 * leanest)
-    plan = planned(memory_limit=0.97 * leanest, offload=True)
-    assert plan.memory <= 0.97 * leanest
+        planned(memory_limit=0.93 * leanest)
+    plan = planned(memory_limit=0.93 * leanest, offload=True)
+    assert plan.memory <= 0.93 * leanest
     return plan
 
 
@@ -200,7 +200,7 @@ def test_a_file_has_the_weights_with_state_on_the_host(tmp_path: Path) -> None:
 def test_texts_say_what_is_moved_and_for_how_long(tmp_path: Path) -> None:
     plan, plain = planned(optimizer=ON_HOST), planned()
     assert "optimizer's state of all weights on the host: 3.146 MB of each device to the host and back, " in repr(plan)
-    assert "of 3 of 6 weights on the host: 1.573 MB of each device" in repr(limited())
+    assert "weights on the host: 2.621 MB of each device" in repr(limited())
     assert "optimizer's state" in str(plain.inspect.diff(plan))
     plan.files.export(tmp_path / "exported.py")
     assert "The plan has the optimizer's state of all weights in the memory of the host." in (tmp_path / "exported.py").read_text()

@@ -63,7 +63,7 @@ def test_limits_per_operator_give_leaner_strategies_than_one_limit_for_all() -> 
 
 
 def test_a_start_that_is_not_the_leanest_may_lead_lower(monkeypatch: pytest.MonkeyPatch) -> None:
-    search = searched(hidden=1024, steps=8)
+    search = searched(hidden=512, steps=8)
     leanest = search.leanest.memory
     monkeypatch.setattr(session, "STARTS", 1)
     del vars(search)["leanest"]

@@ -25,7 +25,6 @@ XLA's GPU backend, likewise (`benchmarks/gpu_programs.py` compares):
 - *turns images*: convolutions read channels last. An image that is an argument is transposed, and is a residual in that order.
 - *scatters*: the gradient of a maximum over windows is a scatter into zeros that the forward pass writes beside the operand,
   unless that is padded. Its int32 indices, one for every dimension, are computed in the backward pass, together with the maximum.
-- *late*: gradients of weights run late, beside collectives (`search.memory.late_gradients`).
 
 On every backend a product in groups of rows reads the rows, and their cotangents in two orders of dimensions, once for each group,
 with zeros in the rows of others.
@@ -34,7 +33,7 @@ Where the host's memory is separate (*offloads*), values that a checkpoint polic
 checkpoint's backward pass. The CPU backend keeps them where they are.
 
 GPU compilers schedule operators where their results are used, and fuse them, reductions with what they reduce included; their
-products read any order of dimensions. They start collectives on streams beside the one that computes
+products read any order of dimensions. Nothing else is added for them. They start collectives on streams beside the one that computes
 (*overlaps*: XLA's latency-hiding scheduler); those of a CPU use its cores.
 """
 
@@ -91,7 +90,6 @@ class Backend:
     outermost: bool = False
     turns_images: bool = False
     scatters: bool = False
-    late: bool = False
     overlaps: bool = True
     offloads: bool = True
 
@@ -208,7 +206,7 @@ def _indices(node: Node, local: Callable[[Value], float]) -> Extra:
     return Extra(start + each * local(result), -local(operand), start)
 
 
-GPU = Backend("gpu", turns_images=True, scatters=True, late=True)
+GPU = Backend("gpu", turns_images=True, scatters=True)
 UNLINKED = replace(GPU, offloads=False)
 CPU = Backend(
     "cpu",

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from math import prod
 
-from unity.pcg.analysis.rematerialization import runs_again
 from unity.pcg.ir.graph import (
     BRANCHES,
     LOOPS,
@@ -29,7 +28,6 @@ from unity.pcg.types.factors import facts_of, is_convolution
 from unity.search.cost.inner_values import Inner
 from unity.search.memory.backend import ACCUMULATING
 from unity.search.memory.eager_forward import Ahead, Forward, changes_at_start
-from unity.search.memory.late_gradients import late_turns, waiting, weight_of
 from unity.search.memory.live_through import live_through
 from unity.search.memory.peak import ReusableGradient, Turns
 from unity.search.memory.residuals import ResidualCollector, Setting
@@ -51,7 +49,6 @@ PRODUCT = "dot_general"
 FORWARD, BACKWARD = "forward", "backward"
 Turn = tuple[str, int]  # the pass, and the number of the operator whose turn it is; -1 before any
 ACCUMULATION = "accumulation"  # the kind of a loop over micro-batches, whose residuals are live in one step, unlike other loops'
-WIDE = 4  # bytes of the type that narrower ones are computed in
 NOTICED = 1e-3  # relative to all gradients: the memory of smaller ones is not considered for reuse
 
 
@@ -126,8 +123,6 @@ class Region(ResidualCollector):
         self.kept = [h for k in residuals for h in k]
         self.moments = moments
         self.live_through = live_through(self.nodes, self.own_bytes, () if self.top else graph.outputs)
-        if self.top and self.training and self.backend.late:
-            self.live_through = [a + b for a, b in zip(self.live_through, self.waiting_for_late_gradients(), strict=True)]
         self.peak, self.peak_turn = self.highest()
 
     @property
@@ -159,29 +154,9 @@ class Region(ResidualCollector):
 
     def backward_turns(self) -> Turns:
         """Return the bytes that are live at each operator's turn in the backward pass, or, without gradients, in the only pass."""
-        early = [node.kind in LOOPS and self.backend.eager and not (self.ahead and self.training) for node in self.nodes]
+        early = [node.kind in LOOPS and not (self.ahead and self.training) for node in self.nodes]
         own = [[*(h.nbytes for h in m), n] for m, n in zip(self.moments, self.live_through, strict=True)]
         return Turns([[h.nbytes for h in k.kept] for k in self.operators], early, own, self.later)
-
-    def waiting_for_late_gradients(self) -> list[float]:
-        """Return for every operator the bytes that wait, through its backward turn, for gradients of weights that run later."""
-        kept = {v: i for i, k in enumerate(self.operators) for v in k.values}
-        buffers: dict[Value, tuple[float, int, int]] = {}
-        placements = {i: self.inner(node).placement for i, node in enumerate(self.nodes) if node.body is not None}
-        communicating = {i for i, placement in placements.items() if any(s is not None and s.scattered for s in placement)}
-        for i, at in late_turns(self.nodes, self.flow, communicating).items():
-            node = self.nodes[i]
-            spans = [(v, i - 1) for v in node.results]  # cotangents
-            for v in node.operands:
-                base = self.lying.kept[v]
-                if runs_again(base.node):
-                    spans.append((self.lying.unmoved[v], i - 1))
-                elif base in kept and weight_of(v) is None:
-                    spans.append((base, kept[base] - 1))
-            for v, last in spans:
-                nbytes, first, end = buffers.get(v, (self.nbytes[v], at, last))
-                buffers[v] = nbytes, min(at, first), min(last, end)
-        return waiting(len(self.nodes), list(buffers.values()))
 
     def forward_turns(self) -> Forward:
         """Return the buffers at each operator's turn in the forward pass: residuals, values ahead of their turn, working sets."""
@@ -301,13 +276,10 @@ class Region(ResidualCollector):
         """Return the bytes of an operator's largest inner value, or of its cotangent.
 
         A fusion writes the cotangent of an operand in the place of one of its size, such as the gradient of a cross-entropy in
-        the place of the scattered cotangent of the logarithms. Where it reads narrow operands, it computes in a wider type.
+        the place of the scattered cotangent of the logarithms.
         """
         fuses = not (facts_of(node.kind).product or facts_of(node.kind).alone or (inner.looked_up and self.backend.scatters_apart))
-        places = {self.own_bytes[v] for v in node.operands}
-        if not self.backend.buffered:
-            places |= {WIDE / v.tensor.itemsize * self.own_bytes[v] for v in node.operands if v.tensor.itemsize < WIDE}
-        return 0.0 if fuses and inner.largest in places else inner.largest
+        return 0.0 if fuses and inner.largest in {self.own_bytes[v] for v in node.operands} else inner.largest
 
     def bytes_of_transposed_cotangents(self, node: Node) -> float:
         """Return the bytes of cotangents that an operator also produces in another order of dimensions, for products before it.
