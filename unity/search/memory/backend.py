@@ -33,8 +33,8 @@ Where the host's memory is separate (*offloads*), values that a checkpoint polic
 checkpoint's backward pass. The CPU backend keeps them where they are.
 
 GPU compilers schedule operators where their results are used, and fuse them, reductions with what they reduce included; their
-products read any order of dimensions. Nothing else is added for them. They start collectives on streams beside the one that computes
-(*overlaps*: XLA's latency-hiding scheduler); those of a CPU use its cores.
+products read any order of dimensions. Nothing else is added for them. They start collectives on streams beside the one that
+computes (*overlaps*: XLA's latency-hiding scheduler); those of a CPU use its cores.
 """
 
 from __future__ import annotations
