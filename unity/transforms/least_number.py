@@ -100,7 +100,7 @@ class Programs(Generic[T]):
     def least_number(self, choices: Numbered[T]) -> int:
         """Return the least number with which the fastest strategy fits or is too slow; `count` + 1 if none suffices.
 
-        Two numbers in three are guessed, and one in three halves what is left.
+        Two numbers in three are guessed; the third halves the interval.
         """
         low, high, tried = 0, choices.count + 1, dict[int, Sequence[Candidate]]()
         if choices.way(0) is None:

@@ -18,6 +18,7 @@ Rule = Callable[[Any, Any], Any]
 
 LINEAR: dict[str, Rule] = {
     "itself": lambda x, g: g,
+    "zeros": lambda x, g: jnp.zeros_like(x),
     "reversed": lambda x, g: -0.1 * g,
     "of tanh": lambda x, g: g * (1 - jnp.tanh(x) ** 2),
     "masked": lambda x, g: jnp.where(x > 0, g, 0.0),
@@ -37,6 +38,7 @@ NONLINEAR: dict[str, Rule] = {
     "a term beside it": lambda x, g: g + 1e-3 * x,
     "another value where masked": lambda x, g: jnp.where(x > 0, g, 1.0),
     "squared": lambda x, g: g * g,
+    "of an auxiliary loss, whatever the cotangent": lambda x, g: jnp.ones_like(x),
     "in a jit": lambda x, g: jax.jit(lambda g: jnp.clip(g, -1, 1))(g),
     "a branch by the cotangent": lambda x, g: lax.cond(g.sum() > 0, lambda g: g, lambda g: 2 * g, g),
     "a product of steps": lambda x, g: lax.scan(lambda c, g: (c * g, c), jnp.ones(g.shape[1:]), g)[1],

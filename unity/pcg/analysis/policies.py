@@ -1,4 +1,4 @@
-"""What the policies of checkpoints answer about a value: whether it is saved, and where."""
+"""Answers of checkpoint policies about a value: whether it is saved, and where."""
 
 from __future__ import annotations
 

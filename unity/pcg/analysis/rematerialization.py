@@ -163,7 +163,7 @@ class Recomputation:
     def read(self, places: Iterable[Place]) -> tuple[Fraction, Fraction]:
         """Return how often any of these users of a value reads it in the backward pass: in all, and to recompute a result.
 
-        A region in which a loop hoists the value counts as often as it runs there. The second number is that of a marked change,
+        A region in which a loop hoists the value counts by its runs there. The second number is that of a marked change,
         which no loop hoists out of a remat in the region.
         """
         places = tuple(places)

@@ -30,10 +30,9 @@ def nonlinear_call(body: Body) -> Equation | None:
             if not _is_linear_rule(e):
                 return e
         else:
-            inside = (nonlinear_call(program) for program in bodies(e))
-            call = next((found for found in inside if found is not None), None)
-            if call is not None:
-                return call
+            for program in bodies(e):
+                if (call := nonlinear_call(program)) is not None:
+                    return call
     return None
 
 
@@ -49,7 +48,7 @@ def _is_linear_rule(call: Equation) -> bool:
             if not _is_linear(backward, e, dependent):
                 return False
             dependent.update(e.results)
-    return True
+    return all(a in dependent or _is_zero(backward, a) for a in backward.outputs)  # no constant gradient
 
 
 def _is_linear(body: Body, e: Equation, dependent: set[int]) -> bool:
