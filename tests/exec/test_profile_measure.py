@@ -21,7 +21,7 @@ from unity.exec.lowering import mesh_of
 from unity.exec.measure import collective_curves as curves
 from unity.exec.measure import operators as profile
 from unity.exec.measure.local_machine import where
-from unity.exec.measure.operator_programs import LocalOperator, without_views
+from unity.exec.measure.operator_programs import LocalOperator, local_operands, without_views
 from unity.exec.measure.operators import CompiledOperator, Timing, measure, traced
 from unity.exec.measure.plan_profile import MeasurementTask, fill, measurement, missing, tasks_of_domains, tasks_of_graph
 from unity.machine.collectives import KINDS, TURNING, collective
@@ -32,6 +32,7 @@ from unity.machine.profiles.store import Store
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.program import program_of
 from unity.pcg.parallel.parallelize import on_one_device, parallelize
+from unity.pcg.propagation.nested_programs import branch_indices
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, Type, partitioned
 
@@ -147,18 +148,23 @@ def test_what_takes_no_time_is_measured_in_no_time() -> None:
     assert 1e-5 * max(times[2] for times in program.asked) < 10 * profile.RUN
 
 
-def test_a_conditional_is_measured_in_its_slowest_branch() -> None:
+def test_a_conditional_is_measured_in_its_slowest_branch(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is neither the first, nor the last, which runs where an index is out of range."""
 
-    def fn(x: Any, w: Any) -> Any:
-        x = x @ w
-        return jnp.sum(jax.lax.switch(jnp.int32(x[0, 0]), [jnp.negative, lambda x: (x @ w) @ w @ w @ w, jnp.sin], x))
+    def fn(x: Any) -> Any:
+        return jnp.sum(jax.lax.switch(jnp.int32(x[0]), [jnp.negative, jnp.exp, jnp.sin], x))
 
-    captured = capture(fn, f(256, 256), f(256, 256))
+    captured = capture(fn, f(256))
     tasks = tasks_of_graph(on_one_device(captured.graph), captured.differentiated).values()
-    operators = [next(t.operator for t in tasks if t.operator.body.primitives == (kind,)) for kind in ("cond", "dot_general")]
-    timings = [measure(traced(o, jax.devices()[:1]).compile(), rounds=1) for o in operators]
-    assert timings[0].forward > 2 * timings[1].forward
+    operator = next(t.operator for t in tasks if t.operator.body.primitives == ("cond",))
+    drawn = [list(local_operands(operator, branch)) for branch in range(3)]
+    position = list(operator.body.inputs).index(next(iter(branch_indices(operator.body))))
+    assert [int(operands[position]) for operands in drawn] == [0, 1, 2]
+
+    of_branch = [Timing(1.0, 5.0, 0.0), Timing(3.0, 2.0, 0.1), Timing(2.0, 4.0, 0.0)]
+    monkeypatch.setattr(profile, "_measure_branch", lambda program, branch, rounds: of_branch[branch])
+    program = Instant(traced(operator, jax.devices()[:1]), [])
+    assert measure(cast(CompiledOperator, program)) == Timing(3.0, 5.0, 0.1)
 
 
 # What is compiled

@@ -12,7 +12,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Iterator, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import groupby
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def source_hash(primitive: str) -> str:
     """Return a hash of the source of a primitive's entry in the operator table, or of the choices of a nested program."""
     entry = TABLE.get(primitive)
     functions = (NESTED.get(primitive),) if entry is None else (entry.spec, entry.local)
-    text = "".join(inspect.getsource(f) for f in functions if f is not None)
+    text = "".join(inspect.getsource(f.func if isinstance(f, partial) else f) for f in functions if f is not None)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

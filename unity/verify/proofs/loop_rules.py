@@ -112,14 +112,15 @@ class LanesOfSteps:
             ("w", (integers, constant)), ("c", (integers, integers, carry)), ("x", (integers, integers, slices)),
         ))  # fmt: skip
         c2, x2 = z3.Function("c'", integers, carries), z3.Function("x'", integers, stacks)
-        a, s, n, j, k = z3.Const("a", carries), z3.Const("s", stacks), *z3.Ints("n j k")
+        a, s, j, k = z3.Const("a", carries), z3.Const("s", stacks), *z3.Ints("j k")
         one, other = (z3.Function(name, *of) for name, of in (("r", (integers, integers, result)), ("r'", (integers, results))))
         self.assumptions = [
             z3.ForAll([a, s, j], of_carries(j, steps(a, s)) == step(w(j), of_carries(j, a), of_slices(j, s))),
             z3.ForAll([a, s, j], of_results(j, values(a, s)) == value(w(j), of_carries(j, a), of_slices(j, s))),
-            z3.ForAll([n, j], of_slices(j, x2(n)) == x(j, n)),
-            z3.ForAll([n, j], z3.And(c(j, n + 1) == step(w(j), c(j, n), x(j, n)), one(j, n) == value(w(j), c(j, n), x(j, n)))),
-            z3.ForAll([n], z3.And(c2(n + 1) == steps(c2(n), x2(n)), other(n) == values(c2(n), x2(n)))),
+            # Of step k only: about all steps, Z3 instantiates one by the other without end.
+            z3.ForAll([j], of_slices(j, x2(k)) == x(j, k)),
+            z3.ForAll([j], z3.And(c(j, k + 1) == step(w(j), c(j, k), x(j, k)), one(j, k) == value(w(j), c(j, k), x(j, k)))),
+            z3.And(c2(k + 1) == steps(c2(k), x2(k)), other(k) == values(c2(k), x2(k))),
             z3.ForAll([j], of_carries(j, c2(k)) == c(j, k)),
         ]
         self.goal: Any = z3.And(of_carries(j, c2(k + 1)) == c(j, k + 1), of_results(j, other(k)) == one(j, k))
