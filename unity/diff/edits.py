@@ -12,7 +12,7 @@ from unity.diff.graph_diff import ChangedNode, GraphDiff, diff_matched
 from unity.diff.matching import matching
 from unity.diff.placements import Placement, change_in_words, in_words, is_moved, placements
 from unity.diff.skeleton import is_parallelization
-from unity.pcg.analysis.rematerialization import in_words as recomputation_in_words
+from unity.pcg.analysis.recomputation_marks import in_words as recomputation_in_words
 from unity.pcg.ir.graph import PCG, Node, Value
 from unity.pcg.ir.user_lines import line_behind
 from unity.pcg.parallel.axis_names import AxisNames

@@ -21,7 +21,7 @@ from unity.exec.pipelines.half_ticks import PipelinePair
 from unity.exec.pipelines.one_forward_one_backward import alternated
 from unity.exec.sharding_constraints import SHARDED, constrain, constrained, own_sharding
 from unity.pcg.analysis.policies import on_device
-from unity.pcg.analysis.rematerialization import runs_again
+from unity.pcg.analysis.recomputation_marks import runs_again
 from unity.pcg.ir.graph import BRANCHES, PARALLELIZATION, PCG, PIPELINE, STAGES, TAIL, Node, Value, accumulated_loss
 from unity.pcg.ir.payloads import Remat, Scan, Sharded
 from unity.pcg.ir.user_lines import label, source_of_use

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import networkx as nx
 
 from unity.export.tracing import LocalProgram, local_program
-from unity.pcg.analysis.rematerialization import runs_again
+from unity.pcg.analysis.recomputation_marks import runs_again
 from unity.pcg.capture.repetition import repeated, signature
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 

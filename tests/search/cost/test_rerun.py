@@ -19,7 +19,7 @@ from test_assemble import all_points, rounded
 
 import unity
 from unity.machine.machine import Machine
-from unity.pcg.analysis.rematerialization import runs_again
+from unity.pcg.analysis.recomputation_marks import runs_again
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.graph import PCG
 from unity.pcg.parallel.parallelize import parallelize

@@ -179,7 +179,7 @@ class _Context:
 
     def forward_name(self, node: Node, *movement: Hashable) -> Hashable:
         """Return the name of the forward collective of a node's operand, None if it runs for a single user."""
-        if id(node) in self.whole.recomputation.fenced:
+        if self.whole.recomputation.is_fenced(node):
             return None
         number, steps = self.numbering.value_outside(node.operands[0])
         hoisted_to_it = steps == self.hoisted_by(node)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from unity.pcg.analysis.hoisting import residual_factors
-from unity.pcg.analysis.rematerialization import Recomputation, offloaded_in_branches, recomputation, runs_again
+from unity.pcg.analysis.recomputation_marks import runs_again
+from unity.pcg.analysis.rematerialization import Recomputation, offloaded_in_branches, recomputation
 from unity.pcg.analysis.residuals import Residuals
 from unity.pcg.ir.gradient_flow import Gradients
 from unity.pcg.ir.graph import LOOPS, PARALLELIZATION, PCG, STAGES, Node, Value

@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from unity.pcg.analysis.rematerialization import runs_again
+from unity.pcg.analysis.recomputation_marks import runs_again
 from unity.pcg.ir.gradient_flow import Gradients, gradients
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 from unity.search.cost.cost import Training

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from unity.machine.machine import Machine
-from unity.pcg.analysis.rematerialization import runs_again
+from unity.pcg.analysis.recomputation_marks import runs_again
 from unity.pcg.ir.gradient_flow import Gradients, gradients, losses
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, PIPELINE, TAIL, Node, Value
 from unity.pcg.parallel.stages import ends_of, runs_of, schedule_of

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from unity.pcg.analysis.hoisting import hoisted
-from unity.pcg.analysis.rematerialization import Place, Recomputation, recomputation
+from unity.pcg.analysis.recomputed_region import Place
+from unity.pcg.analysis.rematerialization import Recomputation, recomputation
 from unity.pcg.analysis.residuals import recomputable, residuals
 from unity.pcg.analysis.views import is_view
 from unity.pcg.ir.gradient_flow import Gradients, gradients

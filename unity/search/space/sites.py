@@ -109,7 +109,7 @@ class Port:
         kept: Copies that are live at once as residuals, in the type that the site reads.
         sole: Whether no other site needs it, so that it is not a residual in the producer's type.
         again: Whether it is inside a remat.
-        repeats: Additional runs in the backward pass (`pcg.analysis.rematerialization`).
+        repeats: Additional runs in the backward pass (`unity.pcg.analysis.rematerialization`).
         passed: The part of `repeats` that recompute a result, and not a gradient alone.
         argument: Whether it is an argument of the program, or a copy of one.
         last: Whether its gradient only has to be summed with others: that of an argument, or of a copy or view of one.
@@ -165,7 +165,7 @@ class Site:
         whole: Whether it crosses the program's boundary, where only most major digits and no partial sums are allowed.
         mark: The node of `unity.constrain` whose value it is.
         hoisted: The factor by which it runs less often, forward, than its users (`pcg.analysis.hoisting`).
-        repeats: Additional runs in the backward pass, inside remats (`pcg.analysis.rematerialization`).
+        repeats: Additional runs in the backward pass, inside remats (`unity.pcg.analysis.rematerialization`).
         computed: Additional runs of single variables of its program, as (variable, runs).
     """
 

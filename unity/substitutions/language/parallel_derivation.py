@@ -58,7 +58,7 @@ class Row:
         splits: the rule along each axis, of an operator.
         placed: the results' types, of an argument or a loop.
         changes: the changes of type that each operand passes through.
-        again: how much of the operator the backward pass recomputes (`unity.pcg.analysis.rematerialization`).
+        again: how much of the operator the backward pass recomputes (`unity.pcg.analysis.recomputation_marks`).
     """
 
     splits: tuple[Split, ...] = ()
