@@ -13,7 +13,7 @@ from functools import cached_property
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.graph import Node
-from unity.pcg.propagation.choices import Choice
+from unity.pcg.propagation.choice import Choice
 from unity.pcg.types.parallel_type import PARTIAL
 from unity.search.cost.cost import Training
 from unity.search.joint.pricing import Prices

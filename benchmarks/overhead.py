@@ -33,7 +33,8 @@ from unity.exec.compiled.hlo import collectives, total_bytes
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.graph import PCG, Node, Value
 from unity.pcg.parallel.parallelize import Assignment, parallelize
-from unity.pcg.propagation.choices import Choice, choices
+from unity.pcg.propagation.choice import Choice
+from unity.pcg.propagation.choices import choices
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import REPLICATED, UNUSED, State, Type, partitioned
 

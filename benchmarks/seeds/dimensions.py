@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from unity.baselines.by_hand import product_with_weight
 from unity.baselines.restricted import RestrictedSpace, Structure
-from unity.pcg.propagation.choices import Choice
+from unity.pcg.propagation.choice import Choice
 from unity.pcg.types.factors import facts_of
 from unity.search.cost.cost import site_cost
 from unity.search.space.configurations import domain

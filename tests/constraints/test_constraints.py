@@ -35,7 +35,7 @@ from unity.pcg.parallel.marks import marks
 from unity.pcg.parallel.parallelize import parallelize
 from unity.pcg.parallel.sharding_spec import satisfies, sharding_spec
 from unity.pcg.parallel.traffic import traffic
-from unity.pcg.propagation.choices import Choice
+from unity.pcg.propagation.choice import Choice
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import UNUSED, Type, degrees, misfit, partitioned
 from unity.search.cost.assembly import Assembled

@@ -16,7 +16,8 @@ from typing import Any
 from unity.pcg.ir.gradient_flow import carrying
 from unity.pcg.ir.program import Body, Equation, Tensor
 from unity.pcg.parallel.resharding import steps
-from unity.pcg.propagation.choices import Choice, choices_with_moves, part_of_work
+from unity.pcg.propagation.choice import Choice, part_of_work
+from unity.pcg.propagation.choices import choices_with_moves
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, Type, misfit, partitioned, slice_count

@@ -18,7 +18,8 @@ from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.program import Body, close
 from unity.pcg.local import interpreter as walker
 from unity.pcg.operators.table import TABLE
-from unity.pcg.propagation.choices import Choice, choices
+from unity.pcg.propagation.choice import Choice
+from unity.pcg.propagation.choices import choices
 from unity.pcg.types.factors import Entry
 from unity.pcg.types.parallel_type import REPLICATED
 from unity.verify.proofs.operators import GradientProof, OperatorProof, check_body, check_operator, fits

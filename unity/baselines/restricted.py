@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 
 from unity.base.errors import InfeasibleError
-from unity.pcg.propagation.choices import Choice
+from unity.pcg.propagation.choice import Choice
 from unity.pcg.types.axis import Axis
 from unity.search.cost.assembly import Assembled
 from unity.search.cost.cost import SiteCost, site_cost

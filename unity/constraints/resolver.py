@@ -11,7 +11,7 @@ from unity.base.errors import ConstraintError
 from unity.constraints.paths import Spellings, matched
 from unity.machine.machine import Machine
 from unity.pcg.parallel.sharding_spec import Names, ShardingSpec, axes_of
-from unity.pcg.propagation.choices import Choice
+from unity.pcg.propagation.choice import Choice
 from unity.pcg.types.parallel_type import State, partitioned
 from unity.search.space.dimensions import ProgramDimensions
 from unity.search.space.masks import Along, Pinned, names_of, pinned

@@ -18,7 +18,8 @@ from unity.machine.machine import Machine
 from unity.optimize import optimize
 from unity.pcg.ir.program import close
 from unity.pcg.operators.counter_bits import bits, is_counter_based
-from unity.pcg.propagation.choices import choices, part_of_work
+from unity.pcg.propagation.choice import part_of_work
+from unity.pcg.propagation.choices import choices
 from unity.pcg.types.parallel_type import partitioned
 from unity.plan.plan import Plan
 

@@ -8,7 +8,8 @@ from wide_networks import WideNetwork
 
 from unity.pcg.ir.program import close
 from unity.pcg.propagation import propagation, solver
-from unity.pcg.propagation.choices import Choice, choices, choices_with_moves
+from unity.pcg.propagation.choice import Choice
+from unity.pcg.propagation.choices import choices, choices_with_moves
 from unity.pcg.types.parallel_type import partitioned
 
 SEEDS = ((0, partitioned(0, 2)), (1, partitioned(1, 4)))

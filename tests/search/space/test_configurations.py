@@ -13,7 +13,8 @@ from small_models import MODELS, Small, f
 
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import capture
-from unity.pcg.propagation.choices import Choice, choices
+from unity.pcg.propagation.choice import Choice
+from unity.pcg.propagation.choices import choices
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, misfit, partitioned
 from unity.search.space.configurations import EXACT, IDLE, ORDERED, VALUES, Limits, domain, fits, ranks, shapes_of

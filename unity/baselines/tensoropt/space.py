@@ -29,7 +29,7 @@ import numpy as np
 
 from unity.baselines.restricted import RestrictedSpace, Structure, most_split, only, without
 from unity.machine.resharding_tables import Types
-from unity.pcg.propagation.choices import Choice
+from unity.pcg.propagation.choice import Choice
 from unity.search.cost.cost import SiteCost, site_cost
 from unity.search.solver.problem import Array, Problem
 from unity.search.space.configurations import Domain, domain, domain_of_picks, shapes_of

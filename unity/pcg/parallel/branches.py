@@ -25,7 +25,8 @@ from unity.base.errors import ParallelTypeError
 from unity.pcg.ir.graph import PCG, STAGES, Node, reserved_axes
 from unity.pcg.ir.payloads import Branches, Stages
 from unity.pcg.parallel.stages import positions_along
-from unity.pcg.propagation.choices import Choice, choices
+from unity.pcg.propagation.choice import Choice
+from unity.pcg.propagation.choices import choices
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, Type, partitioned, show
 

@@ -31,7 +31,8 @@ from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.parallel.branches import check_boundary_types
 from unity.pcg.parallel.resharding import absolute, kind_of, stationary
 from unity.pcg.parallel.stages import ends_of, inside_state, outside_state, stacked_state, stage_axes
-from unity.pcg.propagation.choices import choice_of, choices
+from unity.pcg.propagation.choice import choice_of
+from unity.pcg.propagation.choices import choices
 from unity.pcg.propagation.halos import halo_edges
 from unity.pcg.propagation.placement import placed
 from unity.pcg.propagation.propagation import Unmatched

@@ -35,7 +35,8 @@ from unity.base.errors import ParallelTypeError
 from unity.pcg.ir.graph import PCG, PIPELINE, TAIL, THROUGH, Node, Value, carried_by, reserved_axes, times_inside
 from unity.pcg.ir.payloads import Pipeline, PipelineTail, ScheduleKind
 from unity.pcg.parallel.timetable import drain_ticks, exchanges_per_tick
-from unity.pcg.propagation.choices import Choice, choice_of, choices
+from unity.pcg.propagation.choice import Choice, choice_of
+from unity.pcg.propagation.choices import choices
 from unity.pcg.propagation.propagation import Unmatched
 from unity.pcg.propagation.solver import solve
 from unity.pcg.types.accumulation import growth

@@ -7,15 +7,12 @@ sends no more than an eighth more bytes, forward and backward. This must hold fo
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from unity.pcg.ir.program import Body, Tensor
+from unity.pcg.propagation.choice import Choice
 from unity.pcg.propagation.propagation import has_no_gradient
 from unity.pcg.types.accumulation import growth, narrow
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State
-
-if TYPE_CHECKING:
-    from unity.pcg.propagation.choices import Choice
 
 # Copies of a tensor that a change of type sends, forward and backward, by the kinds of the states before and after.
 COPIES = {

@@ -16,7 +16,7 @@ from unity.pcg.ir.gradient_flow import Gradients, with_gradient
 from unity.pcg.ir.graph import PCG, Node, Value
 from unity.pcg.ir.program import Body
 from unity.pcg.parallel.traffic import Collective, traffic
-from unity.pcg.propagation.choices import divided_by, part_of_work
+from unity.pcg.propagation.choice import divided_by, part_of_work
 from unity.pcg.propagation.placement import moved_bytes, placing
 from unity.pcg.types.parallel_type import Type, local_shape
 from unity.search.cost.inner_values import inner_of

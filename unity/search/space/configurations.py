@@ -18,7 +18,7 @@ import numpy as np
 
 from unity.base.errors import InfeasibleError
 from unity.machine.resharding_tables import Types
-from unity.pcg.propagation.choices import Choice, InnerSlot, part_of_work
+from unity.pcg.propagation.choice import Choice, InnerSlot, part_of_work
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import State, Type
 from unity.search.space.masks import NOTHING, Mask, allowed, listed

@@ -18,7 +18,7 @@ import numpy as np
 from unity.machine.machine import Machine
 from unity.pcg.parallel.marks import mark_of
 from unity.pcg.parallel.sharding_spec import PART, Names, ShardingSpec, Slices, part_names
-from unity.pcg.propagation.choices import Choice
+from unity.pcg.propagation.choice import Choice
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import State
 from unity.search.space.dimensions import ProgramDimensions

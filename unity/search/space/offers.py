@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-from unity.pcg.propagation.choices import Choice, choices_with_moves
+from unity.pcg.propagation.choice import Choice
+from unity.pcg.propagation.choices import choices_with_moves
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
 from unity.search.space.sites import Site, Slicing

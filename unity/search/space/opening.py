@@ -27,7 +27,7 @@ from unity.pcg.parallel.stages import (
     sends,
     staged,
 )
-from unity.pcg.propagation.choices import Choice
+from unity.pcg.propagation.choice import Choice
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED
 from unity.search.space.contributions import refuse_cancelling_contributions

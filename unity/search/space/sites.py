@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from unity.pcg.ir.graph import Node
 from unity.pcg.ir.program import Tensor
-from unity.pcg.propagation.choices import Choice
+from unity.pcg.propagation.choice import Choice
 from unity.search.space.live_buffers import stays
 
 

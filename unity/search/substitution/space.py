@@ -19,7 +19,7 @@ import numpy as np
 from unity.machine.machine import Machine
 from unity.machine.resharding_tables import Types
 from unity.pcg.ir.graph import PCG
-from unity.pcg.propagation.choices import Choice
+from unity.pcg.propagation.choice import Choice
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import UNUSED, Type
 from unity.search.cost.assembly import Assembled, Listed, assemble

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from unity.base.documents import Record
-from unity.pcg.propagation.choices import Choice
+from unity.pcg.propagation.choice import Choice
 from unity.pcg.types.parallel_type import State
 from unity.search.substitution.space import Axes, Graph, GraphSpace
 from unity.search.substitution.substitutions import SubstitutionStep, after, choice_on

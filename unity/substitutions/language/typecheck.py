@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from unity.base.errors import IllTypedError
 from unity.pcg.ir.program import Body
 from unity.pcg.ir.tracing import trace
-from unity.pcg.propagation.choices import Choice, choices
+from unity.pcg.propagation.choice import Choice
+from unity.pcg.propagation.choices import choices
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.factors import TABLE
 from unity.pcg.types.parallel_type import UNUSED, Shape, State, Type, misfit, show

@@ -21,7 +21,8 @@ import numpy as np
 from jax.extend import core
 
 from unity.pcg.ir.program import Body, Tensor, close
-from unity.pcg.propagation.choices import Choice, choices_with_moves
+from unity.pcg.propagation.choice import Choice
+from unity.pcg.propagation.choices import choices_with_moves
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Shape, Type, misfit, partitioned
 from unity.verify.semantics.interpret import NotInterpreted, interpret_values

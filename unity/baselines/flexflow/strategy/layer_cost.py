@@ -19,7 +19,7 @@ from unity.pcg.capture.heavy_operators import constants, light
 from unity.pcg.ir.dead_code import extract
 from unity.pcg.ir.gradient_flow import carrying
 from unity.pcg.ir.program import Body
-from unity.pcg.propagation.choices import Choice, divided_by, part_of_work
+from unity.pcg.propagation.choice import Choice, divided_by, part_of_work
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.propagation import Solution
 from unity.search.cost.operator_seconds import seconds, single_piece

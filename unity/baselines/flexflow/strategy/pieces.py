@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from unity.pcg.ir.graph import Node
 from unity.pcg.ir.program import Body
-from unity.pcg.propagation.choices import Choice, choices, part_of_work
+from unity.pcg.propagation.choice import Choice, part_of_work
+from unity.pcg.propagation.choices import choices
 from unity.pcg.types.parallel_type import PARTIAL, State
 
 Degrees = tuple[int, ...]
