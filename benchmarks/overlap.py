@@ -71,6 +71,8 @@ def compare(case: str) -> dict[str, Any]:
         "overlapped_simulated_ms": plan.seconds * 1e3,
         "best": best,
         "best_ms": baselines[best],
+        "bound_ms": None if search.least_computing is None else search.least_computing * 1e3,
+        "gap": None if search.least_computing is None else plan.seconds / search.least_computing - 1,
         "gain": baselines[best] / (plan.seconds * 1e3) - 1,
         "gain_without": baselines[best] / (first.seconds * 1e3) - 1,
         "search_process_seconds": searched,

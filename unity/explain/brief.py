@@ -15,6 +15,7 @@ from unity.plan.undivided import headline, undivided
 from unity.search.cost.prediction import Prediction
 
 ROUNDING = 1e-6  # the largest gap that the order of sums and the margins of a bound explain
+TELLING = 1.0  # gaps of simulated steps that are larger say little
 SHARED = 1e-3  # the largest part of a step that is counted twice without a word
 ROWS = 3  # rows of each subject that are shown; the others are counted
 
@@ -76,7 +77,21 @@ def gap_in_words(plan: Plan) -> str:
     best = f"sharding of this program{'' if limit is None or isinf(limit) else f' within {size(limit)}'}"
     if gap < ROUNDING:
         return f"no {best} is faster{by}"
-    return f"at most {ceil(gap * 1000) / 10:.1f} % from the best possible {best}{by}"
+    return f"at most {_rounded_up(gap)} from the best possible {best}{by}"
+
+
+def simulated_gap_in_words(plan: Plan) -> str:
+    """Return the most by which a plan's simulated step is longer than the shortest of any sharding, in words.
+
+    The text is empty without a bound, and where that is less than half of the step: it does not count communication.
+    """
+    gap = plan.inspect.simulated_gap
+    return "" if gap is None or gap > TELLING else f"at most {_rounded_up(gap)} from the shortest simulated step of any sharding"
+
+
+def _rounded_up(part: float) -> str:
+    """Return a part as a percentage, rounded up to tenths."""
+    return f"{ceil(part * 1000) / 10:.1f} %"
 
 
 def _rows(subject: str, rows: Sequence[str]) -> list[str]:

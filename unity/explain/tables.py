@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unity.base.formatting import duration, joined_lines, pattern, short, size
-from unity.explain.brief import gap_in_words, step_in_words, storage_in_words
+from unity.explain.brief import gap_in_words, simulated_gap_in_words, step_in_words, storage_in_words
 from unity.explain.kernels import inferred_kernels
 from unity.explain.offloading import offloading_in_words, state_in_words
 from unity.pcg.ir.user_lines import line_behind
@@ -60,7 +60,8 @@ def explain(plan: Plan, file: Any = None) -> None:
     if names.parts:
         console.print(f"mesh axes: {names.parts}")
     if machine.devices > 1 and backend_of(machine).overlaps:
-        console.print(f"simulated: {_simulated(plan, prediction)}")
+        words = (_simulated(plan, prediction), simulated_gap_in_words(plan))
+        console.print(f"simulated: {'; '.join(filter(None, words))}")
     if gap := gap_in_words(plan):
         console.print(gap)
     undivided_rows = undivided(plan.program)

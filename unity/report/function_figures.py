@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from unity.base.documents import Misfit, at
-from unity.explain.brief import gap_in_words
+from unity.explain.brief import gap_in_words, simulated_gap_in_words
 from unity.explain.tables import blocked
 from unity.pcg.ir.graph import PCG
 from unity.plan.files.document import CostsRecord, MemoryTable, ReportRecord, TimelineTable
@@ -54,13 +54,14 @@ def figures_of(plan: Plan) -> FunctionFigures:
     memory = predict_memory(plan.program.pcg, differentiated, plan.program.family.search.training, backend_of(plan.inspect.machine))
     description = costs.exact_costs(plan.program.prediction, memory, plan.program.axis_names)
     by_node = {id(node): description(node) for node, _ in plan.program.pcg.walk()}
+    gaps = [gap_in_words(plan), "" if plan.program.candidate.simulated is None else simulated_gap_in_words(plan)]
     return FunctionFigures(
         steps.steps_between(plan),
         by_node,
         costs.live_memory(memory),
         timeline_of(plan.inspect.simulate()),
         tuple(blocked(plan)),
-        gap_in_words(plan),
+        "; ".join(filter(None, gaps)),
     )
 
 

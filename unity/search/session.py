@@ -15,6 +15,7 @@ from unity.pcg.parallel.parallelize import Assignment, parallelize
 from unity.pcg.types.parallel_type import slice_count
 from unity.search.cost.assembly import Assembled, Listed, assemble
 from unity.search.cost.cost import Training
+from unity.search.cost.least_computing import least_computing
 from unity.search.cost.least_time import least_time
 from unity.search.cost.refinement import Measure, around, refined
 from unity.search.memory.backend import backend_of
@@ -350,6 +351,11 @@ class Search:
         self.say("bounding every strategy")
         undivided = undivided_state(self.graph, self.counted, self.training)
         return least_time(self.assembled, known, memory - sum(h.nbytes for h in undivided))
+
+    @cached_property
+    def least_computing(self) -> float | None:
+        """Seconds that no simulated step of any strategy goes below; None where operators have too many values."""
+        return least_computing(self.assembled)
 
     @cached_property
     def frontier(self) -> tuple[tuple[Candidate, ...], bool]:

@@ -117,6 +117,25 @@ class Inspection:
         return self._plan.time / self.bound - 1 if self._plan.time > self.bound else 0.0
 
     @property
+    def simulated_bound(self) -> float | None:
+        """Seconds that no simulated step of any sharding of the plan's program goes below, whatever it hides and keeps in memory.
+
+        A device computes as long at least. None where an operator can be divided in too many ways (docs: search#bound).
+        """
+        with without_mesh():
+            return self._plan.program.family.search.least_computing
+
+    @property
+    def simulated_gap(self) -> float | None:
+        """The part by which the plan's simulated step is at most longer than that of any sharding, like `gap`.
+
+        It is None where `simulated_bound` is, and 0 for a program that computes nothing.
+        """
+        if self.simulated_bound is None:
+            return None
+        return max(0.0, self.simulate().makespan / self.simulated_bound - 1) if self.simulated_bound else 0.0
+
+    @property
     def search_seconds(self) -> float:
         """Seconds that the search took (near zero from the cache)."""
         return self._plan.program.family.seconds

@@ -12,7 +12,7 @@ from unity.machine.collectives import table
 from unity.machine.machine import Machine
 from unity.machine.resharding_tables import distinct_changes
 from unity.pcg.ir.gradient_flow import carrying
-from unity.pcg.ir.program import Tensor
+from unity.pcg.ir.program import Body, Tensor
 from unity.pcg.propagation.agreements import RulePass
 from unity.pcg.propagation.halos import HaloEdge, sent
 from unity.pcg.types.accumulation import accumulator, growth
@@ -89,17 +89,7 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     if body is None:
         alone = SiteCost(zero, zero, _stage_messages(site, domain, machine, training), memory, zero)
         return _with_state_on_host(alone, site, domain, machine, training)
-    flows = training.backward and any(site.flows)
-    differentiated = [flows and p.gradient for p in site.ports]
-    share = work_shares(domain.choices, domain.picks, machine.axes)
-    tensors = enumerate((*(p.tensor for p in site.ports), *site.results))
-    touched, zeroed = local_traffic(body, (t.nbytes * fraction(domain, k, machine) for k, t in tensors), share, differentiated)
-    by_size = machine.profile is not None or depends_on_alignment(machine.device, body)
-    sizes = local_sizes(site, domain, machine) if by_size else None
-    pieces = Pieces(share, zero + touched + _moved_bytes(site, domain, machine), zero + zeroed, sizes)
-    shapes = shapes_of(site)
-    forward, backward, _ = seconds(body, shapes, pieces, differentiated, machine)
-    runs = site.times * (1 / site.hoisted + site.repeats)
+    forward, backward = computing(site, body, domain, machine, training)
     inside = (_reduces, _call_arrays, _scatters, _halo_exchanges)
     reduces = sum((seconds_of(site, domain, machine, training) for seconds_of in inside), zero) * site.times
     again = site.recomputable and training.backward and not dense_work(body)[0]
@@ -109,7 +99,29 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
         instead = (site.ports[p].tensor.nbytes * fraction(domain, p, machine) for p in site.instead)
         whole = np.where(reduces > 0, -np.inf, memory - site.alive * sum(instead, zero))
     transfers = _transfers(site, domain, machine)
-    return SiteCost(forward * runs, backward * site.times, reduces, memory, forward * site.times, saved, whole, transfers)
+    return SiteCost(
+        forward * forward_runs(site), backward * site.times, reduces, memory, forward * site.times, saved, whole, transfers
+    )
+
+
+def computing(site: Site, body: Body, domain: Domain, machine: Machine, training: Training) -> tuple[Array, Array]:
+    """Return the seconds of computing of one forward and one backward run of an operator, for every value."""
+    flows = training.backward and any(site.flows)
+    differentiated = [flows and p.gradient for p in site.ports]
+    share = work_shares(domain.choices, domain.picks, machine.axes)
+    tensors = enumerate((*(p.tensor for p in site.ports), *site.results))
+    touched, zeroed = local_traffic(body, (t.nbytes * fraction(domain, k, machine) for k, t in tensors), share, differentiated)
+    by_size = machine.profile is not None or depends_on_alignment(machine.device, body)
+    sizes = local_sizes(site, domain, machine) if by_size else None
+    zero = np.zeros(len(domain))
+    pieces = Pieces(share, zero + touched + _moved_bytes(site, domain, machine), zero + zeroed, sizes)
+    forward, backward, _ = seconds(body, shapes_of(site), pieces, differentiated, machine)
+    return forward, backward
+
+
+def forward_runs(site: Site) -> float:
+    """Return how often an operator runs forward in a step, in the backward pass too."""
+    return site.times * (1 / site.hoisted + site.repeats)
 
 
 def local_sizes(site: Site, domain: Domain, machine: Machine) -> Array:
