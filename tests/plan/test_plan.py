@@ -140,6 +140,25 @@ def test_committed_arguments_are_moved_wherever_jax_says_where_they_lie(place: s
             jax.block_until_ready(there[0] - gradient)
 
 
+def test_a_plan_that_divides_a_whole_value_is_differentiated_forward_by_its_transposes() -> None:
+    """The gradient of such a value is gathered, by a rule for reverse alone: the error says so, and its way out is right."""
+
+    def fn(w: Any, x: Any) -> Any:
+        h = jnp.tanh(x @ w)
+        return jnp.mean(h**2), h.mean(0)
+
+    rng = np.random.default_rng(0)
+    w, x = (jnp.asarray(rng.normal(size=s) / 4, jnp.float32) for s in ((16, 16), (24, 16)))
+    plan = unity.optimize(fn, w, x, machine=MACHINE, constraints=unity.pin("w", PartitionSpec()), progress=False)
+    assert "partition" in {node.kind for node in plan.program.pcg.nodes}
+    with pytest.raises(unity.PlanError, match=r"(?s)differentiated forward.*each takes a part.*jax\.vjp of jax\.vjp"):
+        jax.jvp(plan, (w, x), (w, x))
+    results, pull = jax.vjp(plan, w, x)
+    (along,) = jax.vjp(pull, jax.tree.map(jnp.zeros_like, results))[1]((w, x))
+    tangent = jax.jvp(fn, (w, x), (w, x))[1]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), along, tangent)
+
+
 def test_inside_of_a_jit_jax_refuses_devices_that_differ_and_the_way_out_is_in_its_error() -> None:
     """It compiles one program for the devices of its arguments, and tells nobody which these are: no plan can move them there."""
     plan, (params, batch) = planned(), jax.device_put(arguments(), jax.devices()[3])
