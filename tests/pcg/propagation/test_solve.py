@@ -250,3 +250,18 @@ def test_an_equation_is_visited_once_for_all_states_that_are_set_around_it():
     propagation = Counted(body, dict.fromkeys((*body.inputs, result), P(0)), {}, equation_matches)
     assert set(propagation.run().states.values()) == {P(0)}
     assert propagation.visits == len(body.equations)
+
+
+def test_two_sums_are_reduced_rather_than_one_and_their_product():
+    """Then neither all-reduce awaits the other, whichever operand of the product comes first."""
+
+    def cosine(x, y):
+        return (x * y).sum(-1) / jnp.sqrt((x * x).sum(-1) * (y * y).sum(-1))
+
+    for fn in (cosine, lambda x, y: cosine(y, x)):
+        (choice,) = [c for c in choices(body_of(fn, x, x)) if c.operands == (P(1), P(1))]
+        assert choice.results == (PARTIAL,)
+        body = body_of(fn, x, x)
+        solution = along_axis(body, choice.operands, choice.results)
+        producers = {v: e.name for e in body.equations for v in e.results}
+        assert [producers[v] for v in solution.reduced] == ["reduce_sum", "reduce_sum"]

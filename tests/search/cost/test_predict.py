@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
 from small_models import MACHINE, MODELS, Small, counted, made, named, random_point, scatters
 
+import unity
+from benchmarks.equivalent import CLASSES
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
 from unity.pcg.parallel.parallelize import parallelize
@@ -95,3 +98,16 @@ def test_sums_that_are_scattered_inside_operators_are_priced_as_they_are_sent(re
     assert len(scattering) == 5
     for point in scattering:
         assert counted(assembled, point, "time") == pytest.approx(predicted(captured, assembled, point, machine))
+
+
+@pytest.mark.parametrize("form", ["ratio", "normalized", "vmap"])
+def test_sums_inside_of_an_operator_have_an_all_reduce_backward_only_if_they_have_a_gradient(form: str) -> None:
+    """The labels' norms have none. No number of devices divides the rows, so that all norms are sums over devices."""
+    shapes = (8, 2**20), (3, 8), (3, 2**20)
+    wanted = [unity.pin(path, P(None, "device")) for path in ("args[0]", "args[2]")]
+    args = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    fn = CLASSES["cosine similarity"].forms[form].run
+    plan = unity.optimize(fn, *args, machine=Machine.grid(1, 2), constraints=wanted, budget=0)
+    check = plan.check()
+    assert check.agrees(), str(check)
+    assert {line.kind for line in check.lines if line.compiled} == {"all-reduce"}

@@ -323,7 +323,7 @@ def _of_reductions(node: Node, context: _Context) -> Iterator[Collective]:
         for variable, users in solution.users(body).items():
             for user in users:
                 replicated.setdefault(variable, {}).setdefault(user, []).append(k)
-    flows, active = any(map(flow, node.results)) and any(map(flow, node.operands)), carrying_in(node, flow)
+    active = carrying_in(node, flow)
     scattered = dict.fromkeys(v for s in solutions if s is not None for v in s.scattered)
     for variable in scattered:
         yield from _of_scatter(node, variable, solutions, context)
@@ -339,7 +339,7 @@ def _of_reductions(node: Node, context: _Context) -> Iterator[Collective]:
             axes = tuple(over[variable])
             itemsize = _reduced_in(tensor.dtype, kind, graph.axes, axes).itemsize
             yield Collective("all-reduce", axes, elements, itemsize, *runs, FORWARD, node, hoisted=context.hoisted_by(node))
-        if flows if kind == "sum" else not kind and variable in active:
+        if kind in ("", "sum") and variable in active:
             for axes in dict.fromkeys(map(tuple, replicated.get(variable, {}).values())):
                 itemsize = _reduced_in(tensor.dtype, "sum", graph.axes, axes).itemsize
                 yield Collective("all-reduce", axes, elements, itemsize, *context.once, BACKWARD, node)

@@ -31,6 +31,7 @@ from unity.pcg.propagation.agreements import (
 )
 from unity.pcg.propagation.conditionals import cond_matches
 from unity.pcg.propagation.derivative_rules import Unreadable, VjpRule, is_reverse_only, jvp_body, vjp_bodies
+from unity.pcg.propagation.inner_reductions import independent, smallest_in_chain
 from unity.pcg.propagation.loops import Loop, loop_matches, while_loop_of
 from unity.pcg.propagation.nested_programs import branches, nested_body
 from unity.pcg.propagation.propagation import Conflict, Place, Propagation, Solution, Unmatched, cancels, contributions
@@ -116,13 +117,14 @@ def _solve(
                 contributed |= conflict.places
                 continue
             may_contribute = may_contribute or bool(conflict.places) or conflict.summed
-            variable = None if conflict.variable is None else _smallest_in_chain(body, conflict.variable)
+            variable = None if conflict.variable is None else smallest_in_chain(body, conflict.variable, equation_matches)
             if variable is None or any(variable in some for some in (reduced, scattered, whole, body.inputs)):
                 raise Unmatched(not contributing and may_contribute, hasty) from None
             if scattering is not None and _may_scatter(body, variable, scattering):
                 scattered[variable] = partitioned(scattering)
             else:
                 reduced[variable] = "sum"
+                reduced = independent(body, reduced, (*scattered, *whole), equation_matches)
         else:
             stale = {v for v in (*reduced, *scattered) if solution.states[v] != PARTIAL}
             whole_values = all(solution.seen(a) == REPLICATED for a in contributions(body, solution))
@@ -138,33 +140,6 @@ def _solve(
 def _may_scatter(body: Body, variable: int, dim: int) -> bool:
     tensor = body.tensors[variable]
     return variable not in body.outputs and dim < tensor.ndim and tensor.shape[dim] > 1
-
-
-def _smallest_in_chain(body: Body, variable: int) -> int:
-    """Return the variable to reduce for another one: the smallest in the chain of sums of one operand that it is part of."""
-    producers = {v: e for e in body.equations for v in e.results}
-    chain, first, last = [variable], variable, variable
-    while first in producers and (operand := _summand(body, producers[first])) is not None:
-        first = operand
-        chain.append(first)
-    while (user := _sole_user(body, last)) is not None and _summand(body, user) is not None and user.results[0] not in body.outputs:
-        last = user.results[0]
-        chain.append(last)
-    return min(chain, key=lambda v: body.tensors[v].nbytes)
-
-
-def _sole_user(body: Body, variable: int) -> Equation | None:
-    users = [e for i in body.touching.get(variable, ()) if variable in (e := body.equations[i]).operands]
-    return users[0] if len(users) == 1 and variable not in body.outputs and len(users[0].results) == 1 else None
-
-
-def _summand(body: Body, equation: Equation) -> int | None:
-    """Return the only variable that an equation reads, if its result is the partial sum of that and either may be reduced."""
-    operands = [a for a in equation.operands if isinstance(a, int)]
-    if len(operands) != 1 or operands[0] in body.inputs:
-        return None
-    matches = equation_matches(body, equation, {len(equation.operands): PARTIAL})
-    return operands[0] if any(PARTIAL in match.operands for match in matches) else None
 
 
 def solve_either(body: Body, known: Mapping[int, State]) -> Solution:

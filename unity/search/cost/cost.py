@@ -239,9 +239,9 @@ def _moved_values(site: Site, domain: Domain, machine: Machine) -> Iterator[tupl
 
 def _has_cotangents(site: Site, variable: int | tuple[int, ...], kind: str, training: Training) -> bool:
     """Return whether the backward pass sums cotangents of a value that an operator reduces or replicates inside."""
+    if not training.backward or kind not in ("", "sum") or not isinstance(variable, int):
+        return False
     assert site.node is not None
-    if not training.backward or kind or not isinstance(variable, int):
-        return training.backward and kind == "sum" and any(p.gradient for p in site.ports)
     assert site.node.body is not None
     return variable in carrying(site.node.body, tuple(p.gradient for p in site.ports), site.flows)
 

@@ -1,0 +1,78 @@
+"""The sums inside of a body that are reduced for another one: smaller ones, and factors rather than their product."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from unity.pcg.ir.program import Body, Equation
+from unity.pcg.propagation.propagation import Matches
+from unity.pcg.types.parallel_type import PARTIAL, REPLICATED
+
+
+def smallest_in_chain(body: Body, variable: int, matches_of: Matches) -> int:
+    """Return the variable to reduce for another one: the smallest in the chain of sums of one operand that it is part of."""
+    chain, first, last = [variable], variable, variable
+    while (producer := _producer(body, first)) is not None and (operand := _summand(body, producer, matches_of)) is not None:
+        first = operand
+        chain.append(first)
+    while (
+        (user := _sole_user(body, last)) is not None
+        and _summand(body, user, matches_of) is not None
+        and user.results[0] not in body.outputs
+    ):
+        last = user.results[0]
+        chain.append(last)
+    return min(chain, key=lambda v: body.tensors[v].nbytes)
+
+
+def independent(body: Body, reduced: Mapping[int, str], others: Collection[int], matches_of: Matches) -> dict[int, str]:
+    """Return the variables to reduce such that no all-reduce of a product awaits that of a factor.
+
+    Of two sums and their product, the sums are reduced, rather than one of them and the product: the two all-reduces can be one
+    collective, and a sum that is not differentiated has none in the backward pass.
+
+    Args:
+        body: the body.
+        reduced: the reductions by variable.
+        others: variables that must not be reduced.
+        matches_of: returns the matches of an equation.
+    """
+    chosen = dict(reduced)
+    for v in reduced:
+        factor = _other_factor(body, v, chosen, matches_of) if chosen[v] == "sum" else None
+        if factor is not None and factor not in others:
+            del chosen[v]
+            chosen[factor] = "sum"
+    return chosen
+
+
+def _other_factor(body: Body, product: int, reduced: Collection[int], matches_of: Matches) -> int | None:
+    """Return the sum by which a reduced variable is multiplied in a product, if it is computed inside and not larger than that."""
+    equation = _producer(body, product)
+    if equation is None or len(equation.operands) != 2:
+        return None
+    for p, a in enumerate(equation.operands):
+        inside = isinstance(a, int) and a not in reduced and a not in body.inputs
+        if inside and equation.operands[1 - p] in reduced and body.tensor(a).nbytes <= body.tensors[product].nbytes:
+            matches = matches_of(body, equation, {1 - p: REPLICATED, 2: PARTIAL})
+            return a if any(match.operands[p] == PARTIAL for match in matches) else None
+    return None
+
+
+def _producer(body: Body, variable: int) -> Equation | None:
+    equations = (body.equations[i] for i in body.touching.get(variable, ()))
+    return next((e for e in equations if variable in e.results), None)
+
+
+def _sole_user(body: Body, variable: int) -> Equation | None:
+    users = [e for i in body.touching.get(variable, ()) if variable in (e := body.equations[i]).operands]
+    return users[0] if len(users) == 1 and variable not in body.outputs and len(users[0].results) == 1 else None
+
+
+def _summand(body: Body, equation: Equation, matches_of: Matches) -> int | None:
+    """Return the only variable that an equation reads, if its result is the partial sum of that and either may be reduced."""
+    operands = [a for a in equation.operands if isinstance(a, int)]
+    if len(operands) != 1 or operands[0] in body.inputs:
+        return None
+    matches = matches_of(body, equation, {len(equation.operands): PARTIAL})
+    return operands[0] if any(PARTIAL in match.operands for match in matches) else None
