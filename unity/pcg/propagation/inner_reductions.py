@@ -25,11 +25,11 @@ def smallest_in_chain(body: Body, variable: int, matches_of: Matches) -> int:
     return min(chain, key=lambda v: body.tensors[v].nbytes)
 
 
-def independent(body: Body, reduced: Mapping[int, str], others: Collection[int], matches_of: Matches) -> dict[int, str]:
-    """Return the variables to reduce such that no all-reduce of a product awaits that of a factor.
+def regrouped(body: Body, reduced: Mapping[int, str], others: Collection[int], matches_of: Matches) -> dict[int, str]:
+    """Return variables to reduce instead of some, by fewer collectives and by none that awaits another.
 
-    Of two sums and their product, the sums are reduced, rather than one of them and the product: the two all-reduces can be one
-    collective, and a sum that is not differentiated has none in the backward pass.
+    Sums that are only added up are reduced together. Of two sums and their product, the sums are reduced, rather than one of them
+    and the product: the two all-reduces can be one collective, and a sum that is not differentiated has none in the backward pass.
 
     Args:
         body: the body.
@@ -43,7 +43,39 @@ def independent(body: Body, reduced: Mapping[int, str], others: Collection[int],
         if factor is not None and factor not in others:
             del chosen[v]
             chosen[factor] = "sum"
+    sources = {_end_of_chain(body, v, matches_of): v for v, kind in chosen.items() if kind == "sum"}
+    for e in body.equations if len(sources) > 1 else ():
+        summands = _summands(body, e, sources, matches_of)
+        result = e.results[0] if summands else None
+        if result is None or result in others or result in chosen:
+            continue
+        if body.tensors[result].nbytes <= sum(body.tensors[sources[a]].nbytes for a in summands):
+            for a in summands:
+                del chosen[sources.pop(a)]
+            chosen[result] = "sum"
+            sources[_end_of_chain(body, result, matches_of)] = result
     return chosen
+
+
+def _summands(body: Body, equation: Equation, sums: Collection[int], matches_of: Matches) -> list[int]:
+    """Return the operands of an equation if it adds up several sums that nothing else reads, or an empty list."""
+    operands = list(dict.fromkeys(a for a in equation.operands if isinstance(a, int)))
+    if len(operands) < 2 or not all(a in sums and _sole_user(body, a) is equation for a in operands):
+        return []
+    positions = [p for p, a in enumerate(equation.operands) if isinstance(a, int)]
+    matches = matches_of(body, equation, dict.fromkeys(positions, PARTIAL))
+    return operands if any(PARTIAL in match.results for match in matches) else []
+
+
+def _end_of_chain(body: Body, variable: int, matches_of: Matches) -> int:
+    """Return the last variable of the chain of sums of one operand that begins with another."""
+    while (
+        (user := _sole_user(body, variable)) is not None
+        and _summand(body, user, matches_of) is not None
+        and user.results[0] not in body.outputs
+    ):
+        variable = user.results[0]
+    return variable
 
 
 def _other_factor(body: Body, product: int, reduced: Collection[int], matches_of: Matches) -> int | None:

@@ -31,7 +31,7 @@ from unity.pcg.propagation.agreements import (
 )
 from unity.pcg.propagation.conditionals import cond_matches
 from unity.pcg.propagation.derivative_rules import Unreadable, VjpRule, is_reverse_only, jvp_body, vjp_bodies
-from unity.pcg.propagation.inner_reductions import independent, smallest_in_chain
+from unity.pcg.propagation.inner_reductions import regrouped, smallest_in_chain
 from unity.pcg.propagation.loops import Loop, loop_matches, while_loop_of
 from unity.pcg.propagation.nested_programs import branches, nested_body
 from unity.pcg.propagation.propagation import Conflict, Place, Propagation, Solution, Unmatched, cancels, contributions
@@ -124,7 +124,7 @@ def _solve(
                 scattered[variable] = partitioned(scattering)
             else:
                 reduced[variable] = "sum"
-                reduced = independent(body, reduced, (*scattered, *whole), equation_matches)
+                reduced = regrouped(body, reduced, (*scattered, *whole), equation_matches)
         else:
             stale = {v for v in (*reduced, *scattered) if solution.states[v] != PARTIAL}
             whole_values = all(solution.seen(a) == REPLICATED for a in contributions(body, solution))
