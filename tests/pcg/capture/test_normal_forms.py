@@ -225,3 +225,28 @@ def test_a_call_stays_if_a_tangent_is_stopped_depending_on_another_that_is_read(
 
     call.defjvp(derivative, symbolic_zeros=True)
     assert "custom_jvp_call" in primitives(capture(lambda x, y: jnp.stack(call(jnp.sin(x), y)).sum(), *np.ones((2, 3))).graph)
+
+
+def primitives_of(fn: Callable[..., Any], *arguments: Any) -> list[str]:
+    graph = capture(fn, *arguments).graph
+    return [name for node, _ in graph.walk() if node.body is not None for name in node.body.primitives]
+
+
+@pytest.mark.parametrize("precision", [None, (lax.Precision.DEFAULT, lax.Precision.HIGHEST)])
+def test_a_product_that_is_only_transposed_has_its_operands_in_the_other_order(precision: Any) -> None:
+    """By hand, and by `vmap` of a weight that comes first; batched too. One that is read besides stays."""
+    w, x = np.arange(12.0).reshape(4, 3), np.arange(15.0).reshape(5, 3)
+    batch = np.arange(30.0).reshape(2, 5, 3), np.arange(24.0).reshape(2, 4, 3)
+
+    def product(w: Any, x: Any) -> Any:
+        return jnp.matmul(w, x, precision=precision)
+
+    cases = {
+        "by hand": (lambda w, x: jnp.sin(product(w, x.T).T), (w, x), 0),
+        "mapped": (lambda w, x: jnp.sin(jax.vmap(lambda x: product(w, x))(x)), (w, x), 0),
+        "batched": (lambda x, y: jnp.sin(jnp.swapaxes(product(x, jnp.swapaxes(y, 1, 2)), 1, 2)), batch, 0),
+        "read twice": (lambda w, x: (lambda p: jnp.sin(p.T) + p.sum())(product(w, x.T)), (w, x), 1),
+    }
+    for fn, arguments, transposes in cases.values():
+        assert primitives_of(fn, *arguments).count("transpose") == transposes
+        np.testing.assert_allclose(evaluate(capture(fn, *arguments).graph, arguments)[0], fn(*arguments), rtol=1e-6)

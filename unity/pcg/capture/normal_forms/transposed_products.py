@@ -13,13 +13,52 @@ from unity.pcg.types.accumulation import narrow
 def absorbed(body: Body) -> Body:
     """Return a body whose products read the operands of transposes, as in XLA, which runs no kernel for these transposes.
 
-    A transpose stays if the dimensions of the product's result would have another order without it.
+    A transpose stays if the dimensions of the product's result would have another order without it. Such a result that is itself
+    only transposed, as `vmap` does with `weight @ x`, is a product of the operands in the other order.
     """
+    body = _with_swapped_operands(body)
     transposes = {e.results[0]: e for e in body.equations if e.name == "transpose" and isinstance(e.operands[0], int)}
     if not any(e.name == "dot_general" and not transposes.keys().isdisjoint(_variables(e)) for e in body.equations):
         return body
     equations = tuple(_absorb(body, e, transposes) if e.name == "dot_general" else e for e in body.equations)
     return used(Body(body.inputs, body.outputs, equations, body.tensors))
+
+
+def _with_swapped_operands(body: Body) -> Body:
+    """Return a body with the operands of those products swapped whose results are read by a transpose alone, which undoes it."""
+    products = {e.results[0]: e for e in body.equations if e.name == "dot_general"}
+    ends = set(body.outputs)
+    swapped: dict[int, Equation] = {}  # products in their new order, by the results that they had
+    for e in body.equations if products else ():
+        if e.name != "transpose" or not isinstance(v := e.operands[0], int) or v not in products or v in ends:
+            continue
+        if sum(v in body.equations[i].operands for i in body.touching[v]) == 1:
+            product = _swapped(body, products[v], e)
+            swapped |= {v: product} if product is not None else {}
+    if not swapped:
+        return body
+    turned = {e.results[0] for e in swapped.values()}
+    kept = (e for e in body.equations if e.name != "transpose" or e.results[0] not in turned)
+    equations = tuple(swapped.get(e.results[0], e) if e.name == "dot_general" else e for e in kept)
+    return used(Body(body.inputs, body.outputs, equations, body.tensors))
+
+
+def _swapped(body: Body, product: Equation, transpose: Equation) -> Equation | None:
+    """Return the product with its operands in the other order if that is what the transpose makes of it."""
+    (contracted, batched), (one, other) = product.params["dimension_numbers"], map(body.tensor, product.operands)
+    n = len(batched[0])
+    first, second = (tensor.ndim - n - len(contracted[0]) for tensor in (one, other))
+    if product.params.get("out_sharding") is not None:  # of the order that it had
+        return None
+    if tuple(transpose.params["permutation"]) != (*range(n), *range(n + first, n + first + second), *range(n, n + first)):
+        return None
+    dimension_numbers = tuple(contracted[::-1]), tuple(batched[::-1])
+    if one.floating and narrow(one.dtype) and _is_unsupported([other.ndim, one.ndim], *dimension_numbers):
+        return None
+    precision = product.params["precision"]
+    params = {**product.params, "dimension_numbers": dimension_numbers}
+    params["precision"] = precision[::-1] if isinstance(precision, tuple) else precision
+    return replace(product, params=params, operands=product.operands[::-1], results=transpose.results, origin=None)
 
 
 def _variables(equation: Equation) -> list[int]:
