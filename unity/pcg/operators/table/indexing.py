@@ -156,10 +156,55 @@ def gather(params: Any, operands: Any, results: Any) -> Spec:
     return Spec(tuple(f for f in factors if f.size > 1), linear, prod(results[0].shape), reads=reads, selects=True)
 
 
+def _scatter_pieces(operands: list[jax.Array], layout: Layout) -> list:
+    """Scatter into a piece of the operand; updates of other devices' rows are dropped, as are those outside the operand.
+
+    An index that JAX clamps belongs to the device with the nearest row.
+    """
+    whole, indices, updates = operands
+    numbers, here, mode = layout.params["dimension_numbers"], layout.operands[0], layout.params["mode"]
+    rows = [d for d in _written(layout.params) if here.along(d)]
+    if not rows:
+        return layout.bind(whole, indices, updates)
+    indices = indices.astype(jnp.int32 if indices.dtype.itemsize < 4 else indices.dtype)  # it must represent the operand's size
+    window = dict(zip(_windows(len(here.shape), numbers), numbers.update_window_dims, strict=True))
+    mine = jnp.ones(indices.shape[:-1], bool)
+    local = dict[int, jax.Array]()
+    for column, dim in enumerate(numbers.scatter_dims_to_operand_dims):
+        index, last = indices[..., column], here.shape[dim] - (layout.operands[2].shape[window[dim]] if dim in window else 1)
+        place = jnp.clip(index, 0, last)
+        if dim in rows:
+            mine &= place == index if mode != Mode.CLIP else True
+            on_device, place = here.find(place, dim)
+            mine &= on_device
+        if dim in rows or mode == Mode.CLIP:
+            local[column] = place
+    outside = ~jnp.arange(mine.size, dtype=indices.dtype).reshape(mine.shape)  # negative, or the largest, and each another one
+    for column, place in local.items():
+        indices = indices.at[..., column].set(jnp.where(mine, place, outside))
+    return layout.bind(whole, indices, updates, indices_are_sorted=False, mode=Mode.FILL_OR_DROP)
+
+
+def _windows(ndim: int, numbers: lax.ScatterDimensionNumbers) -> list[int]:
+    """Return the dimensions of the operand that updates have, too."""
+    return [i for i in range(ndim) if i not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)]
+
+
+def _written(params: Any) -> list[int]:
+    """Return the indexed dimensions of which an update has one position and lacks the dimension.
+
+    There is none if indices are promised to be inside: the gradient of an update outside is that of the nearest row of all rows.
+    """
+    numbers = params["dimension_numbers"]
+    if params["mode"] == Mode.PROMISE_IN_BOUNDS:
+        return []
+    return sorted(i for i in numbers.scatter_dims_to_operand_dims if i in numbers.inserted_window_dims)
+
+
 def scattering(adds: bool) -> Any:
     """Return the specification of a scatter: operand, indices `[..., index]` and updates.
 
-    Columns and batching dimensions are parallel; rows are blocked.
+    Columns, batching dimensions and rows are parallel; all devices have the updates of all rows.
 
     Args:
         adds: whether updates are added to the operand. Then parts of the updates yield partial sums, if the operand is one, too.
@@ -169,9 +214,8 @@ def scattering(adds: bool) -> Any:
     def spec(params: Any, operands: Any, results: Any) -> Spec:
         numbers = params["dimension_numbers"]
         operand, indices, updates = operands
-        windows = [i for i in range(operand.ndim) if i not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)]
-        factors = []
-        for i, u in zip(windows, numbers.update_window_dims, strict=True):
+        factors = [Factor(f"r{i}", operand.shape[i], (Slot(i), None, None), (Slot(i),)) for i in _written(params)]
+        for i, u in zip(_windows(operand.ndim, numbers), numbers.update_window_dims, strict=True):
             if operand.shape[i] == updates.shape[u]:
                 factors.append(Factor(f"w{i}", operand.shape[i], (Slot(i), None, Slot(u)), (Slot(i),)))
         spread = [i for i in range(updates.ndim) if i not in numbers.update_window_dims]
@@ -187,10 +231,10 @@ def scattering(adds: bool) -> Any:
     return spec
 
 
-operator("scatter-add", "scatter-sub", facts=Facts(alone=True))(scattering(adds=True))
-operator("scatter", facts=Facts(linear_in=(at(0, 2),), alone=True))(scattering(adds=False))
-operator("scatter-mul", facts=Facts(linear_in=(at(0), at(2)), alone=True))(scattering(adds=False))
-operator("scatter-min", "scatter-max", facts=Facts(OPERANDS_AND_RESULT, alone=True))(scattering(adds=False))
+operator("scatter-add", "scatter-sub", local=_scatter_pieces, facts=Facts(alone=True))(scattering(adds=True))
+operator("scatter", local=_scatter_pieces, facts=Facts(linear_in=(at(0, 2),), alone=True))(scattering(adds=False))
+operator("scatter-mul", local=_scatter_pieces, facts=Facts(linear_in=(at(0), at(2)), alone=True))(scattering(adds=False))
+operator("scatter-min", "scatter-max", local=_scatter_pieces, facts=Facts(OPERANDS_AND_RESULT, alone=True))(scattering(adds=False))
 
 
 @operator(PROMISED, local=lambda operands, layout: [drop_outside_gradients(*operands, **layout.params)])
