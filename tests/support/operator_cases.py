@@ -373,6 +373,7 @@ case(
 case("gather, vmapped rows", lambda x, i: jax.vmap(lambda a, k: a[k])(x, i), n(6, 4), ints(4, 6))
 case("labels", lambda x, y: -jax.nn.log_softmax(x)[jnp.arange(6), y].mean(), n(6, 4), ints(4, 6))
 case("one_hot", lambda i: jax.nn.one_hot(i, 12), ints(12, 6))
+case("array that is written in", lambda x: jnp.maximum(x * np.arange(1.0, 9.0), np.arange(12.0)[:, None]), n(12, 8))
 case("one_hot, contracted", lambda i, w: jax.nn.one_hot(i, 6) @ w, ints(6, 4), n(6, 2))
 case("scatter-add", lambda x, i, u: x.at[i].add(u), n(12, 2), ints(12, 6), n(6, 2))
 case("scatter-add into zeros", lambda i, u: jnp.zeros((4, 2)).at[i].add(u), ints(4, 6), n(6, 2))
@@ -399,6 +400,7 @@ case(
     np.array([0, 5]),
 )
 case("scatter, columns", lambda x, i, u: x.at[:, i].set(u), n(6, 4), np.array([3, 1]), n(6, 2))
+case("scatter, one column of each row", lambda x, i, u: x.at[jnp.arange(6), i].set(u, mode="clip"), n(6, 4), ints(6, 6), n(6))
 case("scatter-mul", lambda x, i, u: x.at[i].multiply(u, unique_indices=True), n(12, 6), np.array([3, 1, 5, 7, 0, 2]), n(6, 6))
 case("scatter-max", lambda x, i, u: lax.stop_gradient(x.at[i].max(u)), n(4, 6), ints(4, 6), n(6, 6))
 case("scatter-min", lambda x, i, u: lax.stop_gradient(x.at[i].min(u)), n(4, 6), ints(4, 6), n(6, 6))

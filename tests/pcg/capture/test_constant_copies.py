@@ -117,3 +117,25 @@ def test_regions_share_a_constant(wrap: Callable[..., Any]) -> None:
 
     graph = capture(layers, jax.ShapeDtypeStruct((8, 8), "float32")).graph
     assert sum(node.kind == "constant" for node in graph.nodes) == 1
+
+
+WRITTEN = {
+    "linspace": lambda: jnp.linspace(0.0, 1.0, N),
+    "an array": lambda: np.linspace(0.0, 1.0, N, dtype=np.float32),
+    "joined": lambda: jnp.concatenate([jnp.zeros(2), jnp.ones(N - 2)]),
+    "padded": lambda: jnp.pad(jnp.ones(N - 2), (1, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_an_array_that_is_written_into_the_program_divides_with_what_it_meets(kind: str) -> None:
+    """Else the work before and after it would be two operators."""
+
+    def fn(x: Any) -> Any:
+        return jnp.sin(jnp.cos(x) * WRITTEN[kind]()).sum(0)
+
+    x = np.arange(4.0 * N, dtype=np.float32).reshape(4, N)
+    graph = capture(fn, x).graph
+    (operator,) = (n for n, _ in graph.walk() if n.body is not None)
+    assert {s.dim for (s,) in operand_states(operator.body) if s.kind == "P"} == {0, 1}
+    np.testing.assert_allclose(evaluate(graph, [x])[0], fn(x), rtol=1e-6)

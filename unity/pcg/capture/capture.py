@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from unity.base.errors import CaptureError
 from unity.pcg.capture.clustering import EquationCluster, clusters
 from unity.pcg.capture.constant_copies import with_own_constants
+from unity.pcg.capture.folded_constants import with_folded_constants
 from unity.pcg.capture.heavy_operators import PLATFORM, constants, is_fused_product, pure
 from unity.pcg.capture.normal_forms import absorbed, with_known_indices, with_moved_transposes, without_forwarding_calls
 from unity.pcg.capture.observations import Observation, observed_program
@@ -343,7 +344,7 @@ class _Capture:
     def graph(self, body: Body, names: Sequence[str]) -> PCG:
         body = with_moved_transposes(with_known_indices(deduplicated(without_forwarding_calls(body), pure)))
         body = without_unread(absorbed(body))  # the zeros for an unread operand are not those that others read
-        body = with_own_constants(body)
+        body = with_own_constants(with_folded_constants(body))
         inputs = tuple(
             Node("input", (), (body.tensors[v],), payload=Input(k, name))
             for k, (v, name) in enumerate(zip(body.inputs, names, strict=True))

@@ -104,6 +104,11 @@ class Literal:
         """Return whether it is zero, so that a sum over devices may count it several times."""
         return self.tensor.floating and not np.any(np.asarray(self.value))
 
+    @property
+    def sliceable(self) -> bool:
+        """Return whether it is an array of numbers, of which a device may take a part."""
+        return bool(self.tensor.shape) and not jnp.issubdtype(self.tensor.dtype, jax.dtypes.extended)
+
     @cached_property
     def key(self) -> str:
         """The type and the value as text."""

@@ -164,7 +164,10 @@ class BodyInterpreter:
     def equation(self, number: int) -> list:
         """Return the results of an equation."""
         equation, layout = self.body.equations[number], self.layout(number)
-        pieces = (as_held(self.seen(a, number), p) for a, p in zip(equation.operands, layout.operands, strict=True))
+        pieces = (
+            as_held(self.seen(a, number), p) if isinstance(a, int) or not a.sliceable else p.piece(self.read(a))
+            for a, p in zip(equation.operands, layout.operands, strict=True)
+        )
         operands = aligned([self.contributed(number, position, x) for position, x in enumerate(pieces)])
         nested = NESTED.get(equation.name)
         entry = TABLE.get(equation.name)

@@ -11,8 +11,8 @@ from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State
 
 
 def literal_may_be(literal: Literal, state: State) -> bool:
-    """Return whether a literal can be in a state: only zeros can be partial sums."""
-    return state == REPLICATED or (state == PARTIAL and literal.zero)
+    """Return whether a literal can be in a state: an array can be partitioned, and only zeros can be partial sums."""
+    return state == REPLICATED or (state.kind == "P" and literal.sliceable) or (state == PARTIAL and literal.zero)
 
 
 @dataclass(frozen=True)
