@@ -54,6 +54,16 @@ def each_hinge(w: Any, x: Any, y: Any) -> Any:
     return jax.vmap(one)(x, y).mean()
 
 
+def margin(lower: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    """Cross-entropy in which the right logit is lowered."""
+
+    def loss(w: Any, x: Any, y: Any) -> Any:
+        logits = lower(x @ w, y)
+        return (jax.nn.logsumexp(logits, -1) - picked(logits, y)).mean()
+
+    return loss
+
+
 def segments(look: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
     """Embeddings of tokens and of one of two segments."""
     return lambda w, i, g: jnp.tanh(w["tokens"][i] + look(w["segments"], g)).mean()
@@ -119,6 +129,14 @@ CLASSES: dict[str, Equivalence] = {
         equal=hinge(lambda h, y: jnp.where(y[:, None] == jnp.arange(h.shape[-1]), -1e30, h).max(-1)),
         at=hinge(lambda h, y: h.at[jnp.arange(len(y)), y].set(-1e30).max(-1)),
         vmap=each_hinge,
+    ),
+    "margin of the right logit": same(
+        *("D V", "B D", "B < V"),
+        one_hot=margin(lambda h, y: h - 0.2 * jax.nn.one_hot(y, h.shape[-1], dtype=h.dtype)),
+        where=margin(lambda h, y: jnp.where(jnp.arange(h.shape[-1]) == y[:, None], h - 0.2, h)),
+        at=margin(lambda h, y: h.at[jnp.arange(len(y)), y].add(-0.2)),
+        vmap=margin(jax.vmap(lambda h, y: h.at[y].add(-0.2))),
+        differences=dict.fromkeys(["at", "vmap"], "logits go through memory again; rule: a scatter to each row is a choice"),
     ),
     "embedding of two segments": same(
         *({"tokens": "V D", "segments": "2 D"}, "N S < V", "N S < 2"),

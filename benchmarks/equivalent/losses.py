@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from benchmarks.equivalent.forms import Equivalence, same
@@ -115,6 +117,24 @@ def bits(values: Any, y: Any) -> Any:
     return jnp.mean(jnp.maximum(values, 0) - values * y + jnp.log1p(jnp.exp(-jnp.abs(values))))
 
 
+def overlap(sums: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any, Any, Any], Any]:
+    """One less Dice's coefficient of a whole batch, from twice the intersection and the sum of both sizes."""
+
+    def loss(w: Any, x: Any, y: Any) -> Any:
+        both, all_ = sums(jax.nn.sigmoid(x @ w), y)
+        return 1 - (2 * both + 1) / (all_ + 1)
+
+    return loss
+
+
+def quantile(errors: Any, quantiles: Any) -> Any:
+    return jnp.maximum(quantiles * errors, (quantiles - 1) * errors).mean()
+
+
+def each_quantile(w: Any, x: Any, y: Any) -> Any:
+    return jax.vmap(lambda x, y: quantile(y - x @ w, jnp.linspace(0.1, 0.9, w.shape[1])))(x, y).mean()
+
+
 SUMMED = "a row's cotangents are summed over devices; rule: picked log-probabilities are logits less their logsumexp"
 
 CLASSES: dict[str, Equivalence] = {
@@ -187,6 +207,20 @@ CLASSES: dict[str, Equivalence] = {
         ).sum(-1).mean(),
         vmap=lambda w, x, y: jax.vmap(lambda p, y: p @ y / (jnp.linalg.norm(p) * jnp.linalg.norm(y)))(x @ w, y).mean(),
         differences={"normalized": "2·B·F divisions more; rule: a product of scaled vectors is a scaled product"},
+    ),
+    "overlap": same(
+        *("D F", "B D", "B F"),
+        sums=overlap(lambda p, y: ((p * y).sum(), p.sum() + y.sum())),
+        vdot=overlap(lambda p, y: (jnp.vdot(p, y), jnp.sum(p) + jnp.sum(y))),
+        rows=overlap(lambda p, y: ((p * y).sum(1).sum(), p.sum(1).sum() + y.sum(1).sum())),
+        einsum=overlap(lambda p, y: (jnp.einsum("bf,bf->", p, y), jnp.einsum("bf->", p) + jnp.einsum("bf->", y))),
+    ),
+    "quantiles": same(
+        *("D K", "B D", "B"),
+        linspace=lambda w, x, y: quantile(y[:, None] - x @ w, jnp.linspace(0.1, 0.9, w.shape[1])),
+        array=lambda w, x, y: quantile(y[:, None] - x @ w, np.linspace(0.1, 0.9, w.shape[1])),
+        arange=lambda w, x, y: quantile(y[:, None] - x @ w, 0.1 + 0.8 * jnp.arange(w.shape[1]) / (w.shape[1] - 1)),
+        vmap=each_quantile,
     ),
     "weight decay": same(
         *({"a": "D F", "b": "F D"}, "B D"),

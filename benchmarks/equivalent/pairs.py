@@ -112,7 +112,33 @@ def penalty(gradients: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda w, x: jnp.square(jnp.linalg.norm(gradients(w, x), axis=-1) - 1).mean()
 
 
+def queued(losses: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any, Any], Any]:
+    """InfoNCE of samples against a key of each, and a queue of other keys."""
+    return lambda w, x, k, q: losses(x @ w / jnp.linalg.norm(x @ w, axis=-1, keepdims=True), k, q).mean()
+
+
+def joined_logits(z: Any, k: Any, q: Any) -> Any:
+    logits = jnp.concatenate([(z * k).sum(-1, keepdims=True), z @ q.T], 1) / 0.07
+    return jax.nn.logsumexp(logits, -1) - logits[:, 0]
+
+
+def einsum_logits(z: Any, k: Any, q: Any) -> Any:
+    logits = jnp.concatenate([jnp.einsum("nc,nc->n", z, k)[:, None], jnp.einsum("nc,kc->nk", z, q)], 1) / 0.07
+    return jax.nn.logsumexp(logits, -1) - logits[:, 0]
+
+
+def each_logits(z: Any, k: Any, q: Any) -> Any:
+    def one(z: Any, k: Any) -> Any:
+        logits = jnp.concatenate([(z @ k)[None], q @ z]) / 0.07
+        return jax.nn.logsumexp(logits) - logits[0]
+
+    return jax.vmap(one)(z, k)
+
+
 CLASSES: dict[str, Equivalence] = {
+    "contrastive, a queue": same(
+        *("D K", "B D", "B K", "P K"), concatenated=queued(joined_logits), einsum=queued(einsum_logits), vmap=queued(each_logits),
+    ),
     "contrastive, both ways": same(
         *(TOWERS, "B D", "B D"),
         axes=towers(both_axes), transposed=towers(both_orders), logsumexp=towers(both_sums), two_products=towers(both_products),
