@@ -84,8 +84,9 @@ def _other_factor(body: Body, product: int, reduced: Collection[int], matches_of
     if equation is None or len(equation.operands) != 2:
         return None
     for p, a in enumerate(equation.operands):
-        inside = isinstance(a, int) and a not in reduced and a not in body.inputs
-        if inside and equation.operands[1 - p] in reduced and body.tensor(a).nbytes <= body.tensors[product].nbytes:
+        if not isinstance(a, int) or a in reduced or a in body.inputs or equation.operands[1 - p] not in reduced:
+            continue
+        if body.tensors[a].nbytes <= body.tensors[product].nbytes:
             matches = matches_of(body, equation, {1 - p: REPLICATED, 2: PARTIAL})
             return a if any(match.operands[p] == PARTIAL for match in matches) else None
     return None
