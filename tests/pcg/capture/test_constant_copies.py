@@ -136,6 +136,6 @@ def test_an_array_that_is_written_into_the_program_divides_with_what_it_meets(ki
 
     x = np.arange(4.0 * N, dtype=np.float32).reshape(4, N)
     graph = capture(fn, x).graph
-    (operator,) = (n for n, _ in graph.walk() if n.body is not None)
-    assert {s.dim for (s,) in operand_states(operator.body) if s.kind == "P"} == {0, 1}
+    (body,) = (n.body for n, _ in graph.walk() if n.body is not None)
+    assert {s.dim for (s,) in operand_states(body) if s.kind == "P"} == {0, 1}
     np.testing.assert_allclose(evaluate(graph, [x])[0], fn(x), rtol=1e-6)

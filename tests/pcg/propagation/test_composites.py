@@ -174,6 +174,14 @@ def _fits(x: Any, y: Any) -> bool:
         return False
 
 
+@pytest.mark.parametrize(("count", "waists_moved"), [(3, 1), (5, 3), (9, 4), (65, 7)])
+def test_of_the_waists_in_a_long_sum_those_of_twice_as_many_values_move(count: int, waists_moved: int) -> None:
+    """The choices of a sum over the experts of a loop in Python grow with the logarithm of their number, not with its square."""
+    body = close(jax.make_jaxpr(lambda *xs: sum(xs[1:], xs[0]))(*[f(4, 6)] * count))
+    moving = [c for c in choices_with_moves(body, users=2) if c.moves and c.operands[0] == partitioned(0)]
+    assert len({c.operands.index(partitioned(1)) for c in moving if partitioned(1) in c.operands}) == waists_moved
+
+
 @pytest.mark.parametrize(("before", "after"), [*permutations((UNUSED, REPLICATED, PARTIAL, partitioned(0), partitioned(1)), 2)])
 def test_changes_are_compared_by_the_bytes_of_their_collectives(before: State, after: State) -> None:
     tensor = tensor_type((8, 8), jnp.dtype("float32"))

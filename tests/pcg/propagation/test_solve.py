@@ -264,6 +264,7 @@ def test_two_sums_are_reduced_rather_than_one_and_their_product():
         assert choice.results == (PARTIAL,)
         body = body_of(fn, x, x)
         solution = along_axis(body, choice.operands, choice.results)
+        assert solution is not None
         producers = {v: e.name for e in body.equations for v in e.results}
         assert [producers[v] for v in solution.reduced] == ["reduce_sum", "reduce_sum"]
 
@@ -273,4 +274,5 @@ def test_sums_that_are_only_added_up_are_reduced_together(fn):
     """Before a function that is not linear: the rows of two operands, in one all-reduce forward and one backward."""
     body = body_of(lambda x, y: jnp.sqrt(fn((x * x).sum(1), (y * y).sum(1))), x, x)
     solution = along_axis(body, (P(1), P(1)), (REPLICATED,)) or along_axis(body, (P(1), P(1)), (UNUSED,))
+    assert solution is not None
     assert len(solution.reduced) == 1

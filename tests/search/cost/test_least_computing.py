@@ -56,7 +56,7 @@ def loss(w: Any, x: Any) -> Any:
     return jnp.mean(jnp.tanh(x @ w) ** 2)
 
 
-def planned(width: int, **options: Any) -> unity.Plan[Any, Any]:
+def planned(width: int, **options: Any) -> unity.Plan:
     eight = Machine.grid(1, 8, "h100")
     return unity.optimize(loss, f(width, width), f(65536, width), machine=eight, budget=0, progress=False, **options)
 

@@ -20,6 +20,7 @@ from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, Type, partitioned, slice_count
 
 LARGE = 8  # a waist, and the values that it is computed from, are at most this factor smaller than the largest value
+SHORT = 4  # waists in a chain, after which each must be computed from twice as many bytes as the last
 NARROW = 1.5  # these values are together at least this factor larger than the waist
 
 Placing = tuple[Solution | None, ...]  # one for each axis; None: every variable is unused
@@ -120,10 +121,14 @@ class Waist:
 
 @lru_cache(maxsize=8192)
 def waists(body: Body) -> tuple[Waist, ...]:
-    """Return the waists of a body, in the order of its equations: after one, only a value that is smaller again is another."""
+    """Return the waists of a body, in the order of its equations: after one, only a value that is smaller again is another.
+
+    In a long chain of waists, as a sum of many values has, most are left out: a body has a choice for any two states around each.
+    """
     sizes = {v: t.nbytes for v, t in body.tensors.items()}
     producers = {v: i for i, e in enumerate(body.equations) for v in e.results}
     largest, chosen = max(sizes.values(), default=0), dict[int, Waist]()
+    chains: dict[int, tuple[int, int]] = {}  # by waist: the number of waists up to it, and the bytes from which it is computed
     for e in body.equations[:-1]:
         v = e.results[0] if len(e.results) == 1 else None
         if v is None or v in body.outputs or LARGE * sizes[v] < largest:
@@ -131,9 +136,13 @@ def waists(body: Body) -> tuple[Waist, ...]:
         _, sources = _above(body, producers, v, chosen)
         if sum(sizes[a] for a in sources if LARGE * sizes[a] >= sizes[v]) >= NARROW * sizes[v]:
             above, inputs = _above(body, producers, v, ())
+            length, last = max((chains[a] for a in sources if a in chains), default=(0, 0))
+            read = sum(sizes[a] for a in inputs)
+            if length >= SHORT and read < 2 * last:
+                continue
             results = {a for i in above for a in body.equations[i].results}
             if _are_read_within(body, (inputs | results) - {v}, above):
-                chosen[v] = _waist(body, v, above, inputs)
+                chosen[v], chains[v] = _waist(body, v, above, inputs), (length + 1, read)
     return tuple(chosen.values())
 
 
