@@ -215,9 +215,17 @@ def test_data_parallel_between_nodes_means_that_only_gradients_are_sent_there() 
     assert {c.kind for c in between} == {"all-reduce"}
 
 
-def test_a_constant_may_be_constrained() -> None:
+@pytest.mark.parametrize(
+    "constant",
+    [
+        lambda: jnp.tril(jnp.ones((64, 64))) * 2,
+        lambda: jnp.linspace(-1.0, 1.0, 64)[:, None],
+        lambda: np.linspace(-1.0, 1.0, 64, dtype=np.float32)[:, None],
+    ],
+)
+def test_a_constant_may_be_constrained(constant: Callable[[], Any]) -> None:
     def fn(w: Any, x: Any) -> Any:
-        mask = unity.constrain(jnp.tril(jnp.ones((64, 64))) * 2, P("device"))
+        mask = unity.constrain(constant(), P("device"))
         return jnp.sum(jnp.where(mask > 0, x @ w, 0.0) ** 2)
 
     w, x = (jax.random.normal(jax.random.key(k), (64, 64)) for k in (0, 1))

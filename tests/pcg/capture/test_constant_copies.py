@@ -139,3 +139,33 @@ def test_an_array_that_is_written_into_the_program_divides_with_what_it_meets(ki
     (body,) = (n.body for n, _ in graph.walk() if n.body is not None)
     assert {s.dim for (s,) in operand_states(body) if s.kind == "P"} == {0, 1}
     np.testing.assert_allclose(evaluate(graph, [x])[0], fn(x), rtol=1e-6)
+
+
+def large() -> Any:
+    return jnp.concatenate([jnp.zeros(1), jnp.ones((64, 64, 64)).sum((0, 1))[:-1]])
+
+
+def roots() -> Any:
+    return jnp.concatenate([jnp.sqrt(jnp.arange(32.0)), jnp.ones(32)])
+
+
+@pytest.mark.parametrize("constant", [large, roots])
+def test_what_is_large_or_rounds_as_the_host_does_is_not_evaluated(constant: Callable[[], Any]) -> None:
+    body = capture(lambda x: jnp.sin(x) * constant(), np.ones((4, 64), np.float32)).body
+    graph = capture(lambda x: jnp.sin(x) * constant(), np.ones((4, 64), np.float32)).graph
+    assert "concatenate" in {name for n, _ in graph.walk() if n.body is not None for name in n.body.primitives}, body
+
+
+def test_an_array_is_evaluated_as_it_would_run() -> None:
+    """In 64 bits if the program has them, though they are off by then, and with NaN where the user looks for NaN."""
+
+    def fn(x: Any) -> Any:
+        return jnp.sin(x) * jnp.linspace(0.0, 1.0, N) + jnp.pad(jnp.where(jnp.arange(N - 2) < 1, jnp.nan, 0.0), (1, 1))
+
+    with jax.enable_x64(True):
+        x = np.ones((4, N))
+        captured = capture(fn, x)
+    with jax.debug_nans(True):
+        graph = captured.of(captured.body).graph if hasattr(captured, "of") else captured.graph
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(evaluate(graph, [x])[0], fn(x))

@@ -250,3 +250,13 @@ def test_a_product_that_is_only_transposed_has_its_operands_in_the_other_order(p
     for fn, arguments, transposes in cases.values():
         assert primitives_of(fn, *arguments).count("transpose") == transposes
         np.testing.assert_allclose(evaluate(capture(fn, *arguments).graph, arguments)[0], fn(*arguments), rtol=1e-6)
+
+
+def test_swapped_operands_swap_what_a_products_algorithm_says_of_them() -> None:
+    """It is a named tuple, which no CPU runs."""
+    wide, narrow = np.dtype(np.float32), np.dtype(jnp.bfloat16)
+    algorithm = lax.DotAlgorithm(narrow, wide, wide, 2, 1)
+    w, x = (jax.ShapeDtypeStruct((n, 3), jnp.float32) for n in (4, 5))
+    graph = capture(lambda w, x: jnp.sin(lax.dot(w, x.T, precision=algorithm).T), w, x).graph
+    (product,) = (e for n, _ in graph.walk() if n.body is not None for e in n.body.equations if e.name == "dot_general")
+    assert product.params["precision"] == lax.DotAlgorithm(wide, narrow, wide, 1, 2)

@@ -20,7 +20,7 @@ from pieces import dual, indices, normal, places
 
 import unity
 from benchmarks.random_programs import computed
-from unity.pcg.local.widening import _of_swapped_operands
+from unity.pcg.jaxprs.product_precision import of_swapped_operands
 from unity.pcg.parallel.traffic import traffic
 from unity.pcg.propagation.choices import choices
 from unity.pcg.types.accumulation import exact, narrow, storage_dtype
@@ -474,10 +474,10 @@ def test_sums_in_a_narrow_type_are_asked_for_by_name(reduce_in: str | None, item
 
 def test_precisions_follow_their_operands() -> None:
     algorithm = jax.lax.DotAlgorithm(jnp.bfloat16, jnp.float16, jnp.float32, 1, 3)
-    swapped = _of_swapped_operands(algorithm)
+    swapped = of_swapped_operands(algorithm)
     assert (swapped.lhs_precision_type, swapped.rhs_precision_type) == (jnp.float16, jnp.bfloat16)
     assert (swapped.lhs_component_count, swapped.rhs_component_count) == (3, 1)
-    assert _of_swapped_operands(swapped) == algorithm
+    assert of_swapped_operands(swapped) == algorithm
     high, low = jax.lax.Precision.HIGHEST, jax.lax.Precision.DEFAULT
-    assert _of_swapped_operands((high, low)) == (low, high)
-    assert _of_swapped_operands(None) is None
+    assert of_swapped_operands((high, low)) == (low, high)
+    assert of_swapped_operands(None) is None

@@ -24,6 +24,7 @@ LINEAR: dict[str, Rule] = {
     "masked": lambda x, g: jnp.where(x > 0, g, 0.0),
     "of softmax": lambda x, g: jax.nn.softmax(x) * (g - jnp.sum(g * jax.nn.softmax(x), -1, keepdims=True)),
     "products": lambda x, g: jnp.einsum("ij,kj,kl->il", g, x, x),
+    "products of bfloat16": lambda x, g: (g.astype(jnp.bfloat16) @ jnp.ones((16, 16), jnp.bfloat16)).astype(x.dtype),
     "in bfloat16": lambda x, g: g.astype(jnp.bfloat16).astype(x.dtype),
     "in a jit": lambda x, g: jax.jit(lambda g: 2 * g + g @ jnp.eye(g.shape[1]))(g),
     "a scan": lambda x, g: lax.scan(lambda c, g: (0.5 * c + g, c), jnp.zeros(g.shape[1:]), g)[1],

@@ -357,9 +357,11 @@ class _Capture:
                 outputs = first.results
                 node = self.nested(body, first, tuple(self.read(body, a, values, constant) for a in first.operands))
             else:
-                part, order = extract(body, cluster.members, outputs, {} if first.name == CONSTRAIN else constant)
-                part, order = _with_separate_factors(part, order)
-                operands = tuple(self.read(body, v, values, constant) for v in order)  # what is constrained may be a constant
+                if first.name == CONSTRAIN:  # of a value, which may be a constant
+                    part, order = _constrained(body, first), first.operands
+                else:
+                    part, order = _with_separate_factors(*extract(body, cluster.members, outputs, constant))
+                operands = tuple(self.read(body, a, values, constant) for a in order)
                 tensors = tuple(body.tensors[v] for v in outputs)
                 members = [body.equations[i] for i in cluster.members]
                 line, scope = _most_common(e.source for e in members), _most_common(e.scope for e in members)
@@ -403,6 +405,14 @@ class _Capture:
         policy = params.get("policy")
         payload = Remat(prevent_cse, None if policy is None else text_of(policy, lambda value: None))
         return Node("remat", operands, tensors, None, inside, payload, source=line, scope=scope, policy=policy)
+
+
+def _constrained(body: Body, constraint: Equation) -> Body:
+    """Return the program of an equation that constrains a value, with the value as its input even where it is a literal."""
+    (operand,), (result,) = constraint.operands, constraint.results
+    v = operand if isinstance(operand, int) else max(body.tensors) + 1
+    tensors = {v: body.tensor(operand), result: body.tensors[result]}
+    return Body((v,), (result,), (constraint.reading((v,)),), tensors)
 
 
 def _with_separate_factors(part: Body, order: tuple[int, ...]) -> tuple[Body, tuple[int, ...]]:

@@ -1,6 +1,7 @@
 """Constants that no device can compute a part of, such as a `jnp.linspace`, which joins its last element to the others.
 
-Beside such an array nothing could be partitioned along it. Evaluated, it is an array of which every device takes its part.
+Beside such an array nothing could be partitioned along it. Evaluated, it is an array of which every device takes its part. Only
+numbers that are moved, compared, added and multiplied are evaluated: these have the same bits on every host.
 """
 
 from __future__ import annotations
@@ -13,12 +14,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unity.pcg.capture.heavy_operators import PLATFORM, constants
+from unity.pcg.capture.heavy_operators import constants
 from unity.pcg.ir.dead_code import used
+from unity.pcg.ir.graph import CONSTRAIN
 from unity.pcg.ir.program import HOISTED, Atom, Body, Equation, Literal
 from unity.pcg.jaxprs.jaxprs import NESTING
+from unity.pcg.jaxprs.trace_contexts import precision_of, unset
 from unity.pcg.propagation.specifications import spec_of
-from unity.pcg.types.factors import Slot
+from unity.pcg.types.factors import Slot, facts_of
+
+EXACT = {  # beside those that move values
+    "add", "concatenate", "div", "eq", "ge", "gt", "iota", "le", "lt", "max", "min", "mul", "ne", "neg", "pad", "select_n", "slice",
+    "sub",
+}  # fmt: skip
 
 
 def with_folded_constants(body: Body) -> Body:
@@ -40,12 +48,12 @@ def _variables(equation: Equation) -> list[int]:
 
 
 def _indivisible(body: Body, producers: Mapping[int, Equation]) -> Iterator[int]:
-    """Yield the small constants with a dimension that their own equation cannot have partitioned, for users without programs."""
-    kept = {a for a in body.outputs if isinstance(a, int)}.union(*(_variables(e) for e in body.equations if e.name in NESTING))
+    """Yield small constants with a dimension that their equation cannot partition, but results and operands of nested programs."""
+    whole = (_variables(e) for e in body.equations if e.name in (*NESTING, CONSTRAIN))
+    kept = {a for a in body.outputs if isinstance(a, int)}.union(*whole)
     for v, e in producers.items():
         tensor = body.tensors[v]
-        numbers = jnp.issubdtype(tensor.dtype, np.number) or tensor.dtype == bool
-        if v in kept or not numbers or tensor.nbytes > HOISTED or not _is_plain(e, producers):
+        if v in kept or not _is_plain(body, e, producers):
             continue
         spec, position = spec_of(body, e), e.results.index(v)
         places = [f.results[position] for f in spec.factors] if spec is not None else []
@@ -54,9 +62,14 @@ def _indivisible(body: Body, producers: Mapping[int, Equation]) -> Iterator[int]
             yield v
 
 
-def _is_plain(equation: Equation, producers: Mapping[int, Equation]) -> bool:
-    """Return whether a constant is computed without nested programs, and alike on every platform."""
-    return equation.name not in (*NESTING, PLATFORM) and all(_is_plain(producers[a], producers) for a in _variables(equation))
+def _is_plain(body: Body, equation: Equation, producers: Mapping[int, Equation]) -> bool:
+    """Return whether a constant is computed exactly, by small arrays of numbers alone."""
+    tensors = [body.tensors[v] for v in equation.results]
+    exact = equation.name in EXACT or facts_of(equation.name).moves
+    numbers = all(jnp.issubdtype(t.dtype, np.number) or t.dtype == bool for t in tensors)
+    if not (exact and numbers and all(t.nbytes <= HOISTED for t in tensors)):
+        return False
+    return all(_is_plain(body, producers[a], producers) for a in _variables(equation))
 
 
 def _evaluated(body: Body, variable: int, producers: Mapping[int, Equation]) -> Literal:
@@ -69,5 +82,5 @@ def _evaluated(body: Body, variable: int, producers: Mapping[int, Equation]) -> 
         results = e.primitive.bind(*map(value, e.operands), **e.params)
         return results[e.results.index(atom)] if e.primitive.multiple_results else results
 
-    with jax.ensure_compile_time_eval():
+    with unset(), precision_of(body.tensors.values()), jax.debug_nans(False), jax.ensure_compile_time_eval():
         return Literal(np.asarray(value(variable)), body.tensors[variable])

@@ -21,6 +21,7 @@ from jax.extend import core
 
 from unity.pcg.ir.program import INLINED
 from unity.pcg.jaxprs.jaxprs import LINEAR_SOLVE, NESTING, Program, called, floating
+from unity.pcg.jaxprs.product_precision import of_swapped_operands
 from unity.pcg.operators.layout import Layout, PlacedTensor
 from unity.pcg.types.accumulation import WIDE, accumulator, is_wide_sum, narrow
 from unity.pcg.types.varying_axes import vary, varying
@@ -213,21 +214,12 @@ def _without_transposed_products(jaxpr: core.Jaxpr) -> list[core.JaxprEqn]:
         if narrow(_type(product.outvars[0]).dtype) and tuple(eqn.params["permutation"]) == order:
             params = product.params | {
                 "dimension_numbers": ((summed_b, summed_a), (batch_b, batch_a)),
-                "precision": _of_swapped_operands(product.params["precision"]),
+                "precision": of_swapped_operands(product.params["precision"]),
             }
             replaced[id(eqn)] = product.replace(invars=[b, a], outvars=eqn.outvars, params=params)
             replaced[id(product)] = None
     equations = (replaced.get(id(eqn), eqn) for eqn in jaxpr.eqns)
     return [eqn for eqn in equations if eqn is not None]
-
-
-def _of_swapped_operands(precision: Any) -> Any:
-    """Return a product's precision, as `lax.dot_general` has it, for the operands in the other order."""
-    if isinstance(precision, lax.DotAlgorithm):  # a named tuple
-        swapped = {"lhs": "rhs", "rhs": "lhs"}
-        fields = (f"{side}_{what}" for side in swapped for what in ("precision_type", "component_count"))
-        return precision._replace(**{name: getattr(precision, swapped[name[:3]] + name[3:]) for name in fields})
-    return precision[::-1] if isinstance(precision, tuple) else precision
 
 
 def _results(eqn: core.JaxprEqn, operands: Sequence[Marked], mark: SummandRole) -> list[Marked]:

@@ -6,13 +6,17 @@ them by that of the loss afterwards. This is right if every derivative rule insi
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
+
+import numpy as np
 
 from unity.pcg.ir.nested_programs import bodies
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.propagation.constants import constants
 from unity.pcg.propagation.derivative_rules import Unreadable, is_reverse_only, vjp_bodies
 from unity.pcg.propagation.solver import NESTED, equation_matches
+from unity.pcg.types.accumulation import narrow
 from unity.pcg.types.factors import TABLE
 from unity.pcg.types.parallel_type import PARTIAL
 
@@ -39,7 +43,7 @@ def nonlinear_call(body: Body) -> Equation | None:
 def _is_linear_rule(call: Equation) -> bool:
     """Return whether the rule of a call is linear in the cotangents of the call's results."""
     try:
-        backward = vjp_bodies(call).backward
+        backward = _widened(vjp_bodies(call).backward)
     except Unreadable:
         return True
     dependent = set(backward.inputs[len(backward.inputs) - len(call.results) :])
@@ -62,6 +66,12 @@ def _is_linear(body: Body, e: Equation, dependent: set[int]) -> bool:
     others = [p for p, a in enumerate(e.operands) if p not in known and not _is_zero(body, a)]
     matches = equation_matches(body, e, known)
     return any(not m.agreed and all(m.operands[p] != PARTIAL for p in others) for m in matches)
+
+
+def _widened(body: Body) -> Body:
+    """Return a program with narrow numbers wide: a product of narrow sums rounds them, which is no matter here."""
+    tensors = {v: replace(t, dtype=np.dtype(np.float32)) if t.floating and narrow(t.dtype) else t for v, t in body.tensors.items()}
+    return replace(body, tensors=tensors)
 
 
 def _is_zero(body: Body, atom: Atom) -> bool:

@@ -19,7 +19,7 @@ from unity.pcg.propagation.solver import solve_either
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, Type, partitioned, slice_count
 
-LARGE = 8  # a waist, and the values that it is computed from, are at most this factor smaller than the largest value
+LARGE = 8  # a waist is at most this factor smaller than the largest value; values smaller than the waist by more do not count
 SHORT = 4  # waists in a chain, after which each must be computed from twice as many bytes as the last
 NARROW = 1.5  # these values are together at least this factor larger than the waist
 
@@ -161,8 +161,9 @@ def _above(body: Body, producers: Mapping[int, int], variable: int, ends: Collec
 
 def _are_read_within(body: Body, variables: Iterable[int], numbers: Collection[int]) -> bool:
     """Return whether only these equations read some variables."""
-    readers = ((v, i) for v in variables for i in body.touching.get(v, ()) if v in body.equations[i].operands)
-    return all(v not in body.outputs and i in numbers for v, i in readers)
+    variables = tuple(variables)
+    readers = (i for v in variables for i in body.touching.get(v, ()) if v in body.equations[i].operands)
+    return not any(v in body.outputs for v in variables) and all(i in numbers for i in readers)
 
 
 def _waist(body: Body, variable: int, above: Collection[int], inputs: Collection[int]) -> Waist:

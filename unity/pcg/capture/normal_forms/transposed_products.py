@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Atom, Body, Equation
+from unity.pcg.jaxprs.product_precision import of_swapped_operands
 from unity.pcg.types.accumulation import narrow
 
 
@@ -25,7 +26,7 @@ def absorbed(body: Body) -> Body:
 
 
 def _with_swapped_operands(body: Body) -> Body:
-    """Return a body with the operands of those products swapped whose results are read by a transpose alone, which undoes it."""
+    """Return a body with swapped operands of the products whose results only a transpose reads that exchanges their dimensions."""
     products = {e.results[0]: e for e in body.equations if e.name == "dot_general"}
     ends = set(body.outputs)
     swapped: dict[int, Equation] = {}  # products in their new order, by the results that they had
@@ -55,9 +56,8 @@ def _swapped(body: Body, product: Equation, transpose: Equation) -> Equation | N
     dimension_numbers = tuple(contracted[::-1]), tuple(batched[::-1])
     if one.floating and narrow(one.dtype) and _is_unsupported([other.ndim, one.ndim], *dimension_numbers):
         return None
-    precision = product.params["precision"]
-    params = {**product.params, "dimension_numbers": dimension_numbers}
-    params["precision"] = precision[::-1] if isinstance(precision, tuple) else precision
+    precision = of_swapped_operands(product.params["precision"])
+    params = {**product.params, "dimension_numbers": dimension_numbers, "precision": precision}
     return replace(product, params=params, operands=product.operands[::-1], results=transpose.results, origin=None)
 
 
