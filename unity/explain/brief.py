@@ -83,7 +83,7 @@ def gap_in_words(plan: Plan) -> str:
 def simulated_gap_in_words(plan: Plan) -> str:
     """Return the most by which a plan's simulated step is longer than the shortest of any sharding, in words.
 
-    The text is empty without a bound, and where that is less than half of the step: it does not count communication.
+    The text is empty without a bound, and if that is less than half of the step, as it leaves out communication.
     """
     gap = plan.inspect.simulated_gap
     return "" if gap is None or gap > TELLING else f"at most {_rounded_up(gap)} from the shortest simulated step of any sharding"

@@ -6,18 +6,23 @@ import io
 from itertools import product
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from small_models import MACHINE, MODELS, f, made, named, random_point
 
 import unity
 from unity.explain.brief import simulated_gap_in_words
 from unity.machine.machine import Machine
+from unity.pcg.capture.capture import capture
 from unity.pcg.parallel.parallelize import parallelize
 from unity.search.cost import least_computing as bounds
-from unity.search.cost.cost import site_cost
+from unity.search.cost.cost import Training, site_cost
 from unity.search.cost.least_computing import least_computing
+from unity.search.cost.prediction import predict
+from unity.search.session import Search
 from unity.search.simulator import simulate
 from unity.search.space.configurations import domain_of_picks, legal, shapes_of
 
@@ -50,6 +55,30 @@ def test_there_is_none_where_operators_have_too_many_values(monkeypatch: pytest.
     _, assembled = named("gpt")
     monkeypatch.setattr(bounds, "VALUES", 3)
     assert least_computing(assembled) is None
+
+
+def steps(x: Any) -> Any:
+    return lax.scan(lambda c, _: (jnp.tanh(c @ c), None), x, None, length=8)[0]
+
+
+NESTED = {
+    "a scan without a gradient": lambda w, x: (w @ x) * steps(x),
+    "a checkpoint without a gradient": lambda w, x: (w @ x) * jax.checkpoint(lambda x: jnp.tanh(x @ x) @ x)(x),
+    "a scan in a checkpoint without a gradient": lambda w, x: (w @ x) * jax.checkpoint(steps)(x),
+    "a checkpoint with a gradient": lambda w, x: jnp.sin(jax.checkpoint(lambda w: jnp.tanh(w @ x) @ x)(w) @ x),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_what_a_checkpoint_recomputes_is_simulated_whether_it_has_a_gradient_or_not(name: str) -> None:
+    machine, layer = Machine.grid(1, 4, "a100"), jax.checkpoint(NESTED[name])
+    captured = capture(lambda w, x: layer(w, x).sum(), f(512, 512), f(512, 512), argnums=(0,))
+    search = Search(captured.graph, captured.differentiated, machine, Training())
+    graph = parallelize(captured.graph, search.fastest.assignment)
+    step = simulate(graph, machine, captured.differentiated, overlap=False).makespan
+    assert step == pytest.approx(predict(graph, machine, captured.differentiated).time)
+    assert search.least_computing is not None
+    assert search.least_computing <= step
 
 
 def loss(w: Any, x: Any) -> Any:

@@ -35,12 +35,12 @@ class Region:
     Attributes:
         depth: the number of remats around it, itself included.
         marked: it is an operator with marked operands.
-        fewer: by id(node), the factors by which nodes run less often than their graph (`unity.pcg.analysis.hoisting`).
+        hoisting_factors: by id(node), the factors by which nodes run less often than their graph (`unity.pcg.analysis.hoisting`).
         nodes: the nodes that run again, by id.
         variables: variables of operators that are recomputed, with their reductions.
         reads: operands, and outputs of nested graphs, that are read.
-        passed: those among them that recompute a result, and do not only serve a gradient.
-        nested: those among them that are read in a remat inside of the region.
+        passed: those among `reads` that recompute a result, and do not only serve a gradient.
+        nested: those among `reads` in a remat inside of the region.
         producers: the node, by id, whose result is read at a place.
         saved: variables of operators that a policy saves on the device and the recomputation reads. A change of type has the
             variable 0.
@@ -53,7 +53,7 @@ class Region:
 
     depth: int = 0
     marked: bool = False
-    fewer: Mapping[int, int] = field(default_factory=dict)
+    hoisting_factors: Mapping[int, int] = field(default_factory=dict)
     nodes: set[int] = field(default_factory=set)
     variables: set[Place] = field(default_factory=set)
     reads: set[Place] = field(default_factory=set)
@@ -75,7 +75,7 @@ class Region:
 
     def runs(self, node: int) -> Fraction:
         """Return how often a node that runs again, by id, does so for each run of its graph."""
-        return Fraction(1, self.fewer.get(node, 1))
+        return Fraction(1, self.hoisting_factors.get(node, 1))
 
 
 def remat_region(remat: Node, flow: Gradients, policies: Policies, depth: int, looped: bool) -> Region:
@@ -90,7 +90,7 @@ def remat_region(remat: Node, flow: Gradients, policies: Policies, depth: int, l
     """
     assert remat.inside is not None
     outputs = [False] * len(remat.results)
-    walk = _Walk(flow, policies, Region(depth, fewer=hoisted_again(remat, flow)))
+    walk = _Walk(flow, policies, Region(depth, hoisting_factors=hoisted_again(remat, flow)))
     walk.graph(remat.inside, outputs, True, looped)
     if walk.region.saved or walk.region.offloaded:
         read = _Walk(flow, (replacing(policies),)).graph(remat.inside, outputs, True, looped)
@@ -107,7 +107,7 @@ def marked_region(node: Node, flow: Gradients, policies: Policies, depth: int, l
         policies: Those of the remats around it.
         depth: The number of these.
         looped: Whether it is nested in a loop.
-        fenced: Whether it is nested in a remat that is nested in a loop or in a remat.
+        fenced: Whether it is nested in a remat that is nested in a loop.
     """
     walk = _Walk(flow, (*policies, save_messages), Region(depth, marked=True))
     walk.marked(node, looped, fenced)
@@ -176,7 +176,7 @@ class _Walk:
         # The backward pass of a nested remat recomputes from operands and saved values: only these are needed here.
         gradient = _Walk(self.flow, self.policies + policies_of(node))
         read_by_gradient = gradient.graph(graph, [False] * len(results), backward, looped)
-        self.save_for_gradient(graph, len(results), backward, looped)
+        self.record_saved_for_nested(graph, len(results), backward, looped)
         outer = self.in_remat, self.saved_for_gradient
         self.in_remat, self.saved_for_gradient = True, self.saved_for_gradient | gradient.region.saved_by_node()
         read_for_results = self.graph(graph, results, False, looped)
@@ -193,7 +193,7 @@ class _Walk:
                 return needed
             outputs = grown
 
-    def save_for_gradient(self, graph: PCG, results: int, backward: bool, looped: bool) -> None:
+    def record_saved_for_nested(self, graph: PCG, results: int, backward: bool, looped: bool) -> None:
         """Record the values in a nested remat that this region's policies save for the nested remat's gradient."""
         if self.policies:
             walk = _Walk(self.flow, self.policies)
@@ -251,11 +251,11 @@ class _Walk:
             (region.offloaded if v in runs.offloaded else region.saved).add((id(node), v))
         region.nodes.update([id(node)] if runs.computes else [])
 
-    def read(self, place: Place, value: Value, every: bool, passed: bool) -> None:
-        """Record a read of a value: `passed` if it is to recompute a result, `every` if it is for that or for a gradient."""
+    def read(self, place: Place, value: Value, is_read: bool, for_result: bool) -> None:
+        """Record a read of a value, if it is read: for a result that is recomputed, or for a gradient alone."""
         region = self.region
-        region.passed.update([place] if passed else [])
-        if every:
+        region.passed.update([place] if for_result else [])
+        if is_read:
             region.reads.add(place)
             region.producers[place] = id(value.node)
             region.nested.update([place] if self.in_remat else [])

@@ -103,7 +103,7 @@ class Choice:
         return any(x.moves for x in self.scattered)
 
     def around_scatter(self, variable: int) -> tuple[State, State]:
-        """Return the states of a variable that some choice scatters, before and after. On stage axes it stays as it is."""
+        """Return the states, before and after, of a variable that some choice scatters or moves; replicated for any other."""
         return next(((x.before, x.after) for x in self.scattered if x.variable == variable), (REPLICATED, REPLICATED))
 
 

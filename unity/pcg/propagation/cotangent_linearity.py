@@ -20,7 +20,7 @@ from unity.pcg.types.accumulation import narrow
 from unity.pcg.types.factors import TABLE
 from unity.pcg.types.parallel_type import PARTIAL
 
-ROUNDS = ("convert_element_type", "reduce_precision")  # linear but for rounding
+ROUNDING = ("convert_element_type", "reduce_precision")  # linear but for rounding
 
 
 @lru_cache(maxsize=4096)
@@ -57,7 +57,7 @@ def _is_linear_rule(call: Equation) -> bool:
 
 def _is_linear(body: Body, e: Equation, dependent: set[int]) -> bool:
     """Return whether an equation is linear in its operands that depend on a cotangent: sums of these give sums of results."""
-    if e.name in ROUNDS:
+    if e.name in ROUNDING:
         return all(body.tensors[v].floating for v in e.results)
     if e.name not in TABLE and e.name not in NESTED:
         return True

@@ -89,7 +89,7 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     if body is None:
         alone = SiteCost(zero, zero, _stage_messages(site, domain, machine, training), memory, zero)
         return _with_state_on_host(alone, site, domain, machine, training)
-    forward, backward = computing(site, body, domain, machine, training)
+    forward, backward = computing_seconds(site, body, domain, machine, training)
     inside = (_reduces, _call_arrays, _scatters, _halo_exchanges)
     reduces = sum((seconds_of(site, domain, machine, training) for seconds_of in inside), zero) * site.times
     again = site.recomputable and training.backward and not dense_work(body)[0]
@@ -104,7 +104,7 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     )
 
 
-def computing(site: Site, body: Body, domain: Domain, machine: Machine, training: Training) -> tuple[Array, Array]:
+def computing_seconds(site: Site, body: Body, domain: Domain, machine: Machine, training: Training) -> tuple[Array, Array]:
     """Return the seconds of computing of one forward and one backward run of an operator, for every value."""
     flows = training.backward and any(site.flows)
     differentiated = [flows and p.gradient for p in site.ports]
@@ -120,7 +120,7 @@ def computing(site: Site, body: Body, domain: Domain, machine: Machine, training
 
 
 def forward_runs(site: Site) -> float:
-    """Return how often an operator runs forward in a step, in the backward pass too."""
+    """Return the forward runs of an operator in a step, recomputation included."""
     return site.times * (1 / site.hoisted + site.repeats)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from unity.pcg.types.axis import Axis
 from unity.search.cost.assembly import Assembled
-from unity.search.cost.cost import computing, forward_runs
+from unity.search.cost.cost import computing_seconds, forward_runs
 from unity.search.solver.problem import Array
 from unity.search.space.configurations import Domain, domain_of_picks, legal, shapes_of
 from unity.search.space.sites import Site
@@ -42,7 +42,7 @@ def least_computing(assembled: Assembled) -> float | None:
             if picks is None:
                 return None
             every = domain_of_picks(domain.choices, picks, shapes_of(site), machine.axes)
-            forward, backward = computing(site, body, every, machine, training)
+            forward, backward = computing_seconds(site, body, every, machine, training)
             least[id(cost)] = float((forward * forward_runs(site) + backward * site.times).min())
     return sum(least.get(id(cost), 0.0) for cost in assembled.costs)
 

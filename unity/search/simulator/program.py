@@ -321,11 +321,28 @@ class _Region:
             ready = union(done[v] for v in node.operands) or after
             if id(node) in self.costs.transfers:
                 ready = union((ready, self.transfer(node, Phase.RECOMPUTE, union((after, self.offloaded.get(id(node), ()))))))
-            if node.inside is None and not node.again:
+            if node.inside is not None:
+                ready = ready if any(map(self.costs.flow, node.results)) else self._recompute_nested(node, ready)
+            elif not node.again:
                 ready = self.repeated[id(node)] = self.communicate(
                     node, Phase.RECOMPUTE, self.compute(node, Phase.RECOMPUTE, ready)
                 )
             done.update((v, ready) for v in node.results)
+
+    def _recompute_nested(self, node: Node, after: Names) -> Names:
+        """Append the recomputation of a remat or a loop that has no backward pass of its own."""
+        if node.kind == "remat":
+            inside = self.remats[id(node)]
+            start = len(self.instructions)
+            inside.recompute(after)
+            return union((i.name,) for i in self.instructions[start:]) or after
+        step = self.inside(node, [()] * len(node.operands), [])
+        step.forward()
+        forward = {i.name for i in step.instructions}
+        step.instructions.clear()
+        step.recompute(())
+        instructions = [replace(i, before=tuple(n for n in i.before if n not in forward)) for i in step.instructions]
+        return self.loop(node, Phase.RECOMPUTE, instructions, runs_of(node, self.costs.flow), after)
 
     def _step_backward(self, node: Node) -> list[SpmdInstruction]:
         """Return the backward pass of one step of a scan, whose forward pass is over."""

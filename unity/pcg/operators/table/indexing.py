@@ -163,7 +163,7 @@ def _scatter_pieces(operands: list[jax.Array], layout: Layout) -> list:
     """
     whole, indices, updates = operands
     numbers, here, mode = layout.params["dimension_numbers"], layout.operands[0], layout.params["mode"]
-    rows = [d for d in _written(layout.params) if here.along(d)]
+    rows = [d for d in _row_dimensions(layout.params) if here.along(d)]
     if not rows:
         return layout.bind(whole, indices, updates)
     indices = indices.astype(jnp.int32 if indices.dtype.itemsize < 4 else indices.dtype)  # it must represent the operand's size
@@ -179,7 +179,7 @@ def _scatter_pieces(operands: list[jax.Array], layout: Layout) -> list:
             mine &= on_device
         if dim in rows or mode == Mode.CLIP:
             local[column] = place
-    outside = ~jnp.arange(mine.size, dtype=indices.dtype).reshape(mine.shape)  # negative, or the largest, and each another one
+    outside = ~jnp.arange(mine.size, dtype=indices.dtype).reshape(mine.shape)  # negative or the largest, all distinct
     for column, place in local.items():
         indices = indices.at[..., column].set(jnp.where(mine, place, outside))
     return layout.bind(whole, indices, updates, indices_are_sorted=False, mode=Mode.FILL_OR_DROP)
@@ -190,10 +190,11 @@ def _windows(ndim: int, numbers: lax.ScatterDimensionNumbers) -> list[int]:
     return [i for i in range(ndim) if i not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)]
 
 
-def _written(params: Any) -> list[int]:
+def _row_dimensions(params: Any) -> list[int]:
     """Return the indexed dimensions of which an update has one position and lacks the dimension.
 
-    There is none if indices are promised to be inside: the gradient of an update outside is that of the nearest row of all rows.
+    There is none if indices are promised to be inside: the gradient of an update outside is that of the nearest of all rows, which
+    no piece has.
     """
     numbers = params["dimension_numbers"]
     if params["mode"] == Mode.PROMISE_IN_BOUNDS:
@@ -214,7 +215,7 @@ def scattering(adds: bool) -> Any:
     def spec(params: Any, operands: Any, results: Any) -> Spec:
         numbers = params["dimension_numbers"]
         operand, indices, updates = operands
-        factors = [Factor(f"r{i}", operand.shape[i], (Slot(i), None, None), (Slot(i),)) for i in _written(params)]
+        factors = [Factor(f"r{i}", operand.shape[i], (Slot(i), None, None), (Slot(i),)) for i in _row_dimensions(params)]
         for i, u in zip(_windows(operand.ndim, numbers), numbers.update_window_dims, strict=True):
             if operand.shape[i] == updates.shape[u]:
                 factors.append(Factor(f"w{i}", operand.shape[i], (Slot(i), None, Slot(u)), (Slot(i),)))
