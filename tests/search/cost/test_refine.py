@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from small_functions import Function, functions
 from small_models import MODELS, random_point
 
@@ -64,7 +64,7 @@ def test_refinement_is_within_two_percent_of_the_optimum_on_small_graphs(functio
     first = fastest(assembled)
     _, second = refined(assembled, first, fastest, lambda p: p.time)
     whole = every(assembled)
-    assert whole is not None
+    assume(whole is not None)  # else an operator has too many values
     best = fastest(whole)
     assert best.time - 1e-15 <= second.time <= first.time
     assert second.time <= 1.02 * best.time
