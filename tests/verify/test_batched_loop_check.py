@@ -142,4 +142,4 @@ def test_the_check_of_other_rules_accepts_no_loops_at_once():
 
 @pytest.mark.parametrize("proof", [LanesOfSteps, ReversedSteps])
 def test_the_assumptions_about_lanes_and_directions_prove_nothing_false(proof):
-    assert proves(False, proof().assumptions) == "unknown"
+    assert proves(False, proof().assumptions) in ("sat", "unknown")  # with a model of them, or without one, as Z3 finds it
