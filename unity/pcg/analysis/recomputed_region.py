@@ -1,11 +1,11 @@
-"""What the backward pass of one remat recomputes, reads and finds saved.
+"""The recomputation in the backward pass of one remat: what it recomputes, and which values it reads or has saved.
 
 It recomputes the inner values that it reads, and everything that they depend on, from the remat's operands and from the values that
 its policy saves; the rest is dead code there. A remat nested in a remat runs again in the backward pass of the outer one, if its
 results are read there or if its policy saves values, and again in its own. The carry of a scan inside of a remat is recomputed.
 
-An operator with marked operands (`unity.pcg.analysis.recomputation_marks`) is a region of its own, as if a remat were around it and
-the marked changes.
+An operator with marked operands (`unity.pcg.analysis.recomputation_marks`) is a region, too, as if a remat were around it and the
+marked changes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Place = tuple[int, int]  # an operand: id(node) and position; a variable: id(nod
 
 
 @dataclass
-class Region:
+class RecomputedRegion:
     """A remat, or an operator with marked operands, and what its backward pass recomputes.
 
     Attributes:
@@ -78,7 +78,7 @@ class Region:
         return Fraction(1, self.hoisting_factors.get(node, 1))
 
 
-def remat_region(remat: Node, flow: Gradients, policies: Policies, depth: int, looped: bool) -> Region:
+def remat_region(remat: Node, flow: Gradients, policies: Policies, depth: int, looped: bool) -> RecomputedRegion:
     """Return the region of a remat.
 
     Args:
@@ -90,7 +90,7 @@ def remat_region(remat: Node, flow: Gradients, policies: Policies, depth: int, l
     """
     assert remat.inside is not None
     outputs = [False] * len(remat.results)
-    walk = _Walk(flow, policies, Region(depth, hoisting_factors=hoisted_again(remat, flow)))
+    walk = _Walk(flow, policies, RecomputedRegion(depth, hoisting_factors=hoisted_again(remat, flow)))
     walk.graph(remat.inside, outputs, True, looped)
     if walk.region.saved or walk.region.offloaded:
         read = _Walk(flow, (replacing(policies),)).graph(remat.inside, outputs, True, looped)
@@ -98,7 +98,7 @@ def remat_region(remat: Node, flow: Gradients, policies: Policies, depth: int, l
     return walk.region
 
 
-def marked_region(node: Node, flow: Gradients, policies: Policies, depth: int, looped: bool, fenced: bool) -> Region:
+def marked_region(node: Node, flow: Gradients, policies: Policies, depth: int, looped: bool, fenced: bool) -> RecomputedRegion:
     """Return the region of an operator with marked operands.
 
     Args:
@@ -109,7 +109,7 @@ def marked_region(node: Node, flow: Gradients, policies: Policies, depth: int, l
         looped: Whether it is nested in a loop.
         fenced: Whether it is nested in a remat that is nested in a loop.
     """
-    walk = _Walk(flow, (*policies, save_messages), Region(depth, marked=True))
+    walk = _Walk(flow, (*policies, save_messages), RecomputedRegion(depth, marked=True))
     walk.marked(node, looped, fenced)
     return walk.region
 
@@ -124,8 +124,8 @@ class _Walk:
     saved_for_gradient: variables of operators in a nested remat that its policy saves for its gradient, by id(node).
     """
 
-    def __init__(self, flow: Gradients, policies: Policies, region: Region | None = None) -> None:
-        self.flow, self.policies, self.region = flow, policies, region or Region()
+    def __init__(self, flow: Gradients, policies: Policies, region: RecomputedRegion | None = None) -> None:
+        self.flow, self.policies, self.region = flow, policies, region or RecomputedRegion()
         self.in_remat = False
         self.saved_for_gradient: dict[int, frozenset[int]] = {}
 

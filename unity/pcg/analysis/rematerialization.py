@@ -1,7 +1,7 @@
 """Rematerialization: how often the backward pass runs operators and changes of type again, and how often it reads values.
 
-Every remat, and every operator with marked operands, is a region with a backward pass of its own
-(`unity.pcg.analysis.recomputed_region`). What runs again in several regions runs again once for each.
+Every remat, and every operator with marked operands, is a region (`unity.pcg.analysis.recomputed_region`). What runs again in
+several regions runs again once for each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from unity.pcg.analysis.policies import Policies, policies_of
 from unity.pcg.analysis.recomputation_marks import has_marked_operands
-from unity.pcg.analysis.recomputed_region import Place, Region, marked_region, remat_region
+from unity.pcg.analysis.recomputed_region import Place, RecomputedRegion, marked_region, remat_region
 from unity.pcg.analysis.residuals import residuals
 from unity.pcg.ir.gradient_flow import Gradients
 from unity.pcg.ir.graph import BRANCHES, LOOPS, PCG, PIPELINE, STAGES, TAIL, Node
@@ -35,7 +35,7 @@ class Recomputation:
         in_branches: by id(node), the values that a checkpoint in a branch of a conditional offloads, as in `Residuals.inner`.
     """
 
-    regions: tuple[Region, ...] = ()
+    regions: tuple[RecomputedRegion, ...] = ()
     in_branches: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
     def repeats(self, node: Node) -> Fraction:
@@ -107,19 +107,19 @@ class Recomputation:
         return sum(every.values(), Fraction()), sum(passed.values(), Fraction())
 
     @cached_property
-    def _nodes(self) -> Mapping[int, list[Region]]:
+    def _nodes(self) -> Mapping[int, list[RecomputedRegion]]:
         return _regions_by(self.regions, lambda region: region.nodes)
 
     @cached_property
-    def _apart(self) -> Mapping[int, list[Region]]:
+    def _apart(self) -> Mapping[int, list[RecomputedRegion]]:
         return _regions_by(self.regions, lambda region: region.apart)
 
     @cached_property
-    def _variables(self) -> Mapping[Place, list[Region]]:
+    def _variables(self) -> Mapping[Place, list[RecomputedRegion]]:
         return _regions_by(self.regions, lambda region: region.variables)
 
     @cached_property
-    def _reads(self) -> Mapping[Place, list[Region]]:
+    def _reads(self) -> Mapping[Place, list[RecomputedRegion]]:
         return _regions_by(self.regions, lambda region: region.reads)
 
     @cached_property
@@ -147,16 +147,18 @@ class Recomputation:
         return _with_depths(_regions_by(self.regions, lambda region: region.offloaded - on_device))
 
 
-def _regions_by(regions: Iterable[Region], members: Callable[[Region], Iterable[K]]) -> dict[K, list[Region]]:
+def _regions_by(
+    regions: Iterable[RecomputedRegion], members: Callable[[RecomputedRegion], Iterable[K]]
+) -> dict[K, list[RecomputedRegion]]:
     """Return the regions that have a node or a place among some of their members, by the node or place."""
-    by_member: dict[K, list[Region]] = {}
+    by_member: dict[K, list[RecomputedRegion]] = {}
     for region in regions:
         for member in members(region):
             by_member.setdefault(member, []).append(region)
     return by_member
 
 
-def _with_depths(saved: Mapping[Place, Iterable[Region]]) -> dict[int, list[tuple[int, int]]]:
+def _with_depths(saved: Mapping[Place, Iterable[RecomputedRegion]]) -> dict[int, list[tuple[int, int]]]:
     """Return saved variables by id(node), each with the depth of the outermost remat that saves it."""
     by_node: dict[int, list[tuple[int, int]]] = {}
     for (node, variable), regions in sorted(saved.items(), key=itemgetter(0)):
@@ -221,7 +223,7 @@ class _Around:
     offloads: bool = True
 
 
-def _regions(graph: PCG, flow: Gradients, around: _Around, kept: Collection[str]) -> Iterator[Region]:
+def _regions(graph: PCG, flow: Gradients, around: _Around, kept: Collection[str]) -> Iterator[RecomputedRegion]:
     """Yield every remat, and every operator with marked operands, of a graph and of the graphs nested in it."""
     for node in graph.nodes:
         if node.inside is not None:

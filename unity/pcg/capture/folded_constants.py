@@ -50,10 +50,10 @@ def _variables(equation: Equation) -> list[int]:
 def _indivisible(body: Body, producers: Mapping[int, Equation]) -> Iterator[int]:
     """Yield small constants with a dimension that their equation cannot partition, but results and operands of nested programs."""
     whole = (_variables(e) for e in body.equations if e.name in (*NESTING, CONSTRAIN))
-    kept = {a for a in body.outputs if isinstance(a, int)}.union(*whole)
+    excluded = {a for a in body.outputs if isinstance(a, int)}.union(*whole)
     for v, e in producers.items():
         tensor = body.tensors[v]
-        if v in kept or not _is_plain(body, e, producers):
+        if v in excluded or not _is_plain(body, e, producers):
             continue
         spec, position = spec_of(body, e), e.results.index(v)
         places = [f.results[position] for f in spec.factors] if spec is not None else []

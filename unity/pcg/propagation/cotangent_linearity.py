@@ -69,7 +69,7 @@ def _is_linear(body: Body, e: Equation, dependent: set[int]) -> bool:
 
 
 def _widened(body: Body) -> Body:
-    """Return a program with narrow numbers wide: a product of narrow sums rounds them, which is no matter here."""
+    """Return a program with its narrow numbers as float32: products of narrow sums round them, which is ignored here."""
     tensors = {v: replace(t, dtype=np.dtype(np.float32)) if t.floating and narrow(t.dtype) else t for v, t in body.tensors.items()}
     return replace(body, tensors=tensors)
 

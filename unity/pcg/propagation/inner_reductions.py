@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.propagation.propagation import Matches
@@ -11,17 +11,10 @@ from unity.pcg.types.parallel_type import PARTIAL, REPLICATED
 
 def smallest_in_chain(body: Body, variable: int, matches_of: Matches) -> int:
     """Return the variable to reduce for another one: the smallest in the chain of sums of one operand that it is part of."""
-    chain, first, last = [variable], variable, variable
+    chain, first = [variable, *_sums_after(body, variable, matches_of)], variable
     while (producer := _producer(body, first)) is not None and (operand := _summand(body, producer, matches_of)) is not None:
         first = operand
         chain.append(first)
-    while (
-        (user := _sole_user(body, last)) is not None
-        and _summand(body, user, matches_of) is not None
-        and user.results[0] not in body.outputs
-    ):
-        last = user.results[0]
-        chain.append(last)
     return min(chain, key=lambda v: body.tensors[v].nbytes)
 
 
@@ -69,13 +62,18 @@ def _summands(body: Body, equation: Equation, sums: Collection[int], matches_of:
 
 def _end_of_chain(body: Body, variable: int, matches_of: Matches) -> int:
     """Return the last variable of the chain of sums of one operand that begins with another."""
+    return [variable, *_sums_after(body, variable, matches_of)][-1]
+
+
+def _sums_after(body: Body, variable: int, matches_of: Matches) -> Iterator[int]:
+    """Yield the variables of the chain of sums of one operand that follow another."""
     while (
         (user := _sole_user(body, variable)) is not None
         and _summand(body, user, matches_of) is not None
         and user.results[0] not in body.outputs
     ):
         variable = user.results[0]
-    return variable
+        yield variable
 
 
 def _other_factor(body: Body, product: int, reduced: Collection[int], matches_of: Matches) -> int | None:

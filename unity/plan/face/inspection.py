@@ -131,9 +131,10 @@ class Inspection:
 
         It is None where `simulated_bound` is, and 0 for a program that computes nothing.
         """
-        if self.simulated_bound is None:
+        bound = self.simulated_bound
+        if bound is None:
             return None
-        return max(0.0, self.simulate().makespan / self.simulated_bound - 1) if self.simulated_bound else 0.0
+        return max(0.0, self.simulate().makespan / bound - 1) if bound else 0.0
 
     @property
     def search_seconds(self) -> float:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from unity.machine.machine import Machine
-from unity.pcg.analysis.recomputation_marks import runs_again
+from unity.pcg.analysis.recomputation_marks import runs_again, through_marked_changes
 from unity.pcg.ir.gradient_flow import Gradients, gradients, losses
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, PIPELINE, TAIL, Node, Value
 from unity.pcg.parallel.stages import ends_of, runs_of, schedule_of
@@ -301,15 +301,15 @@ class _Region:
         included.
         """
         for v in node.operands:
-            changes = _repeated_changes(v)
-            producer = (changes[-1].operands[0] if changes else v).node
+            *changed, unchanged = through_marked_changes(v)
+            producer = unchanged.node
             while producer.kind == "view":
                 producer = producer.operands[0].node
             if runs_again(producer):
                 after = self.compute(producer, Phase.RECOMPUTE, self._recompute_operands(producer, after))
                 self.repeated[id(producer)] = after
-            for change in reversed(changes):
-                after = self.communicate(change, Phase.RECOMPUTE, after)
+            for value in reversed(changed):
+                after = self.communicate(value.node, Phase.RECOMPUTE, after)
         return after
 
     def recompute(self, after: Names) -> None:
@@ -330,22 +330,15 @@ class _Region:
             done.update((v, ready) for v in node.results)
 
     def _recompute_nested(self, node: Node, after: Names) -> Names:
-        """Append the recomputation of a remat or a loop that has no backward pass of its own."""
-        if node.kind == "remat":
-            inside = self.remats[id(node)]
-            start = len(self.instructions)
-            inside.recompute(after)
-            return union((i.name,) for i in self.instructions[start:]) or after
-        step = self.inside(node, [()] * len(node.operands), [])
-        step.forward()
-        forward = {i.name for i in step.instructions}
-        step.instructions.clear()
-        step.recompute(())
-        instructions = [replace(i, before=tuple(n for n in i.before if n not in forward)) for i in step.instructions]
-        return self.loop(node, Phase.RECOMPUTE, instructions, runs_of(node, self.costs.flow), after)
+        """Append the recomputation of a remat or a loop to which no gradient flows."""
+        if node.kind != "remat":
+            return self.loop(node, Phase.RECOMPUTE, self._step_backward(node), runs_of(node, self.costs.flow), after)
+        start = len(self.instructions)
+        self.remats[id(node)].recompute(after)
+        return union((i.name,) for i in self.instructions[start:]) or after
 
     def _step_backward(self, node: Node) -> list[SpmdInstruction]:
-        """Return the backward pass of one step of a scan, whose forward pass is over."""
+        """Return the backward pass of one step of a scan, whose forward pass is over, with what is recomputed for it."""
         step = self.inside(node, [()] * len(node.operands), [])
         step.forward()
         forward = {i.name for i in step.instructions}
@@ -411,12 +404,3 @@ class _Region:
             SpmdInstruction(name, label if phase == Phase.FORWARD else f"{label}, {PHASES[phase]}", seconds, after, action)
         )
         return (name,)
-
-
-def _repeated_changes(v: Value) -> list[Node]:
-    """Return the changes of type that are repeated for an operand in the backward pass, the last one first."""
-    changes = []
-    while v.node.kind in PARALLELIZATION and v.node.again:
-        changes.append(v.node)
-        v = v.node.operands[0]
-    return changes

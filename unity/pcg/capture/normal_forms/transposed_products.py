@@ -39,8 +39,8 @@ def _with_swapped_operands(body: Body) -> Body:
     if not swapped:
         return body
     turned = {e.results[0] for e in swapped.values()}
-    kept = (e for e in body.equations if e.name != "transpose" or e.results[0] not in turned)
-    equations = tuple(swapped.get(e.results[0], e) if e.name == "dot_general" else e for e in kept)
+    others = (e for e in body.equations if e.name != "transpose" or e.results[0] not in turned)
+    equations = tuple(swapped.get(e.results[0], e) if e.name == "dot_general" else e for e in others)
     return used(Body(body.inputs, body.outputs, equations, body.tensors))
 
 

@@ -193,8 +193,8 @@ def _windows(ndim: int, numbers: lax.ScatterDimensionNumbers) -> list[int]:
 def _row_dimensions(params: Any) -> list[int]:
     """Return the indexed dimensions of which an update has one position and lacks the dimension.
 
-    There is none if indices are promised to be inside: the gradient of an update outside is that of the nearest of all rows, which
-    no piece has.
+    The list is empty if indices are promised to be inside: the gradient of an update outside is that of the nearest of all rows,
+    which no piece has.
     """
     numbers = params["dimension_numbers"]
     if params["mode"] == Mode.PROMISE_IN_BOUNDS:
