@@ -155,7 +155,7 @@ class _ConstraintPlaces:
 
     def expression(self, computed: ComputationSignature) -> CodeSpan | Unannotated:
         """Return the only expression that computes a value, or the reason why a constraint cannot be written."""
-        alike = [x for x in self.traced if _computed_by(x, computed)]
+        alike = self.computing(computed)
         spans = {x.span for x in alike}
         name = next((x.function for x in alike if x.function), computed.name)
         if any(x.is_mapped for x in alike):
@@ -168,14 +168,29 @@ class _ConstraintPlaces:
             return next(iter(spans))
         return Unannotated(computed.line, reason)
 
+    def computing(self, computed: ComputationSignature) -> list[ExpressionValue]:
+        """Return the expressions that may compute an equation of the plan's program.
+
+        A product whose operands capture swapped is the value of the transpose that reads it in the source.
+        """
+        alike = [x for x in self.traced if (x.shape, x.dtype) == (computed.shape, computed.dtype)]
+        direct = [x for x in alike if x.primitive == computed.primitive and x.span.has(computed.line)]
+        if direct or computed.primitive != PRODUCT:
+            return direct
+        return [x for x in alike if x.transposed is not None and x.transposed.has(computed.line)]
+
+    def computes(self, span: CodeSpan, computed: ComputationSignature) -> bool:
+        """Return whether an equation of the plan's program may be the value of an expression."""
+        return any(x.span == span for x in self.computing(computed))
+
     def conflict(self, span: CodeSpan, side: str) -> str:
         """Return the reason why one constraint does not suit all runs of an expression, "" if it does."""
         evaluated = [x for x in self.traced if x.span == span]
-        runs = [v for v in self.planned if v.side == side and any(_computed_by(x, v.computed) for x in evaluated)]
+        runs = [v for v in self.planned if v.side == side and self.computes(span, v.computed)]
         problems = sorted({v.problem for v in runs if v.type is None})
         if problems:
             return f"{problems[0]}, in one of its runs" if len(runs) > 1 else problems[0]
-        if any(count > 0 and any(_computed_by(x, c) for x in evaluated) for c, count in self.missing.items()):
+        if any(count > 0 and self.computes(span, c) for c, count in self.missing.items()):
             return "one of its runs was changed by a rule"
         if len({tuple(s if s.kind == "P" else UNUSED for s in v.type or ()) for v in runs}) > 1:
             return "the line runs several times, and its results are divided in different ways"
@@ -185,9 +200,3 @@ class _ConstraintPlaces:
         if not fits or len({len(v.shape) for v in runs}) > 1:
             return "the expression has results of several shapes, and no constraint fits all"
         return ""
-
-
-def _computed_by(value: ExpressionValue, computed: ComputationSignature) -> bool:
-    """Return whether an equation of the plan's program may be the value of an expression."""
-    is_alike = (value.primitive, value.shape, value.dtype) == (computed.primitive, computed.shape, computed.dtype)
-    return is_alike and value.span.line <= computed.line <= value.span.end_line

@@ -29,6 +29,10 @@ class CodeSpan:
     end_line: int
     end_column: int
 
+    def has(self, line: int) -> bool:
+        """Return whether a line is one of the expression's."""
+        return self.line <= line <= self.end_line
+
 
 @dataclass(frozen=True)
 class ExpressionValue:
@@ -37,6 +41,7 @@ class ExpressionValue:
     Attributes:
         function: the name of the function that the user calls, where the primitive is a function with its own derivative.
         operands: the shapes of the primitive's operands.
+        transposed: the expression of the product that it transposes, if it does.
         is_mapped: whether the expression sees another shape, as inside of `jax.vmap`.
     """
 
@@ -47,6 +52,7 @@ class ExpressionValue:
     shape: Shape
     dtype: str
     is_mapped: bool
+    transposed: CodeSpan | None
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,9 @@ class _Call:
     is_mapped: bool = False
 
 
+_Producers = dict[core.Var, tuple[_Call, core.JaxprEqn | None]]  # the expressions and equations that compute values
+
+
 def expression_values(fn: Callable[..., Any], *args: Any) -> frozenset[ExpressionValue]:
     """Trace a function, and return the values of all expressions in the user's files.
 
@@ -75,7 +84,7 @@ def expression_values(fn: Callable[..., Any], *args: Any) -> frozenset[Expressio
 
 def _read(jaxpr: core.Jaxpr, call: _Call, values: set[ExpressionValue]) -> Sequence[core.JaxprEqn | None]:
     """Add the values of a program's expressions, and return the equations that compute its results."""
-    producers: dict[core.Var, tuple[_Call, core.JaxprEqn | None]] = {}
+    producers: _Producers = {}
     unread: dict[core.Var, None] = {}
 
     def leave(v: core.Var, reader: _Call | None = None) -> None:
@@ -84,7 +93,9 @@ def _read(jaxpr: core.Jaxpr, call: _Call, values: set[ExpressionValue]) -> Seque
         if producer.span is not None and eqn is not None and (reader is None or producer.evaluation != reader.evaluation):
             name, operands = eqn.primitive.name, tuple(_shape(x.aval) for x in eqn.invars)
             function = eqn.params["call_jaxpr"].jaxpr.debug_info.func_name if name.startswith(CUSTOM_DERIVATIVES) else ""
-            values.add(ExpressionValue(producer.span, name, function, operands, _shape(v.aval), _dtype(v.aval), producer.is_mapped))
+            transposed = _product_read_by(eqn, producers) if name == "transpose" else None
+            result = _shape(v.aval), _dtype(v.aval)
+            values.add(ExpressionValue(producer.span, name, function, operands, *result, producer.is_mapped, transposed))
 
     for eqn in jaxpr.eqns:
         own = _call_of(eqn, call)
@@ -101,6 +112,15 @@ def _read(jaxpr: core.Jaxpr, call: _Call, values: set[ExpressionValue]) -> Seque
     for v in [*(v for v in jaxpr.outvars if not isinstance(v, core.Literal)), *unread]:
         leave(v, call if v in jaxpr.outvars else None)
     return [None if isinstance(v, core.Literal) else producers.get(v, (call, None))[1] for v in jaxpr.outvars]
+
+
+def _product_read_by(eqn: core.JaxprEqn, producers: _Producers) -> CodeSpan | None:
+    """Return the expression of the product that an equation reads, None if it reads something else."""
+    operand = eqn.invars[0]
+    if isinstance(operand, core.Literal) or operand not in producers:
+        return None
+    call, producer = producers[operand]
+    return call.span if producer is not None and producer.primitive.name == "dot_general" else None
 
 
 def _shape(aval: Any) -> Shape:
