@@ -362,5 +362,5 @@ def _signature(site: Site, cs: tuple, rank: tuple[int, ...]) -> tuple:
     flags = (site.kind, site.around, site.hoisted, site.flows, tuple(site.stored), site.weight, site.step, site.whole)
     stages = (site.along, site.staged and site.staged.states, site.sends, site.returns)
     again = (site.recomputable, site.reader is not None, site.instead, site.repeats, site.computed)
-    inner = (site.inner, site.saved, site.offloaded)
+    inner = (site.inner, site.saved, site.offloaded, site.stacking)
     return (body, ports, inner, tuple(map(str, site.results)), tuple(c.states for c in cs), relative, flags, stages, again)

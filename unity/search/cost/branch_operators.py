@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from unity.pcg.analysis.stacked_values import StackingKernels
 from unity.pcg.capture.capture import graph_of
 from unity.pcg.ir.gradient_flow import carrying, with_gradient
 from unity.pcg.ir.program import Body, Equation
@@ -30,6 +31,7 @@ class BranchOperator:
         forward: Runs in the forward pass.
         again: Forward runs that the backward pass repeats.
         backward: Backward runs.
+        stacking: The kernels that write its rows of stacked values.
     """
 
     body: Body
@@ -38,6 +40,7 @@ class BranchOperator:
     forward: int
     again: int
     backward: int
+    stacking: StackingKernels
 
 
 Branch = tuple[BranchOperator, ...]
@@ -92,6 +95,6 @@ def _operators(branch: Body, conditional: Equation, carried: frozenset[int]) -> 
     def operator(runs: OperatorRuns) -> BranchOperator:
         shapes = tuple(v.tensor.shape for v in (*runs.node.operands, *runs.node.results))
         flags = with_gradient(runs.node, facts.flow)
-        return BranchOperator(runs.body, shapes, flags, runs.first, runs.runs - runs.first, runs.count)
+        return BranchOperator(runs.body, shapes, flags, runs.first, runs.runs - runs.first, runs.count, runs.stacking)
 
     return tuple(map(operator, operator_runs(graph, facts)))

@@ -90,6 +90,7 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
         alone = SiteCost(zero, zero, _stage_messages(site, domain, machine, training), memory, zero)
         return _with_state_on_host(alone, site, domain, machine, training)
     forward, backward = computing_seconds(site, body, domain, machine, training)
+    rows = site.stacking.seconds(machine.device.launch)
     inside = (_reduces, _call_arrays, _scatters, _halo_exchanges)
     reduces = sum((seconds_of(site, domain, machine, training) for seconds_of in inside), zero) * site.times
     again = site.recomputable and training.backward and not dense_work(body)[0]
@@ -100,7 +101,14 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
         whole = np.where(reduces > 0, -np.inf, memory - site.alive * sum(instead, zero))
     transfers = _transfers(site, domain, machine)
     return SiteCost(
-        forward * forward_runs(site), backward * site.times, reduces, memory, forward * site.times, saved, whole, transfers
+        forward * forward_runs(site) + rows[0] * site.times,
+        (backward + rows[1]) * site.times,
+        reduces,
+        memory,
+        forward * site.times,
+        saved,
+        whole,
+        transfers,
     )
 
 

@@ -43,7 +43,8 @@ def least_computing(assembled: Assembled) -> float | None:
                 return None
             every = domain_of_picks(domain.choices, picks, shapes_of(site), machine.axes)
             forward, backward = computing_seconds(site, body, every, machine, training)
-            least[id(cost)] = float((forward * forward_runs(site) + backward * site.times).min())
+            alone = float((forward * forward_runs(site) + backward * site.times).min())
+            least[id(cost)] = alone + site.times * sum(site.stacking.seconds(machine.device.launch))
     return sum(least.get(id(cost), 0.0) for cost in assembled.costs)
 
 

@@ -8,6 +8,7 @@ from math import prod
 
 from unity.pcg.analysis.hoisting import hoisted
 from unity.pcg.analysis.rematerialization import Recomputation, recomputation
+from unity.pcg.analysis.stacked_values import NO_KERNELS, StackingKernels, stacking_kernels
 from unity.pcg.ir.gradient_flow import Gradients, gradients
 from unity.pcg.ir.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, STAGES, Node, reserved_axes
 from unity.pcg.ir.program import Body
@@ -22,6 +23,7 @@ class ProgramFacts:
     flow: Gradients
     hoisted: Mapping[int, int]
     recomputation: Recomputation
+    stacking: Mapping[int, StackingKernels]
     training: bool
 
 
@@ -34,7 +36,8 @@ def program_facts(graph: PCG, differentiated: Collection[int], outputs: Collecti
         outputs: The outputs, by number, that have cotangents; None for those of a loss.
     """
     flow = gradients(graph, differentiated, outputs)
-    return ProgramFacts(flow, hoisted(graph, flow), recomputation(graph, flow), bool(differentiated))
+    less, again = hoisted(graph, flow), recomputation(graph, flow)
+    return ProgramFacts(flow, less, again, stacking_kernels(graph, flow, less, again), bool(differentiated))
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class OperatorRuns:
         runs: Forward runs, including those that the backward pass repeats.
         part: The fraction with which its seconds count, because other branches or stages run at the same time.
         share: The fraction of the work that is left to one device by the axes whose devices run different branches or stages.
+        stacking: The kernels that write its rows of stacked values.
     """
 
     node: Node
@@ -60,6 +64,7 @@ class OperatorRuns:
     runs: int
     part: float = 1.0
     share: float = 1.0
+    stacking: StackingKernels = NO_KERNELS
 
 
 def operator_runs(graph: PCG, facts: ProgramFacts, times: int = 1) -> Iterator[OperatorRuns]:
@@ -75,4 +80,4 @@ def operator_runs(graph: PCG, facts: ProgramFacts, times: int = 1) -> Iterator[O
             first = times // facts.hoisted.get(id(node), 1)
             marked = bool(node.again) and facts.training
             runs = first + int(times * (facts.recomputation.repeats(node) - facts.recomputation.alone(node) + marked))
-            yield OperatorRuns(node, node.body, graph, times, first, runs)
+            yield OperatorRuns(node, node.body, graph, times, first, runs, stacking=facts.stacking.get(id(node), NO_KERNELS))

@@ -151,7 +151,8 @@ def _seconds_of_branch(branch: Branch, machine: Machine) -> tuple[Array, Array]:
         each = np.array([forward[0], backward[0]])
         launch = np.minimum(each, machine.device.launch)
         runs = np.array([[operator.forward, 0], [operator.again, operator.backward]])
-        work, launches = work + runs @ (each - launch), launches + runs @ launch
+        rows = operator.backward * np.array(operator.stacking.seconds(machine.device.launch))
+        work, launches = work + runs @ (each - launch), launches + runs @ launch + rows
     return work, launches
 
 

@@ -148,7 +148,8 @@ def _operator_term(runs: OperatorRuns, facts: ProgramFacts, machine: Machine) ->
     node, graph, part = runs.node, runs.graph, runs.part
     forward, backward, how = operator_seconds(node, runs.body, graph, facts.flow, machine)
     share = runs.share * work_share(node, runs.body, graph)
-    seconds_of = part * (forward * runs.runs), part * (backward * runs.count)
+    rows = runs.stacking.seconds(machine.device.launch)
+    seconds_of = part * (forward * runs.runs + rows[0] * runs.count), part * ((backward + rows[1]) * runs.count)
     return OperatorTerm(node, runs.count, *seconds_of, how, runs.first, runs.runs, share)
 
 

@@ -21,6 +21,7 @@ from unity.pcg.ir.graph import (
     carried_by,
     times_inside,
 )
+from unity.pcg.ir.payloads import Scan
 from unity.pcg.parallel.branches import groups_of
 from unity.pcg.parallel.stages import FOLLOWED, TWO_BW, ends_of, schedule_of
 from unity.pcg.types.accumulation import accumulator, storage_dtype
@@ -324,7 +325,8 @@ class Region(ResidualCollector):
         self.momentary += inside.momentary
         single = node.kind == PIPELINE and schedule_of(node).slots == 1  # the slice of a stage's only step is its whole stack
         slices = 0.0 if single else sum(inside.local(Value(n)) for n in inside.graph.inputs[carried.stop :])
-        moment = [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, slices + inside.fetched)]
+        own = slices + inside.fetched + self.other_steps_of_a_round(node, inside)
+        moment = [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, own)]
         moment += self.live_between_ticks(node) if node.kind == PIPELINE else []
         self.own[id(node)] = sum(h.nbytes for h in moment)
         if node.kind == PIPELINE:
@@ -333,6 +335,18 @@ class Region(ResidualCollector):
         zeros = self.zeros_of_gradients(node)
         residuals += [Held(BACKEND, node, zeros)] if zeros else []
         return residuals, [*moment, Held(WORKING, node, sum(self.own_bytes[v] for v in stacked) - zeros)]
+
+    def other_steps_of_a_round(self, loop: Node, inside: Region) -> float:
+        """Return the bytes that the steps in an unrolled scan's round hold at once, but for one of them.
+
+        They are the gradients of constants and slices before these are added up or stacked, and rows of residuals, of which XLA
+        holds about half beside the arrays (`python -m benchmarks.unrolled_loops`).
+        """
+        if not (self.training and isinstance(loop.payload, Scan) and any(map(self.flow, loop.results))):
+            return 0.0
+        carried, inputs = carried_by(loop), [Value(n) for n in inside.graph.inputs]
+        gradients = sum(inside.local(v) for k, v in enumerate(inputs) if k not in carried and self.flow(v))
+        return (loop.payload.unroll - 1) * (gradients + sum(h.nbytes for h in inside.kept) / 2)
 
     def zeros_of_gradients(self, loop: Node) -> float:
         """Return the bytes of a scan's accumulated and stacked gradients, if the backend allocates them at the start.

@@ -10,6 +10,7 @@ from unity.pcg.analysis.hoisting import hoisted
 from unity.pcg.analysis.recomputed_region import Place
 from unity.pcg.analysis.rematerialization import Recomputation, recomputation
 from unity.pcg.analysis.residuals import recomputable, residuals
+from unity.pcg.analysis.stacked_values import NO_KERNELS, StackingKernels, stacking_kernels
 from unity.pcg.analysis.views import is_view
 from unity.pcg.ir.gradient_flow import Gradients, gradients
 from unity.pcg.ir.graph import BRANCHES, CONSTRAIN, PCG, PIPELINE, STAGES, TAIL, Node, Value, accumulated_loss, reserved_axes
@@ -45,7 +46,8 @@ def sites_of(graph: PCG, differentiated: Collection[int], training: bool, buffer
     """
     weights = frozenset(differentiated) if training else frozenset[int]()
     flow = gradients(graph, weights)
-    builder = _Builder(flow, weights, hoisted(graph, flow), recomputation(graph, flow), buffered)
+    less, again = hoisted(graph, flow), recomputation(graph, flow)
+    builder = _Builder(flow, weights, less, again, stacking_kernels(graph, flow, less, again), buffered)
     builder.add_program(graph)
     builder.count_residuals()
     builder.choose_reruns()
@@ -72,10 +74,11 @@ class _Builder:
         differentiated: frozenset[int],
         hoisting: Mapping[int, int],
         recomputed: Recomputation,
+        stacking: Mapping[int, StackingKernels],
         buffered: bool,
     ) -> None:
         self.flow, self.differentiated, self.hoisting, self.recomputed = flow, differentiated, hoisting, recomputed
-        self.buffered = buffered
+        self.stacking, self.buffered = stacking, buffered
         self.sites: list[Site] = []
         self.of_node: dict[int, int] = {}
         self.operands: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -315,6 +318,7 @@ class _Builder:
         operator = Site("operator", node, ports, node.tensors, around, flows, inner=inner, recomputable=may_recompute)
         operator.hoisted = self.hoisting.get(id(node), 1)
         operator.repeats = float(self.recomputed.repeats(node))
+        operator.stacking = self.stacking.get(id(node), NO_KERNELS)
         operator.computed = tuple((v, float(runs)) for v, runs in self.recomputed.variables_of(node))
         saved, offloaded = self.recomputed.saved_of(node), self.recomputed.host_values(node)
         operator.saved = tuple((v, around.lasting[depth] * node.body.tensors[v].nbytes) for v, depth in saved)

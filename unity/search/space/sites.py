@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from unity.pcg.analysis.stacked_values import NO_KERNELS, StackingKernels
 from unity.pcg.ir.graph import Node
 from unity.pcg.ir.program import Tensor
 from unity.pcg.propagation.choice import Choice
@@ -167,6 +168,7 @@ class Site:
         hoisted: The factor by which it runs less often, forward, than its users (`pcg.analysis.hoisting`).
         repeats: Additional runs in the backward pass, inside remats (`unity.pcg.analysis.rematerialization`).
         computed: Additional runs of single variables of its program, as (variable, runs).
+        stacking: The kernels that write its rows of stacked values.
     """
 
     kind: str
@@ -193,6 +195,7 @@ class Site:
     hoisted: int = 1
     repeats: float = 0
     computed: tuple[tuple[int, float], ...] = ()
+    stacking: StackingKernels = NO_KERNELS
 
     @property
     def end(self) -> int:
