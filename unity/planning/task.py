@@ -354,11 +354,15 @@ class Task(Request):
         if any(isinstance(c, OperatorPin) for c in self.bound.every):
             return None
         weighted = replace(prices, weight=self.weight(than[0].search))
-        rewriting = self.rewriter.best_of_loops(plain.captured, weighted, self.say)
+        rewriting = self.rewriter.best_of_loops(plain.captured, weighted, than[1].time, self.say)
         if rewriting is None:
             return None
-        solution = self.solution_of(plain.then(rewriting, self.search(rewriting.after, prices)), prices)
-        return self.if_better(solution, than, None) if solution is not None else None
+        for attempt in filter(None, (rewriting, rewriting.rolled)):  # an unrolled loop needs more memory
+            solution = self.solution_of(plain.then(attempt, self.search(attempt.after, prices)), prices)
+            better = self.if_better(solution, than, None) if solution is not None else None
+            if better is not None:
+                return better
+        return None
 
     def on_groups(self, plain: PlanFamily, prices: Prices, than: Solution | None) -> Iterator[Solution]:
         """Yield the program with a pipeline, with branches on separate groups of devices, or with both, if better than `than`."""

@@ -322,11 +322,14 @@ class Rewriter:
         improved = list(reached)
         return self._replaying(captured, prices, improved[1:]), reached.interrupted
 
-    def best_of_loops(self, captured: Captured, prices: Prices, say: Callable[[str], None]) -> LoopRewriting | None:
-        """Return the rules of loops that make a program cheapest and whose result is derived, or None."""
+    def best_of_loops(self, captured: Captured, prices: Prices, seconds: float, say: Callable[[str], None]) -> LoopRewriting | None:
+        """Return the rules of loops that make a program cheapest and whose result is derived, or None.
+
+        `seconds` are those of a plan of the program.
+        """
         if self.budget.programs == 0 or not any(True for _ in scans(captured.body)) or not self.library.loops:
             return None
-        rewriting = best_of_loops(captured, self.library.loops, prices, say)
+        rewriting = best_of_loops(captured, self.library.loops, prices, seconds, say)
         try:
             if rewriting is not None:
                 rewriting.check()

@@ -275,7 +275,7 @@ def test_a_damaged_pipeline_is_refused(tmp_path):
     data = json.loads((tmp_path / "plan.json").read_text())
     lost, refused = "lacks the mesh axes", "the pipeline along .* cannot be made"
     for change, message in (({"along": ["x9"]}, lost), ({"scan": 3}, refused), ({"rounds": 5}, refused), ({"rolled": 2}, refused)):
-        (tmp_path / "other.json").write_text(json.dumps(sealed(data | {"transformations": [data["transformations"][0] | change]})))
+        (tmp_path / "other.json").write_text(json.dumps(sealed(data | {"transformations": [data["transformations"][-1] | change]})))
         with pytest.raises(PlanError, match=message):
             unity.load(tmp_path / "other.json", loss, *args)
     assert plan.program.pipelining is not None

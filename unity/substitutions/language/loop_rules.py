@@ -89,7 +89,16 @@ BATCHED = LoopRule(
     "Loops that take equal steps and do not wait for each other can take them at once, each in a lane of its own.",
     "networks in two directions, towers and ensembles whose steps are small: fewer operators are launched, each of which does more",
 )
-LOOP_RULES: Mapping[str, LoopRule] = {rule.name: rule for rule in (JOINED, LOOK_UPS, PRODUCTS, INVARIANTS, SUMS, RESULTS, BATCHED)}
+UNROLLED = LoopRule(
+    "unrolled-loop",
+    "scan(c, x in xs: step(c, x))",
+    "scan(c, x in xs: step(c, x), unroll=n)",
+    "A loop that takes several steps in a round takes the same steps.",
+    "recurrent networks whose steps are small: what the steps stack for the backward pass is written once a round",
+)
+LOOP_RULES: Mapping[str, LoopRule] = {
+    rule.name: rule for rule in (JOINED, LOOK_UPS, PRODUCTS, INVARIANTS, SUMS, RESULTS, BATCHED, UNROLLED)
+}
 
 SUM_OVER_STEPS, PRODUCT_OF_JOINED = "sum-of-dot-over-steps", "product-of-joined"  # the lemmas of two other rules
 LANES = ("first-of-joined", "last-of-joined", "step-of-reversed")  # and those of lanes, which are beside each other in a loop

@@ -6,63 +6,88 @@ from collections.abc import Callable, Iterator, Sequence
 
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.program import Body
+from unity.search.cost.operator_runs import operator_runs, program_facts
 from unity.search.joint.joint import GAIN
 from unity.search.joint.pricing import Prices
-from unity.substitutions.language.loop_rules import BATCHED, LoopRule
+from unity.substitutions.language.loop_rules import BATCHED, UNROLLED, LoopRule
 from unity.transforms.loops.loop_rewriting import LoopApplication, LoopRewriting, applicable, apply, loop_rewriting
 
 MOST = 16  # programs that are priced, without the captured one
+UNROLLING_GAIN = 0.05  # the least gain of an unrolled loop, relative to the whole price: XLA takes longer to compile one
 
 Path = tuple[LoopApplication, ...]
 
 
 def best(
-    captured: Captured, rules: Sequence[LoopRule], prices: Prices, say: Callable[[str], None] = lambda stage: None
+    captured: Captured,
+    rules: Sequence[LoopRule],
+    prices: Prices,
+    seconds: float = 0.0,
+    say: Callable[[str], None] = lambda stage: None,
 ) -> LoopRewriting | None:
     """Return the rules of loops that make a program cheapest, or None if none makes it cheaper.
 
-    All rules but that of loops beside each other are tried together first, wherever they apply, then this one, too, then each rule
-    at the scans with equal steps.
+    All rules but those of loops beside each other and of unrolled loops are tried together first, wherever they apply, then the
+    former, too, then each rule at the scans with equal steps.
 
     Args:
         captured: the program.
         rules: the rules that may be applied.
         prices: the prices of programs.
+        seconds: those of a plan of the program. Nothing is priced if unrolling alone applies and can save a small part of them.
         say: receives a line of progress for every program that is priced.
     """
     path, body, count = (), captured.body, 0
-    if not any(applicable(body, rule) for rule in rules):
+    applying = [rule for rule in rules if applicable(body, rule)]
+    if not applying or (applying == [UNROLLED] and seconds_of_rows(captured, body, prices) < UNROLLING_GAIN * seconds):
         return None
     price = prices.whole(body, captured.differentiated)
     improved = True
     while improved:
-        improved = False
+        improved, rows = False, seconds_of_rows(captured, body, prices) if UNROLLED in rules else 0.0
         for more, other in attempts(body, rules):
+            unrolls = any(a.rule == UNROLLED.name for a in more)
+            gain = UNROLLING_GAIN if unrolls else GAIN
             if count == MOST:
                 break
+            if unrolls and rows < gain * price:
+                continue
             count += 1
             say(f"rules of loops: {count} programs priced")
-            cost = prices.whole(other, captured.differentiated, (1 - GAIN) * price)
-            if cost < (1 - GAIN) * price:
+            cost = prices.whole(other, captured.differentiated, (1 - gain) * price)
+            if cost < (1 - gain) * price:
                 path, body, price, improved = (*path, *more), other, cost, True
                 break
     return loop_rewriting(captured, path, prices.bodies) if path else None
 
 
+def seconds_of_rows(captured: Captured, body: Body, prices: Prices) -> float:
+    """Return the seconds in which the loops of a program write rows of stacked values: the most that unrolling can save."""
+    graph = prices.graph(body)
+    every = operator_runs(graph, program_facts(graph, captured.differentiated if prices.training.backward else ()))
+    return sum(runs.count * sum(runs.stacking.seconds(prices.machine.device.launch)) for runs in every)
+
+
 def attempts(body: Body, rules: Sequence[LoopRule]) -> Iterator[tuple[Path, Body]]:
     """Yield applications of rules to a program, with the program after them: all until none applies, and each one alone.
 
-    Loops are made one after all else that applies to each, and only if that is still cheaper.
+    Loops are made one after all else that applies to each, and only if that is still cheaper; they are unrolled last.
     """
     tried = set[Path]()
-    for some in ([rule for rule in rules if rule is not BATCHED], rules):
-        every, together = everywhere(body, some)
+    together = [rule for rule in rules if rule is not UNROLLED]
+    for some in ([rule for rule in together if rule is not BATCHED], together):
+        every, after = everywhere(body, some)
         if every and every not in tried:
             tried.add(every)
-            yield every, together
-    for application in (a for rule in rules for a in applicable(body, rule)):
+            yield every, after
+    for application in (a for rule in together for a in applicable(body, rule)):
         if (application,) not in tried:
             yield (application,), apply(body, application)
+    if UNROLLED in rules:
+        every, after = everywhere(body, [UNROLLED])
+        yield from [(every, after)] if every else []
+        loops = [(a,) for a in applicable(body, UNROLLED)]
+        yield from ((path, apply(body, *path)) for path in loops if path != every)
 
 
 def everywhere(body: Body, rules: Sequence[LoopRule]) -> tuple[Path, Body]:

@@ -14,7 +14,7 @@ from unity.pcg.capture.capture import Bodies, Captured
 from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.program import Body
 from unity.pcg.parallel.axis_names import AxisNames
-from unity.substitutions.language.loop_rules import BATCHED, LOOP_RULES, LoopRule
+from unity.substitutions.language.loop_rules import BATCHED, LOOP_RULES, UNROLLED, LoopRule
 from unity.transforms.loops.application import ChangedScan, applied, changed_scans
 from unity.transforms.transformation import RewrittenLines, Transformation, TransformationRecord, TransformationSource
 from unity.verify.derivations.batched_loops import check_batched_loops
@@ -80,6 +80,15 @@ class LoopRewriting(Transformation):
             check(before.body, after.body)
         if self.before.of(self._rewritten_bodies[-1].body).graph.key != self.after.graph.key:
             raise DerivationError("the rules of loops lead to another program than the one after them")
+
+    @property
+    def rolled(self) -> LoopRewriting | None:
+        """The rewriting by all other rules than that of unrolled loops; None if there are none, or no loop is unrolled."""
+        others = [a for a in self.applications if a.rule != UNROLLED.name]
+        bodies = _rewritten(self.before.body, others)
+        if not 0 < len(others) < len(self.applications) or any(a.body is b.body for a, b in pairwise(bodies)):
+            return None
+        return loop_rewriting(self.before, others)
 
     @cached_property
     def applied(self) -> Mapping[LoopRule, int]:
