@@ -30,5 +30,5 @@ def add_unrolled(writer: EquationWriter, parts: ScanParts) -> bool:
 
 
 def _steps_of_a_round(length: int) -> int:
-    """Return the largest number of steps, up to `STEPS`, of which at least two rounds take all steps; 1 if there is none."""
+    """Return the largest number of steps, up to `STEPS`, of which at least two rounds take all steps, or else 1."""
     return max(n for n in range(1, STEPS + 1) if length % n == 0 and (n == 1 or length >= 2 * n))
