@@ -357,7 +357,7 @@ class Task(Request):
         rewriting = self.rewriter.best_of_loops(plain.captured, weighted, than[1].time, self.say)
         if rewriting is None:
             return None
-        for attempt in filter(None, (rewriting, rewriting.rolled)):  # an unrolled loop needs more memory
+        for attempt in (rewriting, *rewriting.leaner()):
             solution = self.solution_of(plain.then(attempt, self.search(attempt.after, prices)), prices)
             better = self.if_better(solution, than, None) if solution is not None else None
             if better is not None:

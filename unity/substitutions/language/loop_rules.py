@@ -89,6 +89,13 @@ BATCHED = LoopRule(
     "Loops that take equal steps and do not wait for each other can take them at once, each in a lane of its own.",
     "networks in two directions, towers and ensembles whose steps are small: fewer operators are launched, each of which does more",
 )
+MAPPED = LoopRule(
+    "mapped-loops-as-batched-loop",
+    "map(x in xs: scan(c(x), y in ys(x): step(x, c, y)))",
+    "unstack(scan(cs, zs in swap(yss): steps(xs, cs, zs))) where cs, yss = map(x in xs: c(x), ys(x))",
+    "Loops of a map's steps are equal and do not wait for each other, so they take their steps at once, each in a lane of its own.",
+    "recurrent networks over one sequence after the other: fewer operators are launched, each of which does more",
+)
 UNROLLED = LoopRule(
     "unrolled-loop",
     "scan(c, x in xs: step(c, x))",
@@ -97,7 +104,7 @@ UNROLLED = LoopRule(
     "recurrent networks whose steps are small: what the steps stack for the backward pass is written once a round",
 )
 LOOP_RULES: Mapping[str, LoopRule] = {
-    rule.name: rule for rule in (JOINED, LOOK_UPS, PRODUCTS, INVARIANTS, SUMS, RESULTS, BATCHED, UNROLLED)
+    rule.name: rule for rule in (JOINED, LOOK_UPS, PRODUCTS, INVARIANTS, SUMS, RESULTS, BATCHED, MAPPED, UNROLLED)
 }
 
 SUM_OVER_STEPS, PRODUCT_OF_JOINED = "sum-of-dot-over-steps", "product-of-joined"  # the lemmas of two other rules

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
 from jax import lax
 
 from unity.pcg.ir.equation_writer import EquationWriter
-from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, tensor_type
+from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.transforms.loops.dependences import ScanParts, takes_steps
-from unity.transforms.loops.mapped_steps import MappedSteps
+from unity.transforms.loops.lanes import batched_step, repeated, with_lanes
 from unity.transforms.loops.scan_parameters import with_step
 
 
@@ -83,41 +82,16 @@ def _add_batched(writer: EquationWriter, loops: Sequence[ScanParts]) -> None:
         same = len({a.key if isinstance(a, Literal) else a for a in lanes}) == 1 and not any(turns)
         shared.append(same and not first.constants <= k < slices)
         if same:
-            operands += lanes[:1] if shared[-1] else writer.trace(lambda x: _repeated(x, size), lanes[:1], scan)
+            operands += lanes[:1] if shared[-1] else writer.trace(lambda x: repeated(x, size), lanes[:1], scan)
         else:
             operands += writer.trace(lambda *xs, d=d, turns=turns: _joined(xs, d, turns), lanes, scan)
-    results = [writer.new(_with_lanes(writer.tensors[v], int(k >= carries), size)) for k, v in enumerate(scan.results)]
-    params = with_step(scan.params, _batched_step(first, shared, size), first.constants, carries)
+    results = [writer.new(with_lanes(writer.tensors[v], int(k >= carries), size)) for k, v in enumerate(scan.results)]
+    params = with_step(scan.params, batched_step(first, shared, size), first.constants, carries)
     writer.equations.append(replace(scan, params=params, operands=tuple(operands), results=tuple(results), origin=None))
     for k, v in enumerate(results):
         d, names = int(k >= carries), {lane: parts.scan.results[k] for lane, parts in enumerate(loops)}
         turns = turned if d else [False] * size
         writer.trace(lambda x, d=d, turns=turns: _separate(x, d, turns), [v], scan, names)
-
-
-def _batched_step(parts: ScanParts, shared: Sequence[bool], size: int) -> Body:
-    """Return a loop's step for several loops at once. `shared` tells the inputs that are the same for all."""
-    step, writer = parts.step, EquationWriter({}, count())
-    types = (step.tensors[v] for v in step.inputs)
-    inputs = [writer.new(t if same else _with_lanes(t, 0, size)) for t, same in zip(types, shared, strict=True)]
-    separate = {v for v, same in zip(step.inputs, shared, strict=True) if not same}
-    values = MappedSteps(writer, dict(zip(step.inputs, inputs, strict=True)), separate, step.tensors)
-    for e in step.equations:
-        values.add(e)
-    outputs = list[Atom]()
-    for a in step.outputs:
-        atom = values.atoms.get(a, a)
-        outputs += [atom] if a in values.stacked else writer.trace(lambda x: _repeated(x, size), [atom], parts.scan)
-    return Body(tuple(inputs), tuple(outputs), tuple(writer.equations), writer.tensors)
-
-
-def _with_lanes(tensor: Tensor, d: int, size: int) -> Tensor:
-    """Return a type with a new dimension."""
-    return tensor_type((*tensor.shape[:d], size, *tensor.shape[d:]), tensor.dtype)
-
-
-def _repeated(x: Any, size: int) -> Any:
-    return lax.broadcast(x, (size,))
 
 
 def _joined(lanes: Sequence[Any], d: int, turned: Sequence[bool]) -> Any:

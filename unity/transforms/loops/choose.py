@@ -9,7 +9,7 @@ from unity.pcg.ir.program import Body
 from unity.search.cost.operator_runs import operator_runs, program_facts
 from unity.search.joint.joint import GAIN
 from unity.search.joint.pricing import Prices
-from unity.substitutions.language.loop_rules import BATCHED, UNROLLED, LoopRule
+from unity.substitutions.language.loop_rules import BATCHED, MAPPED, UNROLLED, LoopRule
 from unity.transforms.loops.loop_rewriting import LoopApplication, LoopRewriting, applicable, apply, loop_rewriting
 
 MOST = 16  # programs that are priced, without the captured one
@@ -27,8 +27,8 @@ def best(
 ) -> LoopRewriting | None:
     """Return the rules of loops that make a program cheapest, or None if none makes it cheaper.
 
-    All rules but those of loops beside each other and of unrolled loops are tried together first, wherever they apply, then the
-    former, too, then each rule at the scans with equal steps.
+    All rules of single loops are tried together first, wherever they apply, then that of loops beside each other, too, then each
+    rule at the scans with equal steps, and unrolled loops last.
 
     Args:
         captured: the program.
@@ -74,13 +74,13 @@ def attempts(body: Body, rules: Sequence[LoopRule]) -> Iterator[tuple[Path, Body
     Loops are made one after all else that applies to each, and only if that is still cheaper; they are unrolled last.
     """
     tried = set[Path]()
-    together = [rule for rule in rules if rule is not UNROLLED]
-    for some in ([rule for rule in together if rule is not BATCHED], together):
+    single = [rule for rule in rules if rule not in (BATCHED, MAPPED, UNROLLED)]
+    for some in (single, [rule for rule in rules if rule in (*single, BATCHED)]):
         every, after = everywhere(body, some)
         if every and every not in tried:
             tried.add(every)
             yield every, after
-    for application in (a for rule in together for a in applicable(body, rule)):
+    for application in (a for rule in rules if rule is not UNROLLED for a in applicable(body, rule)):
         if (application,) not in tried:
             yield (application,), apply(body, application)
     if UNROLLED in rules:

@@ -14,7 +14,7 @@ from unity.pcg.capture.capture import Bodies, Captured
 from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.program import Body
 from unity.pcg.parallel.axis_names import AxisNames
-from unity.substitutions.language.loop_rules import BATCHED, LOOP_RULES, UNROLLED, LoopRule
+from unity.substitutions.language.loop_rules import BATCHED, LOOP_RULES, MAPPED, UNROLLED, LoopRule
 from unity.transforms.loops.application import ChangedScan, applied, changed_scans
 from unity.transforms.transformation import RewrittenLines, Transformation, TransformationRecord, TransformationSource
 from unity.verify.derivations.batched_loops import check_batched_loops
@@ -76,19 +76,20 @@ class LoopRewriting(Transformation):
     def check(self) -> None:
         """Derive that each program on the way computes the one before, with none of the code that applies rules."""
         for before, after in pairwise(self._rewritten_bodies):
-            check = check_batched_loops if after.rule is BATCHED else check_loops
+            check = check_batched_loops if after.rule in (BATCHED, MAPPED) else check_loops
             check(before.body, after.body)
         if self.before.of(self._rewritten_bodies[-1].body).graph.key != self.after.graph.key:
             raise DerivationError("the rules of loops lead to another program than the one after them")
 
-    @property
-    def rolled(self) -> LoopRewriting | None:
-        """The rewriting by all other rules than that of unrolled loops; None if there are none, or no loop is unrolled."""
-        others = [a for a in self.applications if a.rule != UNROLLED.name]
-        bodies = _rewritten(self.before.body, others)
-        if not 0 < len(others) < len(self.applications) or any(a.body is b.body for a, b in pairwise(bodies)):
-            return None
-        return loop_rewriting(self.before, others)
+    def leaner(self) -> Iterator[LoopRewriting]:
+        """Yield the rewriting without unrolled loops, then without maps taken at once, too: both may need more memory."""
+        kept = self.applications
+        for rule in (UNROLLED, MAPPED):
+            others = tuple(a for a in kept if a.rule != rule.name)
+            bodies = _rewritten(self.before.body, others)
+            if others and others != kept and not any(a.body is b.body for a, b in pairwise(bodies)):
+                yield loop_rewriting(self.before, others)
+            kept = others
 
     @cached_property
     def applied(self) -> Mapping[LoopRule, int]:

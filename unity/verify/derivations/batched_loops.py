@@ -3,12 +3,13 @@
 Such a batched loop has *lanes*: its operands are those of several loops, joined along a new dimension, or shared by all of them.
 The loops of the first program are found by their operands, which are those of a lane. A lane of the batched step, derived by the
 lemmas about single steps (`single_steps.py`; the lanes' dimension leads like that of steps), must be the step of its loop. Then
-every lane carries what its loop does, by induction (`verify.proofs.loop_rules`). None of the code that applies rules is used.
+every lane carries what its loop does, by induction (`verify.proofs.loop_rules`). The lanes may also be those of a loop in the steps
+of a map (`mapped_loops.py`). None of the code that applies rules is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -23,7 +24,6 @@ from unity.verify.derivations.canonical_form import apply_body
 from unity.verify.derivations.evaluation import (
     Evaluation,
     Scan,
-    Steps,
     Values,
     applied,
     compare,
@@ -31,6 +31,8 @@ from unity.verify.derivations.evaluation import (
     require_types,
     tensor_of,
 )
+from unity.verify.derivations.lanes import check_step
+from unity.verify.derivations.mapped_loops import MappedLoops, is_map_of_loops
 from unity.verify.derivations.nodes import CanonicalValue, NodeStore
 from unity.verify.derivations.single_steps import single_step
 
@@ -46,6 +48,7 @@ def check_batched_loops(before: Body, after: Body) -> None:
 def _check_equal(store: NodeStore, before: Body, after: Body, arguments: Values) -> None:
     """Check that two programs have equal outputs on the same values. Raises DerivationError."""
     first, second = _Dataflow(store, before, arguments), Evaluation(store, after, arguments)
+    maps = dict[int, MappedLoops]()
     while (e := second.until_nested()) is not None:
         nested = list(first.available())
         one = next((one for one in nested if _equal_nested(first, one, second, e)), None)
@@ -54,12 +57,23 @@ def _check_equal(store: NodeStore, before: Body, after: Body, arguments: Values)
             first.take(one, results)
             second.know(e, results)
         elif e.name in SCANNED:
-            _check_lanes(first, [Scan.of(first, one) for one in nested if one.name in SCANNED], second, Scan.of(second, e))
+            scans = [Scan.of(first, one) for one in nested if one.name in SCANNED]
+            loops = next((loops for loops in _maps(scans, second, maps) if loops.take(e)), None)
+            if loops is None:
+                _check_lanes(first, scans, second, Scan.of(second, e))
+            elif loops.are_taken:
+                first.take(loops.map.equation, loops.results())
         else:
             raise DerivationError(f"the program before batched loops has no {e.name} like one after them")
     if any(first.available()) or first.waiting:
         raise DerivationError("the program after batched loops lacks a scan or a checkpoint")
     compare(first, before.outputs, second, after.outputs)
+
+
+def _maps(scans: Sequence[Scan], second: Evaluation, begun: dict[int, MappedLoops]) -> Iterator[MappedLoops]:
+    """Yield the maps of loops among some scans. `begun` has those of which the second program has some lanes already."""
+    for scan in filter(is_map_of_loops, scans):
+        yield begun.setdefault(id(scan.equation), MappedLoops(scan, second))
 
 
 class _Dataflow(Evaluation):
@@ -137,7 +151,7 @@ def _check_lanes(first: _Dataflow, loops: list[Scan], second: Evaluation, batche
         if old is None:
             raise DerivationError(f"lane {lane} of a batched scan has the operands of no scan of the program before")
         remaining.remove(old)
-        _check_step(batched, old)
+        check_step(batched, old)
         parts = [_part(second.store, x, int(k >= carries), lane) for k, x in enumerate(results)]
         first.take(old.equation, [x if k < carries else _in_order(batched, old, x) for k, x in enumerate(parts)])
 
@@ -189,26 +203,3 @@ def _part(store: NodeStore, x: CanonicalValue, d: int, lane: int) -> CanonicalVa
 def _function(store: NodeStore, function: Callable[[Any], Any], x: CanonicalValue) -> CanonicalValue:
     """Return a JAX function of a value."""
     return apply_body(store, trace(function, [tensor_of(x, x.shape).struct]), [x]).outputs[0]
-
-
-def _check_step(batched: Scan, old: Scan) -> None:
-    """Check that any lane of a batched step is the step of a loop. Raises DerivationError."""
-    store = batched.around.store
-    types = [batched.step.tensors[v] for v in batched.step.inputs]
-    inputs = [store.unarranged("input", ("lanes", k), (), t) for k, t in enumerate(types)]
-    shared = [len(t.shape) == len(old.step.tensors[v].shape) for t, v in zip(types, old.step.inputs, strict=True)]
-    lanes = _evaluated(store, batched.step, inputs)
-    same, separate = ({x for x, one in zip(inputs, shared, strict=True) if one == kind} for kind in (True, False))
-    steps = Steps(store, lanes, same, separate)
-    arguments = [steps.constant(x) if s else steps.slice(x) for x, s in zip(inputs, shared, strict=True)]
-    step = _evaluated(store, old.step, arguments)
-    for a, b in zip(batched.step.outputs, old.step.outputs, strict=True):
-        if steps.at(a, 0) != step.of(b):
-            raise DerivationError("a lane of a batched scan takes other steps than its loop")
-
-
-def _evaluated(store: NodeStore, step: Body, arguments: Values) -> Evaluation:
-    evaluation = Evaluation(store, step, arguments)
-    if evaluation.until_nested() is not None:
-        raise DerivationError("no lemma is about lanes of a loop or a checkpoint in a step")
-    return evaluation
