@@ -1,6 +1,7 @@
 """Recurrent networks with their products in the loop: planned without rules of loops, with them, and written by hand.
 
-Two layers that do not read each other are also planned with all rules but that of loops beside each other.
+Two layers that do not read each other are also planned with all rules but that of loops beside each other, and a layer over one
+group of sequences after the other with all but that of maps.
 
 `python -m benchmarks.loops`. On 8 A100s and 8 H100s. Seconds of a step and bytes on a device are predicted; search seconds are of
 the whole call.
@@ -26,7 +27,7 @@ from unity.machine.machine import Machine
 MACHINES = {"8 A100": Machine.preset("dgx-a100"), "8 H100": Machine.preset("dgx-h100")}
 WAYS: dict[str, dict[str, Any]] = {
     "in the loop": {"constraints": unity.without_rules("*-loop")},
-    "loops apart": {"constraints": unity.without_rules("equal-loops-*")},
+    "loops apart": {"constraints": unity.without_rules("equal-loops-*", "mapped-loops-*")},
     "rules of loops": {},
     "by hand": {},
 }
@@ -141,6 +142,23 @@ def beside(
     return loss, ([weights] * 2, [f32(steps, batch, hidden)] * inputs)
 
 
+def grouped(cell: Callable[..., Any], states: int, gates: int, *, hidden: int, steps: int, batch: int, groups: int) -> Any:
+    """Return a recurrent layer over one group of sequences after the other, by `lax.map`, or over all at once, by `jax.vmap`."""
+
+    def loss(outside: bool) -> Callable[..., Any]:
+        def run(w: Any, xs: Any) -> Any:
+            def layer(rows: Any) -> Any:
+                zero = (jnp.zeros((batch, hidden)),) * states
+                return lax.scan(lambda state, row: cell(w, state, row), zero, rows @ w["x"] + w["b"])[1]
+
+            return jnp.mean((jax.vmap(layer)(xs) if outside else lax.map(layer, xs)) ** 2)
+
+        return run
+
+    weights = {"x": f32(hidden, gates * hidden), "h": f32(hidden, gates * hidden), "b": f32(gates * hidden)}
+    return loss, (weights, f32(groups, steps, batch, hidden))
+
+
 PTB = {"layers": 2, "hidden": 2048, "steps": 40, "batch": 64}  # FlexFlow's rnnlm
 SMALL = {"hidden": 1024, "steps": 40, "batch": 64}
 CASES = {
@@ -154,16 +172,18 @@ CASES = {
     "RNNLM (LSTM), embedding and loss in the loop": (lstm, 2, 4, PTB | {"looped": ("embedding", "output", "loss")}),
     "LSTM in two directions": (lstm, 2, 4, SMALL | {"inputs": 1, "reverse": True}),
     "two towers of GRUs": (gru, 1, 3, SMALL | {"inputs": 2, "reverse": False}),
+    "LSTM over one group after the other": (lstm, 2, 4, SMALL | {"batch": 8, "groups": 8}),
 }
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
     """Return one row for each machine and way to plan a case."""
     cell, states, gates, sizes = CASES[name]
-    loss, arguments = (beside if "inputs" in sizes else network)(cell, states, gates, **sizes)
+    build = beside if "inputs" in sizes else grouped if "groups" in sizes else network
+    loss, arguments = build(cell, states, gates, **sizes)
     rows = []
     for machine, devices in MACHINES.items():
-        ways = {way: options for way, options in WAYS.items() if way != "loops apart" or "inputs" in sizes}
+        ways = {way: options for way, options in WAYS.items() if way != "loops apart" or build is not network}
         for way, options in ways.items():
             started = time.perf_counter()
             plan = unity.optimize(loss(way == "by hand"), *arguments, machine=devices, progress=False, **options)
