@@ -124,7 +124,8 @@ class _Counter:
         """Count the kernels for what the policy of a checkpoint saves, of an operator or of a change of its result's type."""
         assert remat.inside is not None
         for node, times in remat.inside.walk():
-            saved = sum(outermost <= depth for _, outermost in self.recomputation.saved_of(node))
+            every = (*self.recomputation.saved_of(node), *self.recomputation.offloaded_of(node))
+            saved = sum(outermost <= depth for _, outermost in every)
             operator, _ = _producer(Value(node))
             if saved and operator is not None:
                 self.add(operator, saved * step.weight / times)
