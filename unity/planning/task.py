@@ -354,11 +354,8 @@ class Task(Request):
         if any(isinstance(c, OperatorPin) for c in self.bound.every):
             return None
         weighted = replace(prices, weight=self.weight(than[0].search))
-        rewriting = self.rewriter.best_of_loops(plain.captured, weighted, than[1].time, self.say)
-        if rewriting is None:
-            return None
-        for attempt in (rewriting, *rewriting.leaner()):
-            solution = self.solution_of(plain.then(attempt, self.search(attempt.after, prices)), prices)
+        for rewriting in self.rewriter.best_of_loops(plain.captured, weighted, than[1].time, self.say):
+            solution = self.solution_of(plain.then(rewriting, self.search(rewriting.after, prices)), prices)
             better = self.if_better(solution, than, None) if solution is not None else None
             if better is not None:
                 return better

@@ -322,21 +322,23 @@ class Rewriter:
         improved = list(reached)
         return self._replaying(captured, prices, improved[1:]), reached.interrupted
 
-    def best_of_loops(self, captured: Captured, prices: Prices, seconds: float, say: Callable[[str], None]) -> LoopRewriting | None:
-        """Return the rules of loops that make a program cheapest and whose result is derived, or None.
+    def best_of_loops(
+        self, captured: Captured, prices: Prices, seconds: float, say: Callable[[str], None]
+    ) -> Iterator[LoopRewriting]:
+        """Yield the rules of loops that make a program cheapest, then those of them that need less memory; each result is derived.
 
         `seconds` are those of a plan of the program.
         """
         if self.budget.programs == 0 or not any(True for _ in scans(captured.body)) or not self.library.loops:
-            return None
-        rewriting = best_of_loops(captured, self.library.loops, prices, seconds, say)
-        try:
-            if rewriting is not None:
+            return
+        best = best_of_loops(captured, self.library.loops, prices, seconds, say)
+        for rewriting in itertools.chain([best], best.with_less_memory()) if best is not None else ():
+            try:
                 rewriting.check()
-        except DerivationError as problem:
-            warn_user(f"rules of loops are not used, because their result is not derived: {problem}")
-            return None
-        return rewriting
+            except DerivationError as problem:
+                warn_user(f"rules of loops are not used, because their result is not derived: {problem}")
+            else:
+                yield rewriting
 
     def _replaying(self, captured: Captured, prices: Prices, improved: Sequence[Improvement]) -> Rewriting | None:
         """Return the last of some improvements whose derivation replays."""

@@ -92,7 +92,7 @@ BATCHED = LoopRule(
 MAPPED = LoopRule(
     "mapped-loops-as-batched-loop",
     "map(x in xs: scan(c(x), y in ys(x): step(x, c, y)))",
-    "unstack(scan(cs, zs in swap(yss): steps(xs, cs, zs))) where cs, yss = map(x in xs: c(x), ys(x))",
+    "ds, swap(zs) where ds, zs = scan(c(xs), y in swap(ys(xs)): steps(xs, c, y))",
     "Loops of a map's steps are equal and do not wait for each other, so they take their steps at once, each in a lane of its own.",
     "recurrent networks over one sequence after the other: fewer operators are launched, each of which does more",
 )

@@ -25,7 +25,7 @@ from unity.transforms.loops.batching import equal_loops, with_batched
 from unity.transforms.loops.dependences import ScanParts, scans, takes_steps
 from unity.transforms.loops.hoisting import add_hoisted, invariants, look_ups, needed, products
 from unity.transforms.loops.joined import add_with_parts, joined_products
-from unity.transforms.loops.mapping import add_mapped, mapped_loops
+from unity.transforms.loops.maps_of_loops import add_map_at_once, loops_of_map
 from unity.transforms.loops.results import add_with_final_results, final_equations
 from unity.transforms.loops.sums import add_with_sums, summed_products
 from unity.transforms.loops.unrolling import add_unrolled, unrollable
@@ -51,7 +51,7 @@ WAYS: Mapping[str, _Way] = {
     INVARIANTS.name: _Way(partial(needed, targets=invariants), partial(add_hoisted, targets=invariants)),
     SUMS.name: _Way(lambda parts: [s.product for s in summed_products(parts)], add_with_sums),
     RESULTS.name: _Way(final_equations, add_with_final_results),
-    MAPPED.name: _Way(mapped_loops, add_mapped),
+    MAPPED.name: _Way(loops_of_map, add_map_at_once),
     UNROLLED.name: _Way(unrollable, add_unrolled),
 }
 

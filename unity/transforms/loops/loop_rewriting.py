@@ -81,13 +81,15 @@ class LoopRewriting(Transformation):
         if self.before.of(self._rewritten_bodies[-1].body).graph.key != self.after.graph.key:
             raise DerivationError("the rules of loops lead to another program than the one after them")
 
-    def leaner(self) -> Iterator[LoopRewriting]:
-        """Yield the rewriting without unrolled loops, then without maps taken at once, too: both may need more memory."""
+    def with_less_memory(self) -> Iterator[LoopRewriting]:
+        """Yield the rewriting without unrolled loops, then without maps taken at once, too: both may need more memory.
+
+        Rules that apply to nothing then are left out as well.
+        """
         kept = self.applications
         for rule in (UNROLLED, MAPPED):
             others = tuple(a for a in kept if a.rule != rule.name)
-            bodies = _rewritten(self.before.body, others)
-            if others and others != kept and not any(a.body is b.body for a, b in pairwise(bodies)):
+            if others != kept and (others := _that_apply(self.before.body, others)):
                 yield loop_rewriting(self.before, others)
             kept = others
 
@@ -150,6 +152,16 @@ def _rewritten(body: Body, applications: Sequence[LoopApplication]) -> list[_Rew
         body = apply(body, application)
         bodies.append(_RewrittenBody(body, rule, changed))
     return bodies
+
+
+def _that_apply(body: Body, applications: Sequence[LoopApplication]) -> tuple[LoopApplication, ...]:
+    """Return those of some applications that change a program, one after the other."""
+    kept = list[LoopApplication]()
+    for application in applications:
+        after = apply(body, application)
+        kept += [application] if after is not body else []
+        body = after
+    return tuple(kept)
 
 
 def _lines(rewritten: _RewrittenBody) -> RewrittenLines:

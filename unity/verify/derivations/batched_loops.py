@@ -4,7 +4,7 @@ Such a batched loop has *lanes*: its operands are those of several loops, joined
 The loops of the first program are found by their operands, which are those of a lane. A lane of the batched step, derived by the
 lemmas about single steps (`single_steps.py`; the lanes' dimension leads like that of steps), must be the step of its loop. Then
 every lane carries what its loop does, by induction (`verify.proofs.loop_rules`). The lanes may also be those of a loop in the steps
-of a map (`mapped_loops.py`). None of the code that applies rules is used.
+of a map (`maps_of_loops.py`). None of the code that applies rules is used.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from unity.verify.derivations.evaluation import (
     require_types,
     tensor_of,
 )
-from unity.verify.derivations.lanes import check_step
-from unity.verify.derivations.mapped_loops import MappedLoops, is_map_of_loops
+from unity.verify.derivations.lanes import check_lane_step
+from unity.verify.derivations.maps_of_loops import MapOfLoops, is_map_of_loops
 from unity.verify.derivations.nodes import CanonicalValue, NodeStore
 from unity.verify.derivations.single_steps import single_step
 
@@ -48,9 +48,9 @@ def check_batched_loops(before: Body, after: Body) -> None:
 def _check_equal(store: NodeStore, before: Body, after: Body, arguments: Values) -> None:
     """Check that two programs have equal outputs on the same values. Raises DerivationError."""
     first, second = _Dataflow(store, before, arguments), Evaluation(store, after, arguments)
-    maps = dict[int, MappedLoops]()
+    maps = _Maps(first, second)
     while (e := second.until_nested()) is not None:
-        nested = list(first.available())
+        nested = maps.others(first.available())
         one = next((one for one in nested if _equal_nested(first, one, second, e)), None)
         if one is not None:
             results = [second.opaque(e, k) for k in range(len(e.results))]
@@ -58,22 +58,13 @@ def _check_equal(store: NodeStore, before: Body, after: Body, arguments: Values)
             second.know(e, results)
         elif e.name in SCANNED:
             scans = [Scan.of(first, one) for one in nested if one.name in SCANNED]
-            loops = next((loops for loops in _maps(scans, second, maps) if loops.take(e)), None)
-            if loops is None:
-                _check_lanes(first, scans, second, Scan.of(second, e))
-            elif loops.are_taken:
-                first.take(loops.map.equation, loops.results())
+            if not maps.match(scans, e):
+                _check_lanes(first, scans, second, Scan.of(second, e), maps.refusal(scans))
         else:
             raise DerivationError(f"the program before batched loops has no {e.name} like one after them")
-    if any(first.available()) or first.waiting:
+    if any(maps.others(first.available())) or first.waiting:
         raise DerivationError("the program after batched loops lacks a scan or a checkpoint")
     compare(first, before.outputs, second, after.outputs)
-
-
-def _maps(scans: Sequence[Scan], second: Evaluation, begun: dict[int, MappedLoops]) -> Iterator[MappedLoops]:
-    """Yield the maps of loops among some scans. `begun` has those of which the second program has some lanes already."""
-    for scan in filter(is_map_of_loops, scans):
-        yield begun.setdefault(id(scan.equation), MappedLoops(scan, second))
 
 
 class _Dataflow(Evaluation):
@@ -98,6 +89,44 @@ class _Dataflow(Evaluation):
         """Learn the results of a scan or a checkpoint."""
         self.know(e, results)
         self.waiting.remove(e)
+
+
+class _Maps:
+    """The maps of loops of a program, as far as their loops are matched with batched loops of a second program."""
+
+    def __init__(self, first: _Dataflow, second: Evaluation) -> None:
+        self.first, self.second = first, second
+        self.known: dict[int, MapOfLoops] = {}  # by id of the equation
+
+    def others(self, nested: Iterator[Equation]) -> list[Equation]:
+        """Return the scans and checkpoints of the first program that may be matched next, after taking the results of all maps."""
+        found = list(nested)
+        while any(self._take(e) for e in found):
+            found = list(self.first.available())
+        return [e for e in found if id(e) not in self.known or not self.known[id(e)].is_complete]
+
+    def match(self, scans: Sequence[Scan], e: Equation) -> bool:
+        """Return whether a scan of the second program is the lanes of the next loop of a map, and note it if it is."""
+        for scan in filter(is_map_of_loops, scans):
+            key = id(scan.equation)
+            if key not in self.known:
+                self.known[key] = MapOfLoops(scan, self.second)
+            if self.known[key].match_next(e):
+                return True
+        return False
+
+    def refusal(self, scans: Sequence[Scan]) -> str:
+        """Return why no map was matched; empty if no loop of one had the operands."""
+        refusals = (self.known[id(scan.equation)].refusal for scan in scans if id(scan.equation) in self.known)
+        return next(filter(None, refusals), "")
+
+    def _take(self, e: Equation) -> bool:
+        """Return whether the results of a map are known now, and learn them if they are."""
+        loops = self.known.get(id(e))
+        results = loops.results() if loops is not None and loops.is_complete else None
+        if results is not None:
+            self.first.take(e, results)
+        return results is not None
 
 
 def _equal_nested(first: Evaluation, one: Equation, second: Evaluation, other: Equation) -> bool:
@@ -130,7 +159,7 @@ def _form(scan: Scan) -> tuple[int, int, int, int]:
     return int(scan.equation.params["length"]), len(scan.constants), len(scan.initial), len(scan.stacks)
 
 
-def _check_lanes(first: _Dataflow, loops: list[Scan], second: Evaluation, batched: Scan) -> None:
+def _check_lanes(first: _Dataflow, loops: list[Scan], second: Evaluation, batched: Scan, refusal: str) -> None:
     """Check that a batched scan takes the steps of some loops, and learn the results of both. Raises DerivationError.
 
     Args:
@@ -138,20 +167,21 @@ def _check_lanes(first: _Dataflow, loops: list[Scan], second: Evaluation, batche
         loops: its scans that may be lanes.
         second: the program after.
         batched: its scan.
+        refusal: why it is not the lanes of a map's loop, if one has its operands.
     """
     carries = len(batched.initial)
     results = [second.opaque(batched.equation, k) for k in range(len(batched.equation.results))]
     second.know(batched.equation, results)
     counts = {x.shape[k >= carries] if len(x.shape) > (k >= carries) else 0 for k, x in enumerate(results)}
     if len(counts) != 1:
-        raise DerivationError("the program before batched loops has no scan like one after them")
+        raise DerivationError(refusal or "the program before batched loops has no scan like one after them")
     remaining = [old for old in loops if _form(old) == _form(batched)]
     for lane in range(*counts):
         old = next((old for old in remaining if _has_operands(batched, lane, old)), None)
         if old is None:
-            raise DerivationError(f"lane {lane} of a batched scan has the operands of no scan of the program before")
+            raise DerivationError(refusal or f"lane {lane} of a batched scan has the operands of no scan of the program before")
         remaining.remove(old)
-        check_step(batched, old)
+        check_lane_step(batched, old)
         parts = [_part(second.store, x, int(k >= carries), lane) for k, x in enumerate(results)]
         first.take(old.equation, [x if k < carries else _in_order(batched, old, x) for k, x in enumerate(parts)])
 

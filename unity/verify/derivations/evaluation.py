@@ -248,6 +248,8 @@ def require_types(before: Body, after: Body) -> None:
 
 def compare(first: Evaluation, outputs: Sequence[Atom], second: Evaluation, others: Sequence[Atom]) -> None:
     """Check that the outputs of two evaluated programs are equal. Raises DerivationError."""
+    if len(outputs) != len(others):
+        raise DerivationError("the program after rules of loops has another number of outputs")
     for k, (a, b) in enumerate(zip(outputs, others, strict=True)):
         if first.of(a) != second.of(b):
             raise DerivationError(f"the rules of loops do not lead to the derived program: output {k} is something else")

@@ -8,8 +8,10 @@ from unity.verify.derivations.evaluation import Evaluation, Scan, Steps, Values
 from unity.verify.derivations.nodes import NodeStore
 
 
-def check_step(batched: Scan, old: Scan) -> None:
+def check_lane_step(batched: Scan, old: Scan) -> None:
     """Check that any lane of a batched step is the step of a loop. Raises DerivationError."""
+    if len(batched.step.outputs) != len(old.step.outputs):
+        raise DerivationError("a batched scan has another number of results than its loops")
     store = batched.around.store
     types = [batched.step.tensors[v] for v in batched.step.inputs]
     inputs = [store.unarranged("input", ("lanes", k), (), t) for k, t in enumerate(types)]

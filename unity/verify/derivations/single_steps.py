@@ -169,6 +169,8 @@ def _slice(params: Mapping[str, Any], operands: Sequence[Shape], shape: Shape, d
 
 @_reads("gather")
 def _look_up(params: Mapping[str, Any], operands: Sequence[Shape], shape: Shape, d: int) -> SingleStep | None:
+    if params["indices_are_sorted"] or params["unique_indices"]:
+        return None  # a promise about the indices of all steps together says something else of those of one
     numbers, sizes, (table, indices) = params["dimension_numbers"], tuple(params["slice_sizes"]), operands
     windowed = [k for k in range(len(table)) if k not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)]
     x: int | None

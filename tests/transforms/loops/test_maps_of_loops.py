@@ -12,7 +12,7 @@ import unity
 from unity.base.errors import DerivationError
 from unity.pcg.capture.capture import capture
 from unity.pcg.local.interpreter import run_body
-from unity.substitutions.language.loop_rules import LOOP_RULES, MAPPED
+from unity.substitutions.language.loop_rules import LOOP_RULES, MAPPED, UNROLLED
 from unity.transforms.loops import applicable, loop_rewriting, scans
 from unity.transforms.loops.choose import everywhere
 from unity.verify.derivations.batched_loops import check_batched_loops
@@ -78,6 +78,29 @@ def beside(w, seqs):
     return plain(w, seqs) + backward(w, seqs)
 
 
+def computed_outside_too(w, seqs):
+    """Results of the map are computed before and after it, too."""
+    before = jnp.sin(seqs)
+
+    def one(seq):
+        return recurrent(w, seq[0], seq)[0], jnp.sin(seq), seq * 2, seq @ w
+
+    h, a, b, c = lax.map(one, seqs)
+    return jnp.mean(h) + jnp.mean(a * before) + jnp.mean(b * (seqs * 2)) + jnp.mean(c * jnp.tanh(seqs @ w))
+
+
+def equal_results_of_two(w, seqs):
+    def one(v):
+        return lambda seq: (recurrent(v, seq[0], seq)[0], seq * 2)
+
+    (h, a), (g, b) = lax.map(one(w), seqs), lax.map(one(w * 3), seqs)
+    return jnp.mean(h * g) + jnp.mean(a * b)
+
+
+def map_of_maps(w, seqs):
+    return jnp.mean(lax.map(lambda seq: lax.map(lambda x: recurrent(w, x, seq)[0], seq[:2]), seqs) ** 2)
+
+
 def with_carry(w, seqs):
     return lax.scan(lambda h, seq: (recurrent(w, h, seq)[0], None), seqs[0, 0], seqs)[0].sum()
 
@@ -99,11 +122,32 @@ def sorted_steps(w, seqs):
     return jnp.sum(lax.map(lambda seq: recurrent(w, seq[0], jnp.sort(seq, 0))[0], seqs))
 
 
+def rounded_constant(w, seqs):
+    """The gradient of the rounded weight would be summed over the sequences in bfloat16."""
+    v = lambda: w.astype(jnp.bfloat16)[0]  # noqa: E731
+
+    def one(seq):
+        narrow = v()
+        return lax.scan(lambda h, x: (jnp.tanh(h * narrow + x), None), seq[0].astype("bfloat16"), seq.astype("bfloat16"))[0]
+
+    return jnp.sum(lax.map(one, seqs).astype("float32"))
+
+
 def without_loops(w, seqs):
     return jnp.sum(lax.map(lambda seq: jnp.tanh(seq @ w), seqs))
 
 
-MAPS = [plain, backward, shared_slices, two_loops, constants_of_a_step, in_a_scan, beside]
+MAPS = [
+    plain,
+    backward,
+    shared_slices,
+    two_loops,
+    constants_of_a_step,
+    in_a_scan,
+    beside,
+    computed_outside_too,
+    equal_results_of_two,
+]
 
 
 def arguments(dtype="float64"):
@@ -139,7 +183,7 @@ def _values(body, args):
     return (total(body)(*args), *jax.grad(total(body), argnums=(0, 1))(*args))
 
 
-@pytest.mark.parametrize("fn", [with_carry, repeated_results, checkpointed, sorted_steps, without_loops])
+@pytest.mark.parametrize("fn", [with_carry, repeated_results, checkpointed, sorted_steps, rounded_constant, without_loops])
 def test_other_loops_stay(fn):
     assert not applicable(capture(fn, *arguments("float32")).body, MAPPED)
 
@@ -159,15 +203,71 @@ def test_another_program_is_not_derived(fn):
         check_batched_loops(first.body, mapped(second).after.body)
 
 
-def test_a_loop_of_another_length_or_direction_is_not_derived():
-    captured = capture(plain, *arguments("float32"), argnums=(0, 1))
+def edited(body, edit):
+    """Return a program with another form of its first scan."""
+    k = next(k for k, e in enumerate(body.equations) if "length" in e.params)
+    return replace(body, equations=(*body.equations[:k], edit(body.equations[k]), *body.equations[k + 1 :]))
+
+
+def with_params(scan, **params):
+    return replace(scan, params={**scan.params, **params}, origin=None)
+
+
+def with_step(scan, change):
+    return with_params(scan, jaxpr=change(scan.params["jaxpr"]))
+
+
+EDITS = {
+    "direction": lambda scan: with_params(scan, reverse=not scan.params["reverse"]),
+    "exchanged stacks": lambda scan: replace(scan, operands=(*scan.operands[:-2], *scan.operands[:-3:-1]), origin=None),
+    "exchanged results": lambda scan: replace(scan, results=scan.results[::-1], origin=None),
+    "exchanged outputs of the step": lambda scan: with_step(scan, lambda step: replace(step, outputs=step.outputs[::-1])),
+    "one more output": lambda scan: with_step(scan, lambda step: replace(step, outputs=(*step.outputs, step.outputs[0]))),
+}
+
+
+def two_stacks(w, seqs):
+    """All dimensions have one size, so that every edit is well-typed."""
+
+    def one(seq):
+        def step(h, rows):
+            return jnp.tanh(h @ w + rows[0] * jnp.cos(rows[1])), jnp.sin(h)
+
+        h, ys = lax.scan(step, seq[0], (seq * 2, seq @ w))
+        return h, ys
+
+    h, ys = lax.map(one, seqs)
+    return jnp.mean(h) + jnp.mean(ys * ys)
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_program_with_one_edit_is_not_derived(edit):
+    shapes = jax.ShapeDtypeStruct((4, 4), jnp.float32), jax.ShapeDtypeStruct((4,) * 4, jnp.float32)
+    captured = capture(two_stacks, *shapes, argnums=(0, 1))
     after = mapped(captured).after.body
-    turned = tuple(
-        replace(e, params={**e.params, "reverse": True}, origin=None) if "reverse" in e.params and "length" in e.params else e
-        for e in after.equations
-    )
+    check_batched_loops(captured.body, after)
     with pytest.raises(DerivationError):
-        check_batched_loops(captured.body, replace(after, equations=turned))
+        check_batched_loops(captured.body, edited(after, EDITS[edit]))
+
+
+def test_the_other_rules_stay_where_the_loops_of_a_map_do_not_fit():
+    shapes = jax.ShapeDtypeStruct((256, 256), jnp.float32), jax.ShapeDtypeStruct((8, 20, 16, 256), jnp.float32)
+    captured = capture(projected, *shapes)
+    path, _ = everywhere(captured.body, tuple(LOOP_RULES.values()))
+    whole = loop_rewriting(captured, path)
+    assert {"products-before-loop", MAPPED.name, UNROLLED.name} <= {rule.name for rule in whole.applied}
+    rolled, least = whole.with_less_memory()
+    assert {rule.name for rule in whole.applied} - {rule.name for rule in rolled.applied} == {UNROLLED.name}
+    assert {rule.name for rule in least.applied} == {"products-before-loop"}
+    for rewriting in (whole, rolled, least):
+        rewriting.check()
+
+
+def projected(w, seqs):
+    def one(seq):
+        return lax.scan(lambda h, x: (jnp.tanh(h @ w + x @ w), None), jnp.zeros_like(seq[0]), seq)[0]
+
+    return jnp.mean(lax.map(one, seqs) ** 2)
 
 
 @pytest.mark.parametrize("fn", [plain, two_loops])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -14,36 +15,40 @@ from unity.transforms.loops.mapped_steps import MappedSteps
 from unity.transforms.loops.scan_parameters import with_step
 
 
-def mapped_loops(parts: ScanParts) -> list[Equation]:
-    """Return the loops in the steps of a map if all its steps can be taken at once, and each computes its results itself."""
-    step = parts.step
-    loops = [e for e in step.equations if takes_steps(e)]
+def loops_of_map(parts: ScanParts) -> list[Equation]:
+    """Return the loops in the steps of a map if all its steps can be taken at once.
+
+    The results of a step must be distinct and computed in it, as what computes them for all steps gets the names of the map's
+    results. A loop's gradient of a constant that the step rounds would be summed over all steps in its narrow type.
+    """
+    step, loops = parts.step, [e for e in parts.step.equations if takes_steps(e)]
     computed = {v for e in step.equations for v in e.results}
-    alone = len(set(step.outputs)) == len(step.outputs) and computed.issuperset(step.outputs)
-    if parts.carries or not alone or not all(map(_has_lanes, map(ScanParts.of, loops))):
+    are_named = len(set(step.outputs)) == len(step.outputs) and computed.issuperset(step.outputs)
+    if parts.carries or not are_named or not all(map(_can_have_lanes, map(ScanParts.of, loops))):
         return []
-    return loops if all(map(parts.moves, (e for e in step.equations if not takes_steps(e)))) and _varies(parts) else []
+    if any(isinstance(a, int) and parts.rounded(a) for e in loops for a in e.operands):
+        return []
+    others = (e for e in step.equations if not takes_steps(e))
+    return loops if all(map(parts.moves, others)) and _all_vary(parts, loops) else []
 
 
-def _has_lanes(inner: ScanParts) -> bool:
+def _can_have_lanes(inner: ScanParts) -> bool:
     """Return whether every equation of a loop's step may be applied in all lanes at once."""
     return bool(inner.scan.results) and all(map(inner.moves, inner.step.equations))
 
 
-def _varies(parts: ScanParts) -> bool:
-    """Return whether every result and every loop of a map's step depends on a slice."""
+def _all_vary(parts: ScanParts, loops: Sequence[Equation]) -> bool:
+    """Return whether every loop and every result of a map's step depends on a slice, directly or not."""
     varying = set(parts.slices)
     for e in parts.step.equations:
         if not varying.isdisjoint(a for a in e.operands if isinstance(a, int)):
             varying.update(e.results)
-        elif takes_steps(e):
-            return False
-    return varying.issuperset(parts.step.outputs)
+    return varying.issuperset(parts.step.outputs) and all(varying.issuperset(e.results) for e in loops)
 
 
-def add_mapped(writer: EquationWriter, parts: ScanParts) -> bool:
+def add_map_at_once(writer: EquationWriter, parts: ScanParts) -> bool:
     """Append the steps of a map, all at once. Returns False, and appends the map as it is, if that cannot be."""
-    if not mapped_loops(parts):
+    if not loops_of_map(parts):
         writer.equations.append(parts.scan)
         return False
     names = dict(zip(parts.step.outputs, parts.scan.results, strict=True))
