@@ -28,6 +28,7 @@ from unity.pcg.ir.graph import CONSTRAIN, PCG, Node, Value
 from unity.pcg.ir.payloads import Input, Remat, Scan
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.jaxprs.effects import Notice, warn
+from unity.pcg.jaxprs.indexed_scans import with_stacked_scans
 from unity.pcg.jaxprs.jaxprs import NESTING, is_reference
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.jaxprs.parameter_text import text_of
@@ -232,7 +233,7 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], marking: Marking | None 
     if any(isinstance(c, Tracer) for c in closed.consts):
         raise CaptureError(f"{_name(fn)} {_LEAK}")
     program = without_references(raised(without_shardings(closed, marking, with_own_rules)))
-    return without_unread_results(with_straight_scans(with_kernels(program))), closed.out_avals, shape
+    return without_unread_results(with_straight_scans(with_stacked_scans(with_kernels(program)))), closed.out_avals, shape
 
 
 _LEAK = (
