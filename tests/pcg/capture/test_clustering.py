@@ -475,3 +475,34 @@ def test_many_branches_of_a_sum_are_the_operators_of_one(name: str) -> None:
         return sorted([x for x in some if x.startswith("reduce_")] for some in names if any(x.startswith("reduce_") for x in some))
 
     assert reductions(20) == sorted(20 * reductions(1))
+
+
+def variation_of_slices(x):
+    return jnp.abs(x[:, 1:] - x[:, :-1]).sum() + jnp.abs(x[:, :, 1:] - x[:, :, :-1]).sum()
+
+
+def variation_of_each(x):
+    def one(x):
+        return jnp.square(jnp.diff(x, axis=0)).mean() + jnp.square(jnp.diff(x, axis=1)).mean()
+
+    return jax.vmap(one)(x).mean()
+
+
+def variation_of_volumes(x):
+    return sum(jnp.abs(jnp.diff(x, axis=k)).mean() for k in range(3))
+
+
+@pytest.mark.parametrize(("fn", "directions"), [(variation_of_slices, 2), (variation_of_each, 2), (variation_of_volumes, 3)])
+def test_differences_in_several_directions_are_as_many_operators(fn, directions) -> None:
+    """Each divides the dimensions along which it takes no differences, and writes no slice to memory."""
+    graph = capture(fn, jax.ShapeDtypeStruct((16, 32, 64), jnp.float32)).graph
+    names = [[e.name for e in n.body.equations] for n in operators(graph) if n.body is not None]
+    assert sum("slice" in some for some in names) == directions
+    assert all("reduce_sum" in some for some in names if "slice" in some)
+
+
+def test_a_value_is_not_computed_apart_from_the_sum_that_it_is_subtracted_from() -> None:
+    """A device could subtract the logarithm of a sum from its summand of a logit, as long as the two are two operators."""
+    graph = capture(lambda x: (jax.nn.logsumexp(x, -1) - x[:, 0]).sum(), jax.ShapeDtypeStruct((32, 64), jnp.float32)).graph
+    (reducing,) = (n for n in operators(graph) if "log" in n.body.primitives)
+    assert "sub" in [e.name for e in reducing.body.equations if reducing.body.tensors[e.results[0]].shape == (32,)]

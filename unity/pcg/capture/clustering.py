@@ -14,9 +14,13 @@ from dataclasses import dataclass
 from unity.pcg.capture.heavy_operators import SMALL, Reduction, Uses, constants, crosses, light, reduces, reductions
 from unity.pcg.capture.lossless import keeps
 from unity.pcg.capture.merging import LARGEST, Merging
+from unity.pcg.ir.dead_code import extract
 from unity.pcg.ir.program import Body, Equation
+from unity.pcg.propagation.choices import choices
 from unity.pcg.types.factors import facts_of
+from unity.pcg.types.parallel_type import PARTIAL
 
+CUTS = 8  # the most variables at which a tree is cut tentatively
 LARGEST_TREE = 8 * LARGEST  # the most equations of a tree before its branches are separated, so that it is not cut within a branch
 
 
@@ -185,8 +189,45 @@ def _cut_trees(uses: Uses, tree: list[int], cut: frozenset[int], residual: froze
         cut -= light_ends - residual
 
 
+def _parts_at_statistics(uses: Uses, tree: Sequence[int], constant: Mapping[int, int]) -> list[list[int]] | None:
+    """Cut a tree in lossless parts where statistics of what it reads meet; None if they do not, or if a part is not lossless.
+
+    Sums of the differences of neighbouring rows and of neighbouring columns are so computed by two operators, of which each divides
+    what the other does not. Any other cut would write differences, or slices, to memory.
+    """
+    body = uses.body
+    made = {v for i in tree[:-1] for v in body.equations[i].results} & uses.statistics.keys()
+    operands = ({a for a in body.equations[i].operands if isinstance(a, int) and a not in constant} for i in tree)
+    met = sorted(set[int]().union(*(some for some in operands if len(some) > 1 and some <= made)))
+    for v in met[-CUTS:]:
+        parts = _trees(uses, tree, frozenset({v}))
+        if len(parts) == 2 and _is_nonlinear(uses, parts[0], constant):
+            rest = [parts[1]] if _is_nonlinear(uses, parts[1], constant) else _parts_at_statistics(uses, parts[1], constant)
+            if rest is not None:
+                return [parts[0], *rest]
+    return None
+
+
+def _is_nonlinear(uses: Uses, part: Sequence[int], constant: Mapping[int, int]) -> bool:
+    """Return whether a part of a tree is lossless, and no statistic of summands is a summand of what it computes.
+
+    Of two parts, one would otherwise compute a statistic of summands, and the other one of their sum, that may be meant to cancel.
+    """
+    last = uses.body.equations[part[-1]].results
+    if not keeps(uses, part, last, constant):
+        return False
+    program, _ = extract(uses.body, part, last, constant)
+    sizes = [program.tensors[v].nbytes for v in program.inputs]
+    large = [k for k, nbytes in enumerate(sizes) if SMALL * nbytes > max(sizes)]
+    linear = (c for c in choices(program) if not (c.reduced or c.scatters))
+    return not any(c.operands[k] == PARTIAL for c in linear for k in large)
+
+
 def _lossless_parts(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[list[int]]:
-    """Divide a tree into lossless parts: a largest lossless suffix, found by bisection, and the parts of the remaining trees."""
+    """Divide a tree into lossless parts: at statistics, or into a largest lossless suffix and the parts of the remaining trees.
+
+    The suffix is found by bisection.
+    """
     parts: list[list[int]] = []
     pending = [tree]
     while pending:
@@ -195,6 +236,9 @@ def _lossless_parts(uses: Uses, tree: list[int], constant: Mapping[int, int]) ->
         start, lossy = len(members) - 1, -1
         if keeps(uses, members, last, constant):
             start = 0
+        elif (smaller := _parts_at_statistics(uses, members, constant)) is not None:
+            parts += smaller
+            continue
         while start - lossy > 1:
             middle = (start + lossy) // 2
             if keeps(uses, members[middle:], last, constant):
