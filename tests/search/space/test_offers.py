@@ -113,3 +113,21 @@ def test_a_carried_sum_may_be_partial() -> None:
 def test_values_without_gradient_are_not_replicated_for_use() -> None:
     assert REPLICATED in scanned(lambda w, total, x: (total + jnp.tanh(x @ w).mean(), None))
     assert REPLICATED not in scanned(lambda w, total, x: (total + jnp.tanh(x @ w).mean(), None), training=False)
+
+
+def test_products_of_weights_alone_may_be_repeated() -> None:
+    """Their gradient is then reduced with those of the weights, once, and not on its way."""
+
+    def loss(w, x):
+        return jnp.tanh(jnp.einsum("tc,nsc->nts", w["latents"] @ w["query"], x @ w["key"])).mean()
+
+    f = jax.ShapeDtypeStruct
+    w = {"latents": f((4, 16), "float32"), "query": f((16, 8), "float32"), "key": f((16, 8), "float32")}
+    captured = capture(loss, w, f((8, 32, 16), "float32"))
+    opened = sites_of(captured.graph, captured.differentiated, True).sites
+    repeated = [
+        site.results[0].shape
+        for site, cs in zip(opened, offered(opened), strict=True)
+        if site.node is not None and site.node.kind == "dot_general" and any(c.name == "replicated" for c in cs)
+    ]
+    assert repeated == [(4, 8)]

@@ -158,7 +158,10 @@ def _seeds(present: tuple[Choice, ...], requested: list[tuple[int, State]]) -> t
 
 def _reachable(sites: Sequence[Site], offers: Offers) -> Offers:
     """Return the offers without partial sums that no site produces, and without replication that has no effect."""
-    candidates = [tuple(c for c in cs if _is_useful(site, c)) for site, cs in zip(sites, offers, strict=True)]
+    of_weights = _of_weights(sites)
+    candidates = [
+        tuple(c for c in cs if _is_useful(site, c, s in of_weights)) for s, (site, cs) in enumerate(zip(sites, offers, strict=True))
+    ]
     produced, partial = (
         _partial_results(sites, candidates, _has_all_partials),
         _partial_results(sites, candidates, _has_some_partial),
@@ -208,14 +211,24 @@ def _is_product(site: Site) -> bool:
     return site.node is not None and facts_of(site.node.kind).product
 
 
-def _is_useful(site: Site, choice: Choice) -> bool:
+def _of_weights(sites: Sequence[Site]) -> set[int]:
+    """Return the sites that depend on weights, and on nothing else."""
+    dependent: set[int] = set()
+    for s, site in enumerate(sites):
+        if site.weight or (site.ports and all(port.source in dependent for port in site.ports)):
+            dependent.add(s)
+    return dependent
+
+
+def _is_useful(site: Site, choice: Choice, of_weights: bool) -> bool:
     """Return whether a choice can pay off at a site.
 
-    Repeating an operator on replicated operands pays off only if it is light and a gradient is reduced earlier for it. A halo
-    needs all devices (`pcg.parallel.check`), and those of stages or branches do not run together.
+    Repeating an operator on replicated operands pays off only if a gradient is reduced earlier for it. A product pays off if it is
+    of weights alone, whose gradients are reduced together at the end of the step. A halo needs all devices (`pcg.parallel.check`),
+    and those of stages or branches do not run together.
     """
     if choice.halos and site.along:
         return False
     if choice.name != "replicated" or not site.ports or site.node is None:
         return True
-    return not _is_product(site) and any(p.gradient for p in site.ports)
+    return (of_weights or not _is_product(site)) and any(p.gradient for p in site.ports)
