@@ -21,7 +21,7 @@ from test_capture import interpret, programs
 from benchmarks import models
 from unity.pcg.capture.capture import capture
 from unity.pcg.capture.clustering import clusters
-from unity.pcg.capture.heavy_operators import Uses, constants, light
+from unity.pcg.capture.heavy_operators import Uses, constants, light, reduces
 from unity.pcg.capture.lossless import LOSSLESS, _dimensions, lossless, pattern
 from unity.pcg.capture.merging import LARGEST
 from unity.pcg.capture.repetition import repeated, signature
@@ -243,15 +243,41 @@ def test_clusters_partition_the_program_in_order(program):
     assert made.issuperset(a for a in body.outputs if isinstance(a, int) and a not in constant)
 
 
+def alone(composite: Body, i: int) -> set[tuple[int, int]]:
+    """What an equation can have partitioned as an operator of its own."""
+    part, order = extract(composite, [i], composite.equations[i].results, {})
+    return {(v, s.dim) for c in choices(part) for v, s in zip(order, c.operands, strict=True) if s.kind == "P"}
+
+
+def paths(composite: Body, i: int) -> Iterator[list[int]]:
+    """All ways from an equation to a result of the composite."""
+    made = composite.equations[i].results
+    if any(v in composite.outputs for v in made):
+        yield [i]
+    users = [k for k, e in enumerate(composite.equations) if any(v in e.operands for v in made)]
+    yield from ([i, *path] for k in users for path in paths(composite, k))
+
+
+def meets_whole(composite: Body, i: int, v: int, dim: int) -> bool:
+    """Whether all that an equation computes meets a value as large as an input, for which a dimension of the input is whole."""
+
+    def size(u: int) -> int:
+        return sum(n > 1 for n in composite.tensors[u].shape)
+
+    large, whole = size(v), set[int]()
+    for k, e in enumerate(composite.equations):
+        here = v in e.operands and not reduces(composite, e) and (v, dim) not in alone(composite, k)
+        if (here and max(map(size, e.results)) >= large) or whole.intersection(a for a in e.operands if isinstance(a, int)):
+            whole |= {u for u in e.results if size(u) >= large}
+    meeting = {k for k, e in enumerate(composite.equations) if whole.intersection(a for a in e.operands if isinstance(a, int))}
+    return all(meeting.intersection(path) for path in paths(composite, i))
+
+
 def lossless_by_all_choices(composite: Body) -> bool:
     """What `lossless` says, from every choice of every equation and of the whole, with nothing spared."""
-    alone, together = set[tuple[int, int]](), set[tuple[int, int]]()
-    for i, e in enumerate(composite.equations):
-        part, order = extract(composite, [i], e.results, {})
-        alone |= {(v, s.dim) for c in choices(part) for v, s in zip(order, c.operands, strict=True) if s.kind == "P"}
-    for c in choices(composite):
-        together |= {(v, s.dim) for v, s in zip(composite.inputs, c.operands, strict=True)}
-    return {(v, dim) for v, dim in alone if v in composite.inputs} <= together
+    together = {(v, s.dim) for c in choices(composite) for v, s in zip(composite.inputs, c.operands, strict=True)}
+    wanted = ((i, v, dim) for i in range(len(composite.equations)) for v, dim in alone(composite, i) if v in composite.inputs)
+    return all((v, dim) in together or meets_whole(composite, i, v, dim) for i, v, dim in wanted)
 
 
 def windows(body: Body, length: int) -> Iterator[Body]:
@@ -506,3 +532,25 @@ def test_a_value_is_not_computed_apart_from_the_sum_that_it_is_subtracted_from()
     graph = capture(lambda x: (jax.nn.logsumexp(x, -1) - x[:, 0]).sum(), jax.ShapeDtypeStruct((32, 64), jnp.float32)).graph
     (reducing,) = (n for n in operators(graph) if "log" in n.body.primitives)
     assert "sub" in [e.name for e in reducing.body.equations if reducing.body.tensors[e.results[0]].shape == (32,)]
+
+
+ROLLED = {
+    "difference": lambda x, m: jnp.abs((x - jnp.roll(x, 1, 1))[:, 1:]).sum(),
+    "shifted": lambda x, m: jnp.tanh(x * m + jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1] * (1 - m)),
+    "mixed": lambda x, m: jnp.exp(0.7 * x + 0.3 * x[::-1]),
+    "running": lambda x, m: jnp.tanh(x) - jnp.concatenate([x[:, 1:], x[:, :1]], 1),
+}
+
+
+@pytest.mark.parametrize("name", ROLLED)
+def test_what_is_whole_for_an_operand_need_not_be_divided_beside_it(name: str) -> None:
+    """The rolled values are not written to memory."""
+    x, m = jax.ShapeDtypeStruct((16, 32, 64), jnp.float32), jax.ShapeDtypeStruct((64,), jnp.float32)
+    assert len(operators(capture(ROLLED[name], x, m).graph)) == 1
+
+
+def test_what_a_small_part_needs_whole_is_divided_beside_it() -> None:
+    """The first column costs little to gather, beside the work on all columns."""
+    x = jax.ShapeDtypeStruct((1024, 64), jnp.float32)
+    graph = capture(lambda x: jnp.exp(jnp.sin(x) * x[:, :1]), x).graph
+    assert len(operators(graph)) == 2

@@ -3,7 +3,7 @@
 People and rules think in operators such as soft-max, layer norm or dropout, not in the ten primitives that each consists of. An
 equation joins the operator of its only user if both are light; statistics join the operator that they are computed for, even if
 others read them too. No parallelization is lost: the factors of a composite are derived from its body, and equations stay separate
-if joining them would lose a factor. Two normalizations that meet in a sum stay two operators.
+if joining them would lose a factor that could pay off (`lossless`). Two normalizations that meet in a sum stay two operators.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from unity.pcg.capture.heavy_operators import Uses
+from unity.pcg.capture.heavy_operators import Uses, reduces
 from unity.pcg.ir.dead_code import extract
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor
 from unity.pcg.propagation.choices import choices, operand_states
@@ -41,11 +41,18 @@ def lossless(composite: Body) -> bool:
     """Return whether a composite can partition every dimension of its operands that one of its equations alone can.
 
     The digit may differ: a bias added before a split into query, key and value is partitioned as the split is. Optional factors may
-    be lost.
+    be lost, and dimensions that must be whole for a value that the equation meets: to write all of `roll(x)` takes longer than to
+    compute all of `x - roll(x)` instead.
     """
     inputs = set(composite.inputs)
-    readers = (e for e in composite.equations if inputs.intersection(_variables(e)))
-    missing = {(v, dim) for e in readers for v, dim in _partitioned_alone(composite, e) if v in inputs}
+    whole = _whole_beside(composite)
+    missing = {
+        (v, dim)
+        for i, e in enumerate(composite.equations)
+        if inputs.intersection(_variables(e))
+        for v, dim in _partitioned_alone(composite, e)
+        if v in inputs and (v, dim) not in whole[i]
+    }
     relaxed = Relaxed(composite)
     if not all(relaxed.may_partition(v, dim) for v, dim in missing):
         return False
@@ -56,6 +63,32 @@ def lossless(composite: Body) -> bool:
             return False
         missing.difference_update((v, s.dim) for v, s in zip(composite.inputs, states, strict=True))
     return True
+
+
+def _whole_beside(composite: Body) -> list[set[tuple[int, int]]]:
+    """Return for every equation the dimensions of inputs that must be whole for a value of their rank that the equation meets.
+
+    It does if it reads the value, or if all that is computed of its results does.
+    """
+    inputs, none = set(composite.inputs), frozenset[tuple[int, int]]()
+    rank = {v: sum(n > 1 for n in tensor.shape) for v, tensor in composite.tensors.items()}
+    below: dict[int, frozenset[tuple[int, int]]] = {}  # of each variable: the dimensions that are whole where it is computed
+    whole: list[set[tuple[int, int]]] = []
+    for e in composite.equations:
+        read = inputs.intersection(_variables(e))
+        large = [v for v in read if max(rank[u] for u in e.results) >= rank[v] and not reduces(composite, e)]
+        own = {(v, dim) for v in large for dim in range(composite.tensors[v].ndim)}
+        operands = none.union(*(below.get(a, none) for a in _variables(e)))
+        computed = operands | (own.difference(_partitioned_alone(composite, e)) if own else none)
+        below.update((u, frozenset((v, dim) for v, dim in computed if rank[u] >= rank[v])) for u in e.results)
+        whole.append(set(operands))
+    met: dict[int, set[tuple[int, int]]] = {v: set() for v in composite.outputs if isinstance(v, int)}
+    for e, some in zip(reversed(composite.equations), reversed(whole), strict=True):
+        users = [met[v] for v in e.results if v in met]
+        some |= set.intersection(*users) if users else set()
+        for a in _variables(e):
+            met[a] = met[a] & some if a in met else set(some)
+    return whole
 
 
 def _variables(equation: Equation) -> list[int]:
