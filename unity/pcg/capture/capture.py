@@ -18,7 +18,13 @@ from unity.pcg.capture.clustering import EquationCluster, clusters
 from unity.pcg.capture.constant_copies import with_own_constants
 from unity.pcg.capture.folded_constants import with_folded_constants
 from unity.pcg.capture.heavy_operators import PLATFORM, constants, is_fused_product, pure
-from unity.pcg.capture.normal_forms import absorbed, with_known_indices, with_moved_transposes, without_forwarding_calls
+from unity.pcg.capture.normal_forms import (
+    absorbed,
+    with_known_indices,
+    with_moved_transposes,
+    with_plain_convolutions,
+    without_forwarding_calls,
+)
 from unity.pcg.capture.observations import Observation, observed_program
 from unity.pcg.capture.operator_names import calls, label
 from unity.pcg.capture.routing import without_sorting
@@ -344,7 +350,9 @@ class _Capture:
 
     def graph(self, body: Body, names: Sequence[str]) -> PCG:
         body = with_moved_transposes(with_known_indices(deduplicated(without_forwarding_calls(body), pure)))
-        body = without_unread(absorbed(body))  # the zeros for an unread operand are not those that others read
+        body = without_unread(
+            with_plain_convolutions(absorbed(body))
+        )  # the zeros for an unread operand are not those that others read
         body = with_own_constants(with_folded_constants(body))
         inputs = tuple(
             Node("input", (), (body.tensors[v],), payload=Input(k, name))

@@ -3,6 +3,7 @@
 from unity.pcg.capture.normal_forms.forwarding_calls import without_forwarding_calls
 from unity.pcg.capture.normal_forms.known_indices import with_known_indices
 from unity.pcg.capture.normal_forms.moved_transposes import with_moved_transposes
+from unity.pcg.capture.normal_forms.plain_convolutions import with_plain_convolutions
 from unity.pcg.capture.normal_forms.transposed_products import absorbed
 
-__all__ = ["absorbed", "with_known_indices", "with_moved_transposes", "without_forwarding_calls"]
+__all__ = ["absorbed", "with_known_indices", "with_moved_transposes", "with_plain_convolutions", "without_forwarding_calls"]
