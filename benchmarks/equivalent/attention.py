@@ -164,6 +164,28 @@ def exponentials(x: Any) -> Any:
     return e / e.sum(-1, keepdims=True)
 
 
+LATENTS = {"latents": "T D", "q": "D C", "k": "D C", "v": "D C"}
+
+
+def attended(attend: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """Latents that attend to every sequence, as in a Perceiver."""
+    return lambda w, x: jnp.tanh(attend(w, x @ w["k"], x @ w["v"])).mean()
+
+
+def of_all_latents(w: Any, k: Any, v: Any) -> Any:
+    weights = jax.nn.softmax(jnp.einsum("tc,nsc->nts", w["latents"] @ w["q"], k))
+    return jnp.einsum("nts,nsc->ntc", weights, v)
+
+
+def of_each_sequence(w: Any, k: Any, v: Any) -> Any:
+    return jax.vmap(lambda k, v: jax.nn.softmax((w["latents"] @ w["q"]) @ k.T) @ v)(k, v)
+
+
+def of_copied_latents(w: Any, k: Any, v: Any) -> Any:
+    latents = jnp.broadcast_to(w["latents"], (len(k), *w["latents"].shape))
+    return jax.nn.softmax((latents @ w["q"]) @ jnp.swapaxes(k, 1, 2)) @ v
+
+
 CLASSES: dict[str, Equivalence] = {
     "attention": same(
         *(PROJECTIONS, "N S D"),
@@ -193,6 +215,11 @@ CLASSES: dict[str, Equivalence] = {
             ["moveaxis", "split"], "the joined product is cut in three; rule: a part of a product is a product of a part"
         )
         | {"sliced weights": "parts of the weight are cut out, sent one by one; rule: a part of a product is a product of a part"},
+    ),
+    "latents": same(
+        *(LATENTS, "N S D"),
+        einsum=attended(of_all_latents), vmap=attended(of_each_sequence), copied=attended(of_copied_latents),
+        differences={"copied": "latents are projected once for each sample; rule: a product of copies is a copy of the product"},
     ),
     "scaled scores": same(
         *(PROJECTIONS, "N S D"),

@@ -129,6 +129,15 @@ def by_scatter(w: Any, x: Any, chosen: Any, best: Any, place: Any) -> Any:
 SEGMENTS = ("D D", "B D", "B < S")
 
 
+def slice_along(x: Any, dim: int, start: int, stop: int | None) -> Any:
+    return lax.slice_in_dim(x, start, stop, axis=dim)
+
+
+def variation(y: Any, differences: Callable[[Any, int], Any], first: int = 1) -> Any:
+    """How much pixels differ from their neighbours below and beside them."""
+    return jnp.abs(differences(y, first)).mean() + jnp.abs(differences(y, first + 1)).mean()
+
+
 def gathered(total: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
     return lambda w, x, i: jnp.tanh(total(x @ w, i)).mean()
 
@@ -141,10 +150,13 @@ CLASSES: dict[str, Equivalence] = {
         last=after(lambda w, x: conv(x, w)), first=after(channels_first),
         vmap=after(lambda w, x: jax.vmap(lambda x: conv(x[None], w)[0])(x)),
         padded=after(lambda w, x: conv(jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), w, padding="VALID")),
-        differences={
-            "padded": "the padded images are written to memory; rule: padding of an image is the convolution's own",
-            "first": "images are transposed; rule: a convolution takes dimensions in any order",
-        },
+    ),
+    "total variation": same(
+        *PIXELS,
+        slices=lambda w, x: variation(conv(x, w), lambda y, k: slice_along(y, k, 1, None) - slice_along(y, k, 0, -1)),
+        diff=lambda w, x: variation(conv(x, w), lambda y, k: jnp.diff(y, axis=k)),
+        rolled=lambda w, x: variation(conv(x, w), lambda y, k: slice_along(y - jnp.roll(y, 1, k), k, 1, None)),
+        vmap=lambda w, x: jax.vmap(lambda y: variation(y, lambda y, k: jnp.diff(y, axis=k), 0))(conv(x, w)).mean(),
     ),
     "1 x 1 convolution": same(
         *("A O", "N I I A"),

@@ -252,6 +252,41 @@ def masked_sum(x: Any) -> Any:
     return jnp.einsum("ts,bsd->btd", jnp.tril(jnp.ones((x.shape[1],) * 2, x.dtype)), x)
 
 
+def written(loop: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A layer after the states of all steps of a recurrence."""
+
+    def loss(w: Any, x: Any) -> Any:
+        states = loop(lambda h, x: jnp.tanh(h @ w["h"] + x), jnp.zeros_like(x[:, 0] @ w["x"]), x @ w["x"])
+        return jnp.tanh(states @ w["out"]).mean()
+
+    return loss
+
+
+def stacked_steps(step: Any, h: Any, x: Any) -> Any:
+    return jnp.swapaxes(lax.scan(lambda h, x: (step(h, x),) * 2, h, jnp.swapaxes(x, 0, 1))[1], 0, 1)
+
+
+def set_steps(step: Any, h: Any, x: Any) -> Any:
+    def one(t: Any, carry: Any) -> Any:
+        h = step(carry[0], x[:, t])
+        return h, carry[1].at[:, t].set(h)
+
+    return lax.fori_loop(0, x.shape[1], one, (h, jnp.zeros((*x.shape[:2], h.shape[-1]), x.dtype)))[1]
+
+
+def updated_steps(step: Any, h: Any, x: Any) -> Any:
+    def one(carry: Any, t: Any) -> Any:
+        h = step(carry[0], lax.dynamic_index_in_dim(x, t, 1, keepdims=False))
+        return (h, lax.dynamic_update_index_in_dim(carry[1], h, t, 0)), None
+
+    states = jnp.zeros((x.shape[1], *h.shape), x.dtype)
+    return jnp.swapaxes(lax.scan(one, (h, states), jnp.arange(x.shape[1]))[0][1], 0, 1)
+
+
+def each_step(step: Any, h: Any, x: Any) -> Any:
+    return jax.vmap(lambda h, x: lax.scan(lambda h, x: (step(h[None], x)[0],) * 2, h, x)[1])(h, x)
+
+
 def added(terms: Iterable[jax.Array]) -> jax.Array:
     return reduce(operator.add, terms)
 
@@ -346,7 +381,10 @@ CLASSES: dict[str, Equivalence] = {
     ),
     "paths of a chain": same(
         *PATHS, batch=paths_batch, vmap=paths_vmap, fori=paths_fori,
-        differences={"fori": "the inputs' whole gradient is added in memory in every step; rule: an indexed array is a stack"},
+    ),
+    "states of all steps": same(
+        *({"x": "D D", "h": "D D", "out": "D F"}, "B T D"),
+        scan=written(stacked_steps), fori=written(set_steps), updated=written(updated_steps), vmap=written(each_step),
     ),
     "running sum": same(
         *("D D", "B T D"),

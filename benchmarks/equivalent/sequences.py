@@ -83,6 +83,14 @@ def stacked_shifts(w: Any, x: Any) -> Any:
     return jnp.tanh(jnp.einsum("knsd,kd->nsd", views, w["k"]) @ w["w"]).mean()
 
 
+def changes(difference: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda w, x: jnp.abs(difference(x @ w)).mean()
+
+
+def causal(dims: tuple[str, str, str]) -> Callable[..., Any]:
+    return lambda w, x, padding: lax.conv_general_dilated(x, w, (1,), padding, dimension_numbers=dims)
+
+
 CLASSES: dict[str, Equivalence] = {
     "rotary embedding of pairs": same(
         *("D H C", "N S D"), strided=rotated(pairs), reshaped=rotated(pairs_reshaped), turned=rotated(pairs_by_matrix),
@@ -107,6 +115,19 @@ CLASSES: dict[str, Equivalence] = {
         padded=before(lambda x: jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]),
         rolled=before(rolled),
         vmap=before(jax.vmap(lambda x: jnp.pad(x[:-1], ((1, 0), (0, 0))))),
+    ),
+    "changes over time": same(
+        *("D F", "N S D"),
+        slices=changes(lambda y: y[:, 1:] - y[:, :-1]), diff=changes(lambda y: jnp.diff(y, axis=1)),
+        rolled=changes(lambda y: (y - jnp.roll(y, 1, 1))[:, 1:]), vmap=changes(jax.vmap(lambda y: y[1:] - y[:-1])),
+    ),
+    "causal convolution of features": same(
+        *("4 D F", "N S D"),
+        own_padding=lambda w, x: jnp.tanh(causal(("NWC", "WIO", "NWC"))(w, x, [(3, 0)])).mean(),
+        padded=lambda w, x: jnp.tanh(causal(("NWC", "WIO", "NWC"))(w, jnp.pad(x, ((0, 0), (3, 0), (0, 0))), "VALID")).mean(),
+        first=lambda w, x: jnp.tanh(
+            causal(("NCW", "OIW", "NCW"))(w.transpose(2, 1, 0), x.transpose(0, 2, 1), [(3, 0)]).transpose(0, 2, 1)
+        ).mean(),
     ),
     "causal convolution": same(
         *({"k": "4 D", "w": "D D"}, "N S D"), conv=convolved, shifts=summed_shifts, stacked=stacked_shifts,
