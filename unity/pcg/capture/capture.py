@@ -20,6 +20,7 @@ from unity.pcg.capture.folded_constants import with_folded_constants
 from unity.pcg.capture.heavy_operators import PLATFORM, constants, is_fused_product, pure
 from unity.pcg.capture.normal_forms import (
     absorbed,
+    with_early_picks,
     with_known_indices,
     with_moved_transposes,
     with_plain_convolutions,
@@ -350,9 +351,8 @@ class _Capture:
 
     def graph(self, body: Body, names: Sequence[str]) -> PCG:
         body = with_moved_transposes(with_known_indices(deduplicated(without_forwarding_calls(body), pure)))
-        body = without_unread(
-            with_plain_convolutions(absorbed(body))
-        )  # the zeros for an unread operand are not those that others read
+        body = with_early_picks(with_plain_convolutions(absorbed(body)))
+        body = without_unread(body)  # the zeros for an unread operand are not those that others read
         body = with_own_constants(with_folded_constants(body))
         inputs = tuple(
             Node("input", (), (body.tensors[v],), payload=Input(k, name))
