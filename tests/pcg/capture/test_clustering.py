@@ -270,7 +270,8 @@ def meets_whole(composite: Body, i: int, v: int, dim: int) -> bool:
         if (here and max(map(size, e.results)) >= large) or whole.intersection(a for a in e.operands if isinstance(a, int)):
             whole |= {u for u in e.results if size(u) >= large}
     meeting = {k for k, e in enumerate(composite.equations) if whole.intersection(a for a in e.operands if isinstance(a, int))}
-    return all(meeting.intersection(path) for path in paths(composite, i))
+    ways = list(paths(composite, i))  # none if nothing reads what it computes
+    return bool(ways) and all(meeting.intersection(path) for path in ways)
 
 
 def lossless_by_all_choices(composite: Body) -> bool:
