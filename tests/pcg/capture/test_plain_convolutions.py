@@ -121,3 +121,31 @@ def test_a_plan_of_a_padded_convolution_computes_what_the_function_does() -> Non
         plan = unity.optimize(loss, w, x, machine=Machine.grid(1, 4, "a100"), search="captured", progress=False)
         wanted = jax.value_and_grad(loss)(w, x)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), jax.value_and_grad(plan)(w, x), wanted)
+
+
+FIRST = ("NCHW", "OIHW", "NCHW")
+
+
+def convolved(x: Any, w: Any, layout: tuple[str, str, str]) -> Any:
+    return lax.conv_general_dilated(x, w, (1, 1), [(1, 1), (1, 1)], dimension_numbers=layout)
+
+
+def turned(x: Any, w: Any) -> Any:
+    return convolved(x, w, LAST).transpose(0, 3, 1, 2)
+
+
+BETWEEN: dict[str, Callable[..., Any]] = {
+    "one transpose": lambda w, v, x: convolved(turned(x, w), v, FIRST),
+    "two transposes": lambda w, v, x: convolved(turned(x, w).transpose(0, 1, 3, 2), v, FIRST),
+    "padding": lambda w, v, x: convolved(jnp.pad(turned(x, w), ((0, 0), (0, 0), (1, 0), (0, 2))), v, FIRST),
+    "two readers": lambda w, v, x: convolved(y := turned(x, w), v, FIRST) + convolved(y, v * 2, FIRST),
+    "read besides": lambda w, v, x: convolved(y := turned(x, w), v, FIRST) + jnp.sin(y).sum(),
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_a_convolution_reads_what_another_one_computes_in_another_order(name: str) -> None:
+    with jax.enable_x64(True):
+        args = arrays((3, 3, 3, 4), (5, 4, 3, 3), (2, 6, 6, 3))
+        graph = capture(BETWEEN[name], *args).graph
+        assert_same(BETWEEN[name], graph, *args)

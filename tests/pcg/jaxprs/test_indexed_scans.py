@@ -216,3 +216,69 @@ def test_loops_compute_what_they_did(
     with jax.enable_x64(True):
         x, y = data(6, 6)
         assert_same(loop, rewritten(loop, x, y)[0], x, y)
+
+
+def over(numbers: Callable[[], Any]) -> Loop:
+    """Return a scan over numbers that are not in order, or not small."""
+
+    def loop(x: Any, y: Any) -> Any:
+        def one(state: Any, t: Any) -> Any:
+            row, out = state
+            row = jnp.tanh(row + x[t])
+            return (row, out.at[t].add(row)), None
+
+        return lax.scan(one, (y[0], y), numbers())[0]
+
+    return loop
+
+
+def flagged(x: Any, y: Any) -> Any:
+    return lax.fori_loop(0, ROWS, lambda t, state: (1, jnp.sin(state[1] + x[t])), (0, y[0]))
+
+
+def falling(x: Any, y: Any) -> Any:
+    def one(state: Any, _: Any) -> Any:
+        t, row = state
+        return (t + jnp.uint64(2**64 - 1), jnp.sin(row + x[t])), None
+
+    return lax.scan(one, (jnp.uint64(ROWS - 1), y[0]), None, length=ROWS)[0][1]
+
+
+# Each was another program, or an error, when it was found.
+TRAPS: dict[str, tuple[Loop, int]] = {
+    "reversed columns": (over(lambda: jnp.arange(6).reshape(2, 3)[:, ::-1].reshape(6)), 6),
+    "reversed along no dimension": (over(lambda: lax.rev(jnp.arange(6), ())), 6),
+    "wrapped bytes": (over(lambda: lax.iota(jnp.uint8, 300)), 300),
+    "wrapped bytes, converted": (over(lambda: lax.iota(jnp.int8, 200).astype(jnp.int32)), 200),
+    "rounded numbers": (over(lambda: lax.iota(jnp.bfloat16, 300).astype(jnp.int32)), 300),
+    "a flag in the carry": (flagged, ROWS),
+    "a falling counter without a sign": (falling, ROWS),
+}
+
+
+@pytest.mark.parametrize("name", TRAPS)
+def test_other_numbers_than_a_counter_keep_their_values(name: str) -> None:
+    with jax.enable_x64(True):
+        loop, rows = TRAPS[name]
+        x, y = data(rows, 2)
+        assert_same(loop, rewritten(loop, x, y)[0], x, y)
+
+
+def test_functions_that_are_applied_to_rows_stay() -> None:
+    def loop(x: Any, y: Any) -> Any:
+        return lax.fori_loop(0, ROWS, lambda t, c: c.at[t].apply(jnp.cos), y) * x
+
+    x, y = data(ROWS, COLUMNS)
+    other, left = rewritten(loop, x, y)
+    assert left
+    np.testing.assert_array_equal(other(x, y), loop(x, y))
+
+
+def test_rows_to_which_nothing_is_added_keep_the_sign_of_zero() -> None:
+    def loop(x: Any, y: Any) -> Any:
+        return 1 / lax.fori_loop(1, ROWS - 1, lambda t, c: c.at[t].add(x[t]), -jnp.zeros_like(y))
+
+    x, y = data(ROWS, COLUMNS)
+    other, left = rewritten(loop, x, y)
+    assert not left
+    np.testing.assert_array_equal(other(x, y), loop(x, y))

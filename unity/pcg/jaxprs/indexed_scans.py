@@ -78,7 +78,7 @@ class _Row:
         number: the scan's operand with the array.
         dim: the array's dimension of which the row has one position.
         dropped: whether the row lacks the dimension.
-        first: the lowest position of all steps.
+        lowest: the lowest position of all steps.
         descends: whether a stack in the order of the scan's other stacks begins with the highest.
     """
 
@@ -86,12 +86,12 @@ class _Row:
     number: int
     dim: int
     dropped: bool
-    first: int
+    lowest: int
     descends: bool
 
     def stack(self, array: Any, length: int) -> Any:
         """Return the rows of all steps."""
-        rows = lax.slice_in_dim(array, self.first, self.first + length, axis=self.dim)
+        rows = lax.slice_in_dim(array, self.lowest, self.lowest + length, axis=self.dim)
         rows = jnp.moveaxis(lax.rev(rows, (self.dim,)) if self.descends else rows, self.dim, 0)
         return rows if self.dropped else lax.expand_dims(rows, (self.dim + 1,))
 
@@ -99,12 +99,10 @@ class _Row:
         """Return an array after all steps have written their rows to it."""
         rows = jnp.moveaxis(rows if self.dropped else lax.squeeze(rows, (self.dim + 1,)), 0, self.dim)
         rows = lax.rev(rows, (self.dim,)) if self.descends else rows
-        last = self.first + rows.shape[self.dim]
+        last = self.lowest + rows.shape[self.dim]
         if self.eqn.primitive.name == "scatter-add":
-            around = [(0, 0, 0)] * array.ndim
-            around[self.dim] = (self.first, array.shape[self.dim] - last, 0)
-            return array + lax.pad(rows, jnp.zeros((), rows.dtype), around)
-        before = lax.slice_in_dim(array, 0, self.first, axis=self.dim)
+            rows = lax.slice_in_dim(array, self.lowest, last, axis=self.dim) + rows
+        before = lax.slice_in_dim(array, 0, self.lowest, axis=self.dim)
         after = lax.slice_in_dim(array, last, None, axis=self.dim)
         parts = [part for part in (before, rows, after) if part.shape[self.dim]]
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts, self.dim)
@@ -146,10 +144,12 @@ class _Steps:
             if k < self.consts or not _is_number(_aval(v)):
                 continue
             if k in self.carry:
-                first, update = _outside(operand, makers), inside.get(self.step.outvars[k - self.consts])
+                first, result = _outside(operand, makers), self.step.outvars[k - self.consts]
+                update = inside.get(result) if isinstance(result, core.Var) else None
                 by = _increment(update, v) if update is not None else None
                 if first is not None and by is not None:
-                    self.known[v] = (first + by * np.arange(self.length)).astype(_aval(v).dtype)
+                    dtype = _aval(v).dtype  # in which counters of narrow types wrap
+                    self.known[v] = first.astype(dtype) + np.asarray(by).astype(dtype) * np.arange(self.length).astype(dtype)
             elif (values := _outside(operand, makers)) is not None:
                 self.known[v] = values[::-1] if self.reverse else values
 
@@ -170,7 +170,7 @@ class _Steps:
 
     def read(self, atom: Any) -> np.ndarray | None:
         if _is_literal(atom):
-            return np.asarray(atom.val).reshape(-1)
+            return _literal(atom)
         return self.known.get(atom) if isinstance(atom, core.Var) else None  # literals of arrays have no hash
 
     def reads(self) -> Iterator[_Row]:
@@ -184,7 +184,7 @@ class _Steps:
                     yield row
 
     def is_stack(self, row: _Row, aval: Any) -> bool:
-        return (row.dim, row.first, row.descends) == (0, 0, False) and aval.shape[0] == self.length
+        return (row.dim, row.lowest, row.descends) == (0, 0, False) and aval.shape[0] == self.length
 
     def writes(self) -> Iterator[_Row]:
         """Find what steps write row after row to carried arrays that nothing else reads."""
@@ -192,6 +192,8 @@ class _Steps:
             v, result = self.step.invars[k], self.step.outvars[k - self.consts]
             e = self.makers.get(result) if isinstance(result, core.Var) else None
             if e is None or e.primitive.name not in WRITES or e.invars[0] is not v or self.users[v] + self.users[result] > 2:
+                continue
+            if e.primitive.name == "scatter" and not _replaces(e):
                 continue
             sizes = _aval(e.invars[1 if e.primitive.name == "dynamic_update_slice" else 2]).shape
             places, dropped = self.write_places(e)
@@ -298,6 +300,17 @@ def _is_literal(atom: Any) -> bool:
     return isinstance(atom, core.Literal) and np.size(atom.val) == 1 and np.asarray(atom.val).dtype.kind in "iub"
 
 
+def _literal(atom: Any) -> np.ndarray:
+    return np.asarray(atom.val).astype(atom.aval.dtype).reshape(-1)
+
+
+def _replaces(scatter: core.JaxprEqn) -> bool:
+    """Return whether a scatter writes its updates as they are, unlike `x.at[i].apply(f)`, which has none."""
+    program = scatter.params["update_jaxpr"]
+    program = getattr(program, "jaxpr", program)
+    return program is None or program.outvars[0] is program.invars[1]
+
+
 def _increment(update: core.JaxprEqn, counter: Any) -> int | None:
     """Return what an equation adds to a counter."""
     if update.primitive.name not in ("add", "sub"):
@@ -310,16 +323,18 @@ def _increment(update: core.JaxprEqn, counter: Any) -> int | None:
 
 
 def _outside(atom: Any, makers: Mapping[Any, core.JaxprEqn], depth: int = DEEPEST) -> np.ndarray | None:
-    """Return the values of an array of numbers, or of a single one, that is computed from an `iota` or a literal."""
+    """Return the values of an array of numbers, flattened, or of a single one, that is computed from an `iota` or a literal."""
     if _is_literal(atom):
-        return np.asarray(atom.val).reshape(-1)
+        return _literal(atom)
     e = makers.get(atom) if isinstance(atom, core.Var) else None
     if e is None or not depth or len(e.outvars) != 1:
         return None
-    if e.primitive.name == "iota" and len(e.params["shape"]) == 1:
-        return np.arange(e.params["shape"][0])
+    aval = _aval(e.outvars[0])
+    if e.primitive.name == "iota":
+        is_whole = isinstance(aval.dtype, np.dtype) and aval.dtype.kind in "iu"  # a floating one rounds
+        return np.arange(aval.size).astype(aval.dtype) if is_whole and aval.ndim == 1 else None
     if e.primitive.name == "rev":
-        values = _outside(e.invars[0], makers, depth - 1)
+        values = _outside(e.invars[0], makers, depth - 1) if len(e.params["dimensions"]) == aval.ndim else None
         return None if values is None else values[::-1]
     return _evaluated(e, lambda a: _outside(a, makers, depth - 1))
 

@@ -5,7 +5,7 @@ A convolution pads its image itself, and takes the dimensions of image, filters 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ CONVOLUTION = "conv_general_dilated"
 def with_plain_convolutions(body: Body) -> Body:
     """Return a body whose convolutions read images and filters as they are before padding by zeros and transposes.
 
-    A result that is only transposed is computed in the order that it gets.
+    A result that is only transposed is computed in the order of the transpose.
     """
     makers = {v: e for e in body.equations for v in e.results}
     if not any(e.name == CONVOLUTION for e in body.equations):
@@ -31,7 +31,7 @@ def with_plain_convolutions(body: Body) -> Body:
         if e.name == "transpose" and e.operands[0] in turned:
             continue
         if e.name == CONVOLUTION:
-            e = _absorb(e, makers)
+            e = _absorb(e, makers, turned)
             transpose = turned.get(e.results[0])
             e = e if transpose is None else _with_result_of(e, transpose)
         equations.append(e)
@@ -51,12 +51,15 @@ def _transposed_results(body: Body, makers: Mapping[int, Equation]) -> dict[Atom
     return transposes
 
 
-def _absorb(convolution: Equation, makers: Mapping[int, Equation]) -> Equation:
-    """Return a convolution that reads the operands of the padding and the transposes that it read."""
+def _absorb(convolution: Equation, makers: Mapping[int, Equation], turned: Container[Atom]) -> Equation:
+    """Return a convolution that reads the operands of the padding and the transposes that it read.
+
+    It reads the transpose of a `turned` result, which another convolution computes in this order.
+    """
     params, operands = dict(convolution.params), list(convolution.operands)
     for k, atom in enumerate(operands):
         while (maker := makers.get(atom) if isinstance(atom, int) else None) is not None:
-            changed = _before(maker, params, k, makers)
+            changed = None if maker.operands[0] in turned else _before(maker, params, k, makers)
             if changed is None:
                 break
             params, atom = changed, maker.operands[0]
