@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from inspect import unwrap
 from typing import Any
 
@@ -103,9 +104,12 @@ class Captured:
         names = [node.name for node in self.graph.inputs]
         return replace(self, body=body, graph=graph_of(body, names, known))
 
-    @property
+    @cached_property
     def bodies(self) -> Bodies:
-        """The programs of its operators, by content, for `graph_of`."""
+        """The programs of its operators, by content, for `graph_of`, which adds those of graphs that are made of its parts.
+
+        Attempts to divide a program often have the same new operators, whose choices are derived once.
+        """
         bodies = (node.body for node, _ in self.graph.walk() if node.body is not None)
         return {(body.key, body.identity): body for body in bodies}
 

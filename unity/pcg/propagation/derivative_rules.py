@@ -158,12 +158,17 @@ def is_readable(equation: Equation) -> bool:
         return False
 
 
-@lru_cache(maxsize=1024)
 def value_body(equation: Equation) -> Body | None:
     """Return the program of the values of a custom call or a foreign primitive; None if it cannot be traced."""
-    call = as_function(equation)
+    return None if equation.origin is None else _values_of(equation.origin)
+
+
+@lru_cache(maxsize=1024)
+def _values_of(eqn: core.JaxprEqn) -> Body | None:
+    """Return the program of the values of JAX's equation, traced once for all rewritten programs that have it."""
+    structs = [struct_of(v.aval) for v in eqn.invars]
     try:
-        program = first_order(outside(call, _abstract_operands(equation), _result_types(equation)))
+        program = first_order(outside(callable_of(eqn), structs, [v.aval for v in eqn.outvars]))
     except Exception:  # it cannot be traced alone, and is left to JAX unchanged
         return None
     return close(with_kernels(program))

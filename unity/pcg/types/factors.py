@@ -382,12 +382,13 @@ class OperatorTable(dict[str, Entry]):
 
 
 TABLE = OperatorTable()
+DEFAULTS = Facts()  # of every primitive that the table lacks; searches ask for them millions of times
 
 
 def facts_of(name: str) -> Facts:
     """Return the facts on record about a primitive, or the defaults if the table lacks it."""
     entry = TABLE.get(name)
-    return Facts() if entry is None else entry.facts
+    return DEFAULTS if entry is None else entry.facts
 
 
 def is_convolution(name: str) -> bool:

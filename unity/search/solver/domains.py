@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unity.search.solver.problem import Array, Cost, Problem
+from unity.search.solver.problem import Array, Problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +49,12 @@ def domains(problem: Problem) -> Domains:
 
     This is arc consistency (Mackworth 1977, algorithm AC-3). It excludes no solution.
     """
-    left = [_allowed(cost) for cost in problem.unary]
-    allowed = {cost.key: _allowed(cost) for cost, _, _ in problem.groups}
+    left = [cost.allowed for cost in problem.unary]
+    forbidding = {cost.key: cost.allowed for cost, _, _ in problem.groups if not cost.allowed.all()}
     arcs: list[list[tuple[int, Array]]] = [[] for _ in problem.sizes]  # for each variable: a neighbour, and [neighbour, own]
     for edge in problem.edges:
-        table = allowed[edge.cost.key]
-        if not table.all():
+        table = forbidding.get(edge.cost.key)
+        if table is not None:
             arcs[edge.first].append((edge.second, table.T))
             arcs[edge.second].append((edge.first, table))
     changed = deque(v for v in range(len(problem.sizes)) if arcs[v])
@@ -66,7 +66,3 @@ def domains(problem: Problem) -> Domains:
                 left[neighbour] = supported
                 changed.append(neighbour)
     return _named(np.flatnonzero(mask) for mask in left)
-
-
-def _allowed(cost: Cost) -> Array:
-    return np.asarray(np.isfinite(cost.time).any(0))

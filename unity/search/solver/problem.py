@@ -47,6 +47,11 @@ class Cost:
     def sizes(self) -> tuple[int, ...]:
         return self.time.shape[1:]
 
+    @cached_property
+    def allowed(self) -> Array:
+        """Which entries of the table some alternative allows; programs that share the table ask once for all."""
+        return np.asarray(np.isfinite(self.time).any(0))
+
 
 @dataclass(frozen=True, eq=False)
 class Edge:
