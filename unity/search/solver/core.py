@@ -176,6 +176,24 @@ class _Tables:
         """
         return self._cached(digest(b"-" + table.key), lambda: _differences(table.costs.T))
 
+    def undominated(self, own: KeyedTable, around: Sequence[KeyedTable]) -> Array:
+        """Return the values of a variable that no other dominates; of equal values the lowest. `around`: [neighbour, own]."""
+        key = digest(b"u" + own.key + b"".join(table.key for table in around))
+        return self.solved.of(key, lambda: _undominated(own.costs, [self.worst_difference(table).costs for table in around]))
+
+
+def _undominated(own: Array, worst_differences: Sequence[Array]) -> Array:
+    """Return the values that no other dominates, from their costs and the worst differences to the others at each neighbour."""
+    worst = own[:, None] - own
+    for worst_difference in worst_differences:
+        worst = worst + worst_difference
+    np.fill_diagonal(worst, -np.inf)
+    dominated = worst >= 0
+    left = np.ones(len(own), bool)
+    for value in np.flatnonzero(dominated.any(1))[::-1]:
+        left[value] = not (dominated[value] & left).any()
+    return np.flatnonzero(left)
+
 
 def _differences(rows: Array) -> Array:
     """Return the minimum over k of rows[i, k] - rows[j, k], infinite where the first is forbidden."""
@@ -285,17 +303,10 @@ class _Reduction:
         count = len(self.values[v])
         if any(count**2 * len(self.values[n]) > CHEAP for n in self.around[v]) or count == 1:
             return
-        own = self.own[v].costs
-        worst_difference = own[:, None] - own
-        for n in sorted(self.around[v]):
-            worst_difference = worst_difference + self.tables.worst_difference(self._toward(v, n)).costs
-        np.fill_diagonal(worst_difference, -np.inf)
-        dominated = worst_difference >= 0
-        left = np.ones(count, bool)
-        for value in np.flatnonzero(dominated.any(1))[::-1]:
-            left[value] = not (dominated[value] & left).any()
-        if not left.all():
-            self._restrict(v, np.flatnonzero(left))
+        around = [self._toward(v, n) for n in sorted(self.around[v])]
+        left = self.tables.undominated(self.own[v], around)
+        if len(left) < count:
+            self._restrict(v, left)
 
     def _eliminate_between(self) -> None:
         """Eliminate variables with two neighbours, the cheapest first, but no two that are neighbours of each other."""

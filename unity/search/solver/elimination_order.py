@@ -143,6 +143,7 @@ class _EliminationOrder:
         self._neighbours: dict[int, tuple[int, ...]] = {}
         self._neighbour_sets: dict[int, frozenset[int]] = {}
         self._table_entries: dict[int, int] = {}  # the entries of a table on the neighbours
+        self._fills: dict[int, int] = {}  # the edges that a variable's elimination adds
         self._inputs_by_content: dict[tuple[str, int, int, bool, int], int] = {}  # operations of the problem's tables, by content
         self.leaves = [self._leaf(i, scope, cost.key, domains) for i, (scope, cost) in enumerate(problem.tables)]
         for leaf in self.leaves:
@@ -170,6 +171,10 @@ class _EliminationOrder:
         for v in factor.scope:
             self.at[v].append(factor)
             self._forget(v)
+        for v in factor.scope if self._fills else ():  # what replaces factors joins at least their remaining variables
+            self._fills.pop(v, None)
+            for neighbour in self.neighbours(v):
+                self._fills.pop(neighbour, None)
 
     def _remove(self, variable: int) -> tuple[TableFactor, ...]:
         removed = tuple(self.at[variable])
@@ -269,9 +274,11 @@ class _EliminationOrder:
 
     def _fill(self, variable: int) -> int:
         """Return the number of edges that a variable's elimination adds: pairs of neighbours that are not neighbours yet."""
-        neighbours = self.neighbours(variable)
-        joined = sum(len(self.neighbour_set(a).intersection(neighbours)) for a in neighbours)
-        return (len(neighbours) * (len(neighbours) - 1) - joined) // 2
+        if variable not in self._fills:
+            neighbours = self.neighbours(variable)
+            joined = sum(len(self.neighbour_set(a).intersection(neighbours)) for a in neighbours)
+            self._fills[variable] = (len(neighbours) * (len(neighbours) - 1) - joined) // 2
+        return self._fills[variable]
 
     def neighbour_set(self, variable: int) -> frozenset[int]:
         """Return the neighbours as a set."""
