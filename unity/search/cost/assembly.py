@@ -65,14 +65,18 @@ class Assembled:
     exposure: Exposure = FULL
 
     @cached_property
+    def unary(self) -> tuple[Cost, ...]:
+        """The cost of every site alone, which bounds a program without the prices of its changes of type."""
+        return tuple(self.site_terms(s, d, c) for s, (d, c) in enumerate(zip(self.domains, self.costs, strict=True)))
+
+    @cached_property
     def problem(self) -> Problem:
         """The factor graph."""
-        unary = tuple(self.site_terms(s, d, c) for s, (d, c) in enumerate(zip(self.domains, self.costs, strict=True)))
         edges = []
         for s, p in self.ports:
             port = self.opened.sites[s].ports[p]
             edges.append(Edge(port.source, s, self.port_cost(s, p, port)))
-        return Problem(tuple(len(d) for d in self.domains), unary, tuple(edges))
+        return Problem(tuple(len(d) for d in self.domains), self.unary, tuple(edges))
 
     def site_terms(self, site: int, own: Domain, cost: SiteCost) -> Cost:
         """Return the cost of a site alone; the alternatives of a site that may rerun are on the edge to its user."""
