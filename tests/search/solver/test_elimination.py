@@ -1,4 +1,5 @@
 import math
+from itertools import combinations
 from unittest.mock import patch
 
 import numpy as np
@@ -9,9 +10,9 @@ from hypothesis import strategies as st
 
 from unity.base.compiled_loops import load
 from unity.search.solver import elimination, minplus
-from unity.search.solver.domains import domains
+from unity.search.solver.domains import all_values, domains
 from unity.search.solver.elimination import BUDGET, TableCache
-from unity.search.solver.elimination_order import schedule
+from unity.search.solver.elimination_order import _EliminationOrder, schedule
 from unity.search.solver.minimizer import Minimizer, minimize
 from unity.search.solver.problem import Cost, Edge, Point, Problem
 
@@ -129,6 +130,22 @@ def test_a_dense_graph_needs_heuristic_elimination_only_beyond_the_budget() -> N
 
 # A residual block: its input goes to two operators and to the sum at the end, which is the next block's input.
 RESIDUAL = ((0, 1), (1, 2), (2, 3), (0, 3))
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems())
+def test_the_edges_that_eliminations_add_are_counted_as_the_graph_changes(problem: Problem) -> None:
+    smallest = _EliminationOrder._smallest
+
+    def checked(order: _EliminationOrder) -> list[int]:
+        chosen = smallest(order)
+        for v, fill in order._fills.items():
+            around = order.neighbours(v)
+            assert fill == sum(a not in order.neighbours(b) for a, b in combinations(around, 2))
+        return chosen
+
+    with patch.object(_EliminationOrder, "_smallest", checked):
+        schedule(problem, all_values(problem), BUDGET)
 
 
 def test_equal_segments_are_solved_once() -> None:

@@ -241,6 +241,16 @@ def test_a_region_alone_has_the_same_branches(name):
     assert alone.captured.graph.outputs[0].tensor == program.body.tensors[program.body.equations[region.join].results[0]]
 
 
+def test_attempts_with_other_groups_share_the_programs_of_operators():
+    """What is derived from a program, such as its choices, is derived once."""
+    fn, args = summed_case()
+    program = Forked(capture(fn, *args))
+    attempts = [branched(program, FOUR.axes[k : k + 1], [dealt(0, (1, 2, 3), 2)], False) for k in range(2)]
+    bodies = [{n.body.key: n.body for n, _ in made.after.graph.walk() if n.body is not None} for made in attempts]
+    assert bodies[0].keys() - {n.body.key for n, _ in program.captured.graph.walk() if n.body is not None}
+    assert all(bodies[1][key] is body for key, body in bodies[0].items())
+
+
 def test_a_branch_may_be_read_twice_by_its_join():
     def fn(params, x):
         a, b = jnp.tanh(x @ params["a"]) @ params["b"], jnp.sin(x @ params["b"]) @ params["a"]

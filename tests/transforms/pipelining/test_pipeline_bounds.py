@@ -11,6 +11,7 @@ import unity
 from unity.machine.hardware import Level
 from unity.machine.machine import Machine
 from unity.plan.files import cache
+from unity.search import session
 from unity.transforms.pipelining import choose
 
 LAYERS, WIDTH = 8, 64
@@ -44,6 +45,19 @@ def test_bounds_change_no_plan_and_save_searches(monkeypatch, pods, nodes, pipel
     assert plan(pods, nodes).time == bounded.time
     assert few < len(searched)
     assert (bounded.program.pipelining is not None) == pipeline
+
+
+def test_pipelines_far_slower_than_the_plan_are_not_refined(monkeypatch):
+    refinements, refined = [], session.refined
+    monkeypatch.setattr(session, "refined", lambda *args: refinements.append(args) or refined(*args))
+    monkeypatch.setattr(cache, "recall", lambda *_: None)
+    monkeypatch.setattr(choose._Choosing, "bound", lambda *_: 0.0)
+    monkeypatch.setattr(choose, "FAR", 1.0)
+    first, few = plan(1e8, 5e8), len(refinements)
+    refinements.clear()
+    monkeypatch.setattr(choose, "FAR", float("inf"))
+    assert plan(1e8, 5e8).time == first.time
+    assert few < len(refinements)
 
 
 def test_a_bound_is_no_figure_that_more_micro_batches_must_beat(monkeypatch):
