@@ -282,3 +282,15 @@ def test_rows_to_which_nothing_is_added_keep_the_sign_of_zero() -> None:
     other, left = rewritten(loop, x, y)
     assert not left
     np.testing.assert_array_equal(other(x, y), loop(x, y))
+
+
+def test_rows_are_stacked_without_their_dimension() -> None:
+    """Otherwise JAX would stack the squeezed rows once more for the derivative."""
+
+    def loop(x: Any, y: Any) -> Any:
+        return lax.fori_loop(0, ROWS, lambda t, row: jnp.sin(row * lax.dynamic_index_in_dim(x, t, keepdims=False)), y[0])
+
+    changed = with_stacked_scans(jax.make_jaxpr(loop)(*data(ROWS, COLUMNS)))
+    every = [e for top in changed.jaxpr.eqns for e in (top, *equations(top))]
+    (scan,) = [e for e in every if e.primitive.name in SCANNED]
+    assert "squeeze" not in {e.primitive.name for e in equations(scan)}

@@ -8,7 +8,7 @@ step. Stacks are read and written once. Integers have no gradients, and become s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -115,6 +115,8 @@ class _Steps:
         scan: its equation.
         step: the program of a step.
         known: the values of single integers and truth values in all steps, in the order in which they run.
+        users: the number of reads of each variable.
+        replaced: the equations, by id, that rows take the place of, besides those of the rows.
     """
 
     def __init__(self, scan: core.JaxprEqn, makers: Mapping[Any, core.JaxprEqn]) -> None:
@@ -124,6 +126,7 @@ class _Steps:
         self.consts, self.carried = constants_and_carry(scan.params)
         self.known: dict[Any, np.ndarray] = {}
         self.users: dict[Any, int] = {}
+        self.replaced: set[int] = set()
         self.note_counters(makers)
         if self.known:
             self.step = self.step.replace(eqns=list(self.inlined(self.step.eqns)))
@@ -181,7 +184,18 @@ class _Steps:
             if e.primitive.name in READS and isinstance(v := e.invars[0], core.Var) and v in unchanged:
                 row = self.row(e, self.step.invars.index(v), e.params["slice_sizes"], *self.read_places(e))
                 if row is not None and (floating(v.aval) or self.is_stack(row, v.aval)):
-                    yield row
+                    yield self.squeezed(row)
+
+    def squeezed(self, row: _Row) -> _Row:
+        """Return a row as what is read of it, if that is the row without the dimension: JAX would stack it for the derivative."""
+        readers = [e for e in self.step.eqns if any(a is row.eqn.outvars[0] for a in e.invars)]
+        if row.dropped or len(readers) != 1 or self.users[row.eqn.outvars[0]] != 1:
+            return row
+        (reader,) = readers
+        if reader.primitive.name != "squeeze" or tuple(reader.params["dimensions"]) != (row.dim,):
+            return row
+        self.replaced.add(id(row.eqn))
+        return replace(row, eqn=reader, dropped=True)
 
     def is_stack(self, row: _Row, aval: Any) -> bool:
         return (row.dim, row.lowest, row.descends) == (0, 0, False) and aval.shape[0] == self.length
@@ -253,7 +267,7 @@ class _Steps:
 
     def rewritten(self, reads: Sequence[_Row], writes: Sequence[_Row]) -> Callable[..., Sequence[Any]]:
         """Return the scan as a function of its operands, with these rows as stacks."""
-        replaced, gone = {id(row.eqn) for row in (*reads, *writes)}, {row.number for row in writes}
+        replaced, gone = self.replaced | {id(row.eqn) for row in (*reads, *writes)}, {row.number for row in writes}
         inputs, results = self.step.invars, self.step.outvars
         carry = [k for k in self.carry if k not in gone]
         consts, end = range(self.consts), self.consts + self.carried
