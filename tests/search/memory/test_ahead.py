@@ -216,16 +216,15 @@ HEADS = {
 
 @pytest.mark.usefixtures("as_users_compile")
 @pytest.mark.parametrize("name", sorted(HEADS))
-def test_a_cotangent_with_other_readers_is_not_transposed_early(name: str) -> None:
-    """A bias's gradient sums it, a conversion reads it as it is. Else both orders that the product reads are there at once."""
+def test_rows_are_added_to_the_gradient_of_logits_where_it_is(name: str) -> None:
+    """No cotangent is there twice, in two orders or apart from the scattered one."""
     params = {"layers": [f(256, 256)] * 3, "out": f(256, 512), "bias": f(512)}
     batch = f(8, 64, 256), jax.ShapeDtypeStruct((8, 64), jnp.int32)
     plan = optimize(classes(HEADS[name]), params, batch, machine=Machine.grid(1, 1, "a100"), progress=False)
     check = plan.check()
-    assert abs(check.memory_lines[-1].difference) <= (0.02 if name == "alone" else TARGET)
+    assert abs(check.memory_lines[-1].difference) <= TARGET / 2
     logits = 8 * 64 * 512 * 4
-    works = sum(h.nbytes for h in check.timeline.held if h.why == WORKING and h.operator == "log_softmax")
-    assert works == pytest.approx((3 if name == "alone" else 2) * logits, rel=0.01)
+    assert sum(h.nbytes for h in check.timeline.held if h.why == WORKING and h.operator == "log_softmax") < logits
 
 
 def test_zeros_for_gradients_of_slices_are_live_from_the_start_in_remats_too() -> None:

@@ -48,11 +48,24 @@ class Inner:
 
     @cached_property
     def looked_up(self) -> float:
-        """Bytes on one device of the inner values that gathers read from."""
+        """Bytes on one device of the values that gathers alone read from: the gradient of others is there to scatter into."""
+        tables = self._tables - self._read_otherwise
+        return sum(self.local(v, self.body.tensors[v].nbytes) for v in tables)
+
+    @cached_property
+    def adds_rows(self) -> bool:
+        """Whether the backward pass adds rows to a gradient that is there, as others than a gather read what this reads from."""
+        return bool(self._tables & self._read_otherwise)
+
+    @cached_property
+    def _tables(self) -> set[int]:
         tables = (e.operands[0] for e in self.body.equations if facts_of(e.name).looks_up)
-        return sum(
-            self.local(v, self.body.tensors[v].nbytes) for v in tables if isinstance(v, int) and self.body.tensors[v].floating
-        )
+        return {v for v in tables if isinstance(v, int) and self.body.tensors[v].floating}
+
+    @cached_property
+    def _read_otherwise(self) -> set[int]:
+        readers = (e for e in self.body.equations if not facts_of(e.name).looks_up)
+        return {a for e in readers for a in e.operands if isinstance(a, int)}
 
     def residuals(
         self, differentiated: tuple[bool, ...], stacked: bool, buffered: bool = False

@@ -285,9 +285,10 @@ class Region(ResidualCollector):
     def bytes_of_transposed_cotangents(self, node: Node) -> float:
         """Return the bytes of cotangents that an operator also produces in another order of dimensions, for products before it.
 
-        An eager backend schedules so, unless something else reads such a cotangent: then it is transposed at the product's turn.
+        An eager backend schedules so, unless something else reads such a cotangent, or rows are added to it: then it is transposed
+        at the product's turn.
         """
-        if not self.backend.eager or facts_of(node.kind).product:
+        if not self.backend.eager or facts_of(node.kind).product or self.inner(node).adds_rows:
             return 0.0
         values = (self.lying.unmoved[v] for v in dict.fromkeys(node.operands))
         turned = (v for v in values if v.node.kind == PRODUCT and v.tensor.ndim > 2 and not self.is_read_in_order(node, v))
