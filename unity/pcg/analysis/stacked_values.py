@@ -85,7 +85,7 @@ class _Counter:
             elif step is not None and node.body is not None:
                 self.count_operator(node, step)
             elif node.inside is not None:
-                if step is not None and any(map(self.flow, node.results)):
+                if step is not None and (node.kind == "remat" or node.kind in LOOPS) and any(map(self.flow, node.results)):
                     self.count_operands(node, step)
                 if step is not None and node.kind == "remat":
                     self.count_saved(node, step, remats + 1)
@@ -113,7 +113,7 @@ class _Counter:
         self.add(node, inner + sum(step.rows(v) for v, flag in values if flag))
 
     def count_operands(self, node: Node, step: _Step) -> None:
-        """Count the kernels for the operands of a node with a graph inside, and for their gradients, for its first operator."""
+        """Count the kernels for the operands of a checkpoint or a loop, and for their gradients, for its first operator."""
         first, times = next(_operators(node), (None, 1))
         if first is not None:
             read = [v for p, v in enumerate(node.operands) if not self.recomputation.is_unread(node, p)]
