@@ -117,3 +117,16 @@ def test_a_cross_entropy_takes_as_long_by_either_logarithm() -> None:
 def test_a_stopped_gradient_stays_stopped() -> None:
     with jax.enable_x64(True):
         assert_same(lambda x, y: picked(x - lax.stop_gradient(jnp.exp(x).sum(1, keepdims=True)), y).sum(), *data())
+
+
+def test_gradients_of_an_element_that_is_picked_often_are_added_up_in_the_wide_type() -> None:
+    """From 256 on, bfloat16 has no odd numbers."""
+    x, y = jnp.ones((1, 4), "bfloat16"), jnp.zeros((1, 300), "int32")
+
+    def fn(x: Any, y: Any) -> Any:
+        wide = (x - x.max(1, keepdims=True)).astype(jnp.float32)
+        return jnp.take_along_axis(wide, y, 1).sum()
+
+    graph = capture(fn, x, y).graph
+    gradient = jax.grad(lambda x, y: evaluate(graph, [x, y])[0])(x, y)
+    np.testing.assert_array_equal(gradient, jax.grad(fn)(x, y))

@@ -13,6 +13,7 @@ from jax.extend.core import primitives
 
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Atom, Body, Equation, Tensor
+from unity.pcg.types.accumulation import narrow
 
 # Their derivatives read no values: those of an element out of range, which is not a number, do not reach the gradient.
 SUMS = ("add", "sub", "neg", "convert_element_type")
@@ -65,6 +66,11 @@ class _Picks:
         shape, indexed = self.body.tensor(v).shape, _indexed(self.body, pick)
         large = [k for k, a in enumerate(total.operands) if self.body.tensor(a).shape == shape]
         if len(large) != 1 or not self.body.tensor(total.operands[large[0]]).floating:
+            return [pick]
+        source = self.body.tensor(total.operands[large[0]]).dtype
+        if (
+            narrow(source) and source != self.body.tensor(v).dtype
+        ):  # gradients of equal picks are added up wider
             return [pick]
         before: list[Equation] = []
         operands = list(total.operands)
