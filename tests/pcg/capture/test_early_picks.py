@@ -121,7 +121,7 @@ def test_a_stopped_gradient_stays_stopped() -> None:
 
 def test_gradients_of_an_element_that_is_picked_often_are_added_up_in_the_wide_type() -> None:
     """From 256 on, bfloat16 has no odd numbers."""
-    x, y = jnp.ones((3, 4), "bfloat16"), jnp.zeros((3, 300), "int32")
+    x, y = jnp.ones((3, 512), "bfloat16"), jnp.zeros((3, 300), "int32")
 
     def fn(x: Any, y: Any) -> Any:
         wide = (x - x.max(1, keepdims=True)).astype(jnp.float32)

@@ -68,9 +68,7 @@ class _Picks:
         if len(large) != 1 or not self.body.tensor(total.operands[large[0]]).floating:
             return [pick]
         source = self.body.tensor(total.operands[large[0]]).dtype
-        if (
-            narrow(source) and source != self.body.tensor(v).dtype
-        ):  # gradients of equal picks are added up wider
+        if narrow(source) and source != self.body.tensor(v).dtype:  # there, gradients of equal picks would be added up
             return [pick]
         before: list[Equation] = []
         operands = list(total.operands)
