@@ -196,9 +196,9 @@ def _parts_at_statistics(uses: Uses, tree: Sequence[int], constant: Mapping[int,
     what the other does not. Any other cut would write differences, or slices, to memory.
     """
     body = uses.body
-    made = {v for i in tree[:-1] for v in body.equations[i].results} & uses.statistics.keys()
+    statistics = {v for i in tree[:-1] for v in body.equations[i].results} & uses.statistics.keys()
     operands = ({a for a in body.equations[i].operands if isinstance(a, int) and a not in constant} for i in tree)
-    met = sorted(set[int]().union(*(some for some in operands if len(some) > 1 and some <= made)))
+    met = sorted(set[int]().union(*(some for some in operands if len(some) > 1 and some <= statistics)))
     for v in met[-CUTS:]:
         parts = _trees(uses, tree, frozenset({v}))
         if len(parts) == 2 and _is_nonlinear(uses, parts[0], constant):

@@ -159,12 +159,12 @@ class _Steps:
     def inlined(self, eqns: Sequence[core.JaxprEqn]) -> Iterator[core.JaxprEqn]:
         """Note all numbers, and yield the equations; a call that computes numbers, or indexes by them, is replaced by its own."""
         for e in eqns:
-            given = [self.read(a) is not None for a in e.invars]
-            if e.primitive.name in INLINED and any(given):
+            are_known = [self.read(a) is not None for a in e.invars]
+            if e.primitive.name in INLINED and any(are_known):
                 inner: Any = e.params["jaxpr"]
                 program: core.Jaxpr = getattr(inner, "jaxpr", inner)
                 indexes = any(i.primitive.name in (*READS, *WRITES) for i in program.eqns)
-                if not inner.consts and (all(given) or indexes) and (equations := _in_place_of(e, program)):
+                if not inner.consts and (all(are_known) or indexes) and (equations := _in_place_of(e, program)):
                     yield from self.inlined(equations)
                     continue
             if len(e.outvars) == 1 and (values := _evaluated(e, self.read)) is not None:

@@ -49,7 +49,7 @@ class Cost:
 
     @cached_property
     def allowed(self) -> Array:
-        """Which entries of the table some alternative allows; programs that share the table ask once for all."""
+        """The entries of the table that some alternative allows, computed once for all programs that share it."""
         return np.asarray(np.isfinite(self.time).any(0))
 
 

@@ -86,12 +86,12 @@ class LoopRewriting(Transformation):
 
         Rules that apply to nothing then are left out as well.
         """
-        kept = self.applications
+        applications = self.applications
         for rule in (UNROLLED, MAPPED):
-            others = tuple(a for a in kept if a.rule != rule.name)
-            if others != kept and (others := _that_apply(self.before.body, others)):
+            others = tuple(a for a in applications if a.rule != rule.name)
+            if others != applications and (others := _that_apply(self.before.body, others)):
                 yield loop_rewriting(self.before, others)
-            kept = others
+            applications = others
 
     @cached_property
     def applied(self) -> Mapping[LoopRule, int]:
@@ -156,12 +156,12 @@ def _rewritten(body: Body, applications: Sequence[LoopApplication]) -> list[_Rew
 
 def _that_apply(body: Body, applications: Sequence[LoopApplication]) -> tuple[LoopApplication, ...]:
     """Return those of some applications that change a program, one after the other."""
-    kept = list[LoopApplication]()
+    applying = list[LoopApplication]()
     for application in applications:
         after = apply(body, application)
-        kept += [application] if after is not body else []
+        applying += [application] if after is not body else []
         body = after
-    return tuple(kept)
+    return tuple(applying)
 
 
 def _lines(rewritten: _RewrittenBody) -> RewrittenLines:

@@ -100,10 +100,10 @@ class _Maps:
 
     def others(self, nested: Iterator[Equation]) -> list[Equation]:
         """Return the scans and checkpoints of the first program that may be matched next, after taking the results of all maps."""
-        found = list(nested)
-        while any(self._take(e) for e in found):
-            found = list(self.first.available())
-        return [e for e in found if id(e) not in self.known or not self.known[id(e)].is_complete]
+        scans = list(nested)
+        while any(self._take(e) for e in scans):
+            scans = list(self.first.available())
+        return [e for e in scans if id(e) not in self.known or not self.known[id(e)].is_complete]
 
     def match(self, scans: Sequence[Scan], e: Equation) -> bool:
         """Return whether a scan of the second program is the lanes of the next loop of a map, and note it if it is."""
