@@ -172,7 +172,10 @@ def test_cards_are_shared_by_a_nodes_devices():
 def test_grid_takes_links_and_devices_of_ones_own():
     device = replace(DEVICES["v100"], name="mine")
     machine = Machine.grid(3, 5, device, intra="pcie4", inter=Level("rack", 99, 2e9, 1e-5), memory=123)
-    assert machine.levels == (Level("node", 3, 2e9, 1e-5), Level("device", 5, 31.5e9, LINKS["pcie4"].latency))
+    assert machine.levels == (
+        Level("node", 3, 2e9, 1e-5),
+        Level("device", 5, 31.5e9, LINKS["pcie4"].latency, protocols=LINKS["pcie4"].protocols),
+    )
     assert machine.device == replace(device, memory=123)
     assert machine == Machine.grid(3, 5, device, intra="pcie4", inter=(2e9, 1e-5)).with_memory(123)
 
@@ -411,21 +414,23 @@ def test_collectives_refuse_what_they_do_not_know():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_table_holds_every_set_of_axes(kind):
-    machine = Machine.preset("summit-4x6")
-    alphas, betas = table(machine, kind)
-    assert alphas.shape == betas.shape == (2 ** len(machine.axes),)
-    assert alphas[0] == betas[0] == 0
-    for mask in range(len(alphas)):
+    machine = Machine.grid(4, 6, "v100")
+    prices = table(machine, kind)
+    assert prices.alpha.shape == prices.beta.shape
+    assert prices.alpha.shape[1] == 2 ** len(machine.axes)
+    for mask in range(2 ** len(machine.axes)):
         cost = collective(machine, kind, {axis for i, axis in enumerate(machine.axes) if mask & 1 << i})
-        assert (alphas[mask], betas[mask]) == (cost.alpha, cost.beta)
-    assert table(Machine.preset("summit-4x6"), kind)[0] is alphas
+        for nbytes in (0, 1e4, 1e6, 1e9):
+            assert prices.seconds(mask, nbytes) == cost(nbytes)
+    assert not prices.seconds(0, 1e9)
+    assert table(Machine.grid(4, 6, "v100"), kind) is prices
     with pytest.raises(ValueError, match="read-only"):
-        alphas[0] = 1
+        prices.alpha[0, 0] = 1
 
 
 def test_table_of_a_machine_without_axes():
-    alphas, betas = table(Machine.grid(1, 1), "all-reduce")
-    assert (alphas.tolist(), betas.tolist()) == ([0.0], [0.0])
+    prices = table(Machine.grid(1, 1), "all-reduce")
+    assert (prices.alpha.tolist(), prices.beta.tolist()) == ([[0.0]], [[0.0]])
 
 
 # This machine

@@ -8,7 +8,7 @@ import pytest
 
 from unity.machine.collectives import collective
 from unity.machine.machine import Machine
-from unity.machine.resharding_tables import Types, _PriceBook, changes
+from unity.machine.resharding_tables import Types, _ChangeBook, changes
 from unity.pcg.parallel.resharding import absolute, steps
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, misfit, partitioned, slice_count
 
@@ -51,13 +51,13 @@ def test_pricing_all_pairs_at_once_is_pricing_every_step(nodes, per_node):
     every = [t for t in itertools.product(STATES, repeat=len(axes)) if misfit(SHAPE, t, axes) is None]
     rng = random.Random(0)
     before, after = (tuple(rng.sample(every, min(len(every), 250))) for _ in range(2))
-    found = changes(machine, before, after)
+    found = changes(machine, before, after, NBYTES)
     for i, j in itertools.product(range(len(before)), range(len(after))):
         s, t = before[i], after[j]
         if rng.random() > 0.2:
             continue
         ours = price(machine, s, t)
-        theirs = [alpha[i, j] + beta[i, j] * NBYTES for alpha, beta in (found.forward, found.backward)]
+        theirs = [found.forward[i, j], found.backward[i, j]]
         np.testing.assert_allclose(theirs, ours, rtol=1e-12, atol=1e-18, err_msg=f"{s} → {t}")
         places = zip(absolute(s, axes), absolute(t, axes), strict=True)
         made = any(a != b and {a, b} != {UNUSED, REPLICATED} for a, b in places)
@@ -71,10 +71,9 @@ def test_pricing_all_pairs_at_once_is_pricing_every_step(nodes, per_node):
 def test_no_change_costs_nothing():
     machine = Machine.grid(2, 2, "v100")
     types = tuple(t for t in itertools.product(STATES, repeat=2) if misfit(SHAPE, t, machine.axes) is None)
-    found = changes(machine, types, types)
-    for alpha, beta in (found.forward, found.backward):
-        assert not np.diagonal(alpha).any()
-        assert not np.diagonal(beta).any()
+    found = changes(machine, types, types, NBYTES)
+    assert not np.diagonal(found.forward).any()
+    assert not np.diagonal(found.backward).any()
     assert not np.diagonal(found.size).any()
 
 
@@ -85,11 +84,11 @@ def test_what_is_remembered_is_what_was_priced(monkeypatch, most):
     machine = Machine.grid(2, 3, "v100")
     types = [t for t in itertools.product(STATES, repeat=2) if misfit(SHAPE, t, machine.axes) is None]
     sets = [Types.of(types[k::5]) for k in range(5)]
-    book, alone = _PriceBook(machine, 1.0), {}
+    book, alone = _ChangeBook(machine, 1.0), {}
     for before, after in itertools.product(sets, sets):
-        alone[before.key, after.key] = _PriceBook(machine, 1.0).changes(before, after)
+        alone[before.key, after.key] = _ChangeBook(machine, 1.0).changes(before, after, NBYTES)
     for before, after in [*itertools.product(sets, sets)] * 2:
-        (found, index), (wanted, numbers) = book.changes(before, after), alone[before.key, after.key]
+        (found, index), (wanted, numbers) = book.changes(before, after, NBYTES), alone[before.key, after.key]
         assert np.array_equal(found[index].forward, wanted[numbers].forward)
         assert np.array_equal(found[index].backward, wanted[numbers].backward)
     assert book.recent.used <= most or len(book.recent) == 1

@@ -1,4 +1,4 @@
-"""Prices of collectives on a machine: seconds = alpha + beta * bytes, over any set of mesh axes.
+"""Prices of collectives on a machine, over any set of mesh axes: the least of a few lines, seconds = alpha + beta * bytes.
 
 **Bytes** are those of the full side on one device: the buffer of an all-reduce, the gathered output of an all-gather, the input of
 a reduce-scatter, the local buffer of an all-to-all, the sent buffer of a collective-permute.
@@ -24,24 +24,34 @@ further inside.
 - *hierarchical*: an all-gather goes through the levels one after the other from the outside in, a reduce-scatter from the inside
   out, and level i carries n/m_i of the bytes: beta is the sum over i of (k_i - 1)/k_i / (m_i B_i).
 
-Beta is the smaller of the two. Alpha is always that of the hierarchical algorithm, the sum over i of (k_i - 1) L_i, which is the
-smaller one: libraries choose the algorithm by size, so few bytes go the way of few messages, and many bytes the way of most
-bandwidth. The line is exact at both ends, and too low, by less than a factor of two, around the size at which the choice changes.
+Beta is the smaller of the two. Alpha, without protocols, is that of the hierarchical algorithm, the sum over i of (k_i - 1) L_i.
 
 In an all-to-all each byte crosses only the level at which its sender and its receiver part, so beta is the sum over i of
 (k_i - 1)/k_i / (k_1 ... k_(i-1) B_i); level by level, it takes the same alpha. A permute is as slow as the slowest of the levels.
+
+**Protocols.** Libraries choose by size how they pass bytes on: with flags beside the data, so that a step is short, or in large
+pieces, which reach the bandwidth. Levels with `protocols` have a line for each, and the price is the least of them (NCCL's own
+model, `src/graph/tuning.cc`). With steps of s_i seconds on level i, an all-gather, a reduce-scatter and half an all-reduce take:
+
+    ring    start + sum over i of (k_1 ... k_(i-1)) (k_i - 1) s_i, and beta as above from the shares of B_i, but at least
+            (k-1)/k over the most that the protocol reaches
+    tree    an all-reduce alone: twice the sum over i of log2(k_i) tree steps where the level has trees, else (k_i - 1) s_i, and
+            beta 2 / min_i(m_i B_i)
+
+A group with one device in each unit waits for each of its messages, so a step of its ring takes as long as one of a tree.
 
 **Measurements.** A measured level has a line for each kind of collective and size of group (`Level.curves`), fitted to what they
 took while all groups of that size communicated at once. It is the price of a group on that level alone. For other sizes, and for
 groups on several levels, the formulas are multiplied by the factors measured for each kind on the outermost of the group's levels
 (`Level.relative`): on virtual CPU devices, for example, an all-reduce is faster than a reduce-scatter and an all-gather.
 
-**Launches.** The device's `launch` is added to alpha (a measured line includes it). So of two ways that take equally long on the
-wire, such as an all-reduce, or a reduce-scatter and a later all-gather, the one with fewer collectives is faster.
+**Launches.** The device's `launch` is added to alpha; a measured line, and a protocol's start, include it. So of two ways that
+take equally long on the wire, such as an all-reduce, or a reduce-scatter and a later all-gather, the one with fewer collectives is
+faster.
 
 **Merging.** The all-reduces of arguments' gradients wait for nothing and nothing waits for them, so XLA merges them: on CPUs all
-that are over the same devices, on GPUs up to tens of megabytes. Their bytes are priced, but not alpha, which they share
-(`pcg.parallel.traffic.Collective.merged`, `machine.resharding_tables.Changes.merged`).
+that are over the same devices, on GPUs up to tens of megabytes. Their bytes are priced as of large collectives, but not alpha,
+which they share (`pcg.parallel.traffic.Collective.merged`, `machine.resharding_tables.Changes.merged`).
 
 **Turning.** A tensor that is gathered or scattered along another dimension than its first is transposed: it is read and written
 once more, by one more kernel. (An all-to-all always transposes.)
@@ -49,20 +59,22 @@ once more, by one more kernel. (An all-to-all always transposes.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from math import prod
+from math import inf, prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unity.machine.hardware import Level, MachineError
+from unity.machine.hardware import Device, Level, MachineError, Protocol
 from unity.machine.machine import Machine
 from unity.pcg.types.axis import Axis
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 TURNING = ("all-gather", "reduce-scatter")
+
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -77,7 +89,45 @@ class Linear:
         return self.alpha + self.beta * nbytes
 
 
-def collective(machine: Machine, kind: str, axes: Iterable[Axis], turned: bool = False) -> Linear:
+@dataclass(frozen=True)
+class Price:
+    """A price that is the least of some lines: none of which is nowhere below the others' least is left."""
+
+    lines: tuple[Linear, ...]
+
+    def __call__(self, nbytes: float) -> float:
+        """Return the seconds for `nbytes` bytes."""
+        return min(line(nbytes) for line in self.lines)
+
+    @property
+    def alpha(self) -> float:
+        """Seconds with no bytes."""
+        return min(line.alpha for line in self.lines)
+
+    @property
+    def beta(self) -> float:
+        """Seconds for each byte of many, and of collectives that are merged into a large one."""
+        return min(line.beta for line in self.lines)
+
+
+@dataclass(frozen=True, eq=False)
+class PriceTable:
+    """The prices of a kind of collective over every set of axes, by bit mask: bit i stands for `machine.axes[i]`.
+
+    Attributes:
+        alpha: seconds, [lines, 2 ** axes]; the prices with the fewest lines repeat their last one.
+        beta: seconds for each byte, likewise.
+    """
+
+    alpha: Array
+    beta: Array
+
+    def seconds(self, masks: NDArray[np.integer] | int, nbytes: Array | float) -> Array:
+        """Return the seconds of collectives over sets of axes, with so many bytes on the full side of one device."""
+        return (self.alpha[:, masks] + self.beta[:, masks] * nbytes).min(0)
+
+
+def collective(machine: Machine, kind: str, axes: Iterable[Axis], turned: bool = False) -> Price:
     """Return the price of a collective; over no axes it is zero.
 
     Args:
@@ -94,18 +144,15 @@ def collective(machine: Machine, kind: str, axes: Iterable[Axis], turned: bool =
         names = ", ".join(sorted(axis.name for axis in unknown))
         own = ", ".join(f"{axis.name} ({axis.size})" for axis in machine.axes)
         raise MachineError(f"{kind} over {names}: machine {machine.name!r} has no such axis; its axes: {own or 'none'}")
-    joined = [part for axis in group for part in axis.extent]
-    sizes = tuple(prod(units for level, units in joined if level == index) for index in range(len(machine.levels)))
-    crossed = [(level, size) for level, size in zip(machine.levels, sizes, strict=True) if size > 1]
-    turned = turned and kind in TURNING
-    measured = crossed[0][0].curve(kind, crossed[0][1], turned) if len(crossed) == 1 else None
-    if measured is not None:
-        return Linear(measured.alpha, measured.beta)
-    line = _over_sizes(machine.levels, kind, sizes)
-    if not group:
-        return line
-    device = machine.device
-    return Linear(line.alpha + device.launch * (1 + turned), line.beta + turned * 2 / device.bandwidth)
+    if kind not in KINDS:
+        raise MachineError(f"no collective is named {kind!r}; known are {', '.join(KINDS)}")
+    return _of_sizes(machine.levels, machine.device, kind, group_sizes(machine, group), turned and kind in TURNING)
+
+
+def group_sizes(machine: Machine, axes: Iterable[Axis]) -> tuple[int, ...]:
+    """Return how many units a group over some axes has on each level, on which alone the prices of its collectives depend."""
+    extents = [part for axis in axes for part in axis.extent]
+    return tuple(prod(units for level, units in extents if level == index) for index in range(len(machine.levels)))
 
 
 def collective_seconds(machine: Machine, kind: str, axes: Iterable[Axis], nbytes: float, turned: bool = False) -> float:
@@ -114,22 +161,17 @@ def collective_seconds(machine: Machine, kind: str, axes: Iterable[Axis], nbytes
 
 
 @cache
-def table(machine: Machine, kind: str, turned: bool = False) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return alpha and beta of `kind` over every set of axes, indexed by bit mask: bit i stands for `machine.axes[i]`.
-
-    Returns:
-        Two read-only arrays of shape [2 ** len(machine.axes)], in seconds and seconds per byte. Entry 0 is zero.
-    """
+def table(machine: Machine, kind: str, turned: bool = False) -> PriceTable:
+    """Return the prices of `kind` over every set of axes; entry 0, over none, is zero."""
     axes = machine.axes
-    costs = np.array(
-        [
-            (cost.alpha, cost.beta)
-            for mask in range(1 << len(axes))
-            for cost in [collective(machine, kind, (a for i, a in enumerate(axes) if mask >> i & 1), turned)]
-        ]
-    )
-    costs.setflags(write=False)
-    return costs[:, 0], costs[:, 1]
+    sets = ((a for i, a in enumerate(axes) if mask >> i & 1) for mask in range(1 << len(axes)))
+    prices = [collective(machine, kind, chosen, turned).lines for chosen in sets]
+    longest = max(map(len, prices))
+    lines = [(*price, *(price[-1:] * (longest - len(price)))) for price in prices]
+    alpha, beta = (np.array([[getattr(line, of) for line in of_mask] for of_mask in lines]).T for of in ("alpha", "beta"))
+    for figures in (alpha, beta):
+        figures.setflags(write=False)
+    return PriceTable(alpha, beta)
 
 
 @dataclass(frozen=True)
@@ -155,32 +197,88 @@ class _CrossedLevel:
 
 
 @cache
-def _over_sizes(levels: tuple[Level, ...], kind: str, sizes: tuple[int, ...]) -> Linear:
-    """Return the price of a collective in a group that has sizes[i] units on levels[i], without launches."""
+def _of_sizes(levels: tuple[Level, ...], device: Device, kind: str, sizes: tuple[int, ...], turned: bool) -> Price:
+    """Return the price of a collective in a group that has sizes[i] units on level i."""
     spans = [
         _CrossedLevel(level, size, inside=prod(sizes[index + 1 :]), outside=prod(sizes[:index]))
         for index, (level, size) in enumerate(zip(levels, sizes, strict=True))
         if size > 1
     ]
-    if kind not in KINDS:
-        raise MachineError(f"no collective is named {kind!r}; known are {', '.join(KINDS)}")
     if not spans:
-        return Linear(0.0, 0.0)
-    formula = _formula(spans, kind)
+        return Price((Linear(0.0, 0.0),))
+    measured = spans[0].level.curve(kind, spans[0].size, turned) if len(spans) == 1 else None
+    if measured is not None:
+        return Price((Linear(measured.alpha, measured.beta),))
     alpha, beta = spans[0].level.measured(kind)
-    return Linear(alpha * formula.alpha, beta * formula.beta)
+    found = list[Linear]()
+    for start, line in _formulas(spans, kind):
+        waiting = alpha * (line.alpha + max(start - device.launch, 0.0))
+        found.append(Linear(waiting + device.launch * (1 + turned), beta * line.beta + turned * 2 / device.bandwidth))
+    return Price(_undominated(found))
 
 
-def _formula(spans: list[_CrossedLevel], kind: str) -> Linear:
-    """Return the price by the formulas of the module. The levels are outermost first."""
+def _undominated(lines: Iterable[Linear]) -> tuple[Linear, ...]:
+    """Return the lines below which no other is everywhere, by ascending alpha."""
+    left = list[Linear]()
+    for line in sorted(lines, key=lambda line: (line.alpha, line.beta)):
+        if not left or line.beta < left[-1].beta:
+            left.append(line)
+    return tuple(left)
+
+
+def _formulas(spans: list[_CrossedLevel], kind: str) -> Iterator[tuple[float, Linear]]:
+    """Yield the prices by the formulas of the module, each with the protocol's seconds before the first step."""
     if kind == "collective-permute":
-        return Linear(max(s.level.latency for s in spans), max(1 / s.level.bandwidth for s in spans))
+        yield 0.0, Linear(max(s.level.latency for s in spans), max(1 / s.level.bandwidth for s in spans))
+        return
     # Level by level, a device exchanges one message with each other unit on every level.
     alpha = sum((s.size - 1) * s.level.latency for s in spans)
     if kind == "all-to-all":
-        return Linear(alpha, sum(s.exchanged / (s.outside * s.level.bandwidth) for s in spans))
-    hierarchical = sum(s.exchanged / (s.inside * s.level.bandwidth) for s in spans)
+        yield 0.0, Linear(alpha, sum(s.exchanged / (s.outside * s.level.bandwidth) for s in spans))
+        return
+    halves = 2 if kind == "all-reduce" else 1  # an all-reduce is a reduce-scatter, then an all-gather
+    protocols = [{p.name: p for p in s.level.protocols} for s in spans]
+    if not any(protocols):
+        yield 0.0, Linear(halves * alpha, halves * _ring_beta(spans, [1.0] * len(spans)))
+    for name in next(filter(None, protocols), ()):
+        if not all(name in of_level for of_level in protocols if of_level):
+            continue
+        each = [of_level.get(name) or _of_latency(s.level) for s, of_level in zip(spans, protocols, strict=True)]
+        start = max(p.start for p in each)
+        yield start, Linear(halves * _ring_alpha(spans, each), halves * _protocol_ring_beta(spans, each))
+        if halves == 2 and any(p.tree is not None for p in each):
+            yield start, _tree(spans, each)
+
+
+def _of_latency(level: Level) -> Protocol:
+    """Return the protocol of a level that has none."""
+    return Protocol("", 0.0, level.latency)
+
+
+def _ring_alpha(spans: list[_CrossedLevel], protocols: list[Protocol]) -> float:
+    """Return the seconds of the steps of one ring over all devices of a group."""
+    steps = (p.tree if s.inside == 1 and p.tree is not None else p.step for s, p in zip(spans, protocols, strict=True))
+    return sum(s.outside * (s.size - 1) * step for s, step in zip(spans, steps, strict=True))
+
+
+def _ring_beta(spans: list[_CrossedLevel], shares: list[float]) -> float:
+    """Return the seconds for each byte of an all-gather, flat or hierarchical, by parts of the levels' bandwidths."""
+    bandwidths = [share * s.inside * s.level.bandwidth for s, share in zip(spans, shares, strict=True)]
+    hierarchical = sum(s.exchanged / bandwidth for s, bandwidth in zip(spans, bandwidths, strict=True))
     devices = prod(s.size for s in spans)
-    flat = (devices - 1) / devices / min(s.inside * s.level.bandwidth for s in spans)
-    steps = 2 if kind == "all-reduce" else 1  # an all-reduce is a reduce-scatter, then an all-gather
-    return Linear(steps * alpha, steps * min(flat, hierarchical))
+    return min((devices - 1) / devices / min(bandwidths), hierarchical)
+
+
+def _protocol_ring_beta(spans: list[_CrossedLevel], protocols: list[Protocol]) -> float:
+    """Return the seconds for each byte of an all-gather by a protocol."""
+    devices = prod(s.size for s in spans)
+    most = min((p.most for p in protocols if p.most is not None), default=inf)
+    return max(_ring_beta(spans, [p.share for p in protocols]), (devices - 1) / devices / most)
+
+
+def _tree(spans: list[_CrossedLevel], protocols: list[Protocol]) -> Linear:
+    """Return the price of an all-reduce up a tree of the outer units and down again, with chains inside of the units."""
+    crossed = list(zip(spans, protocols, strict=True))
+    alpha = sum((s.size - 1) * p.step if p.tree is None else (s.size.bit_length() - 1) * p.tree for s, p in crossed)
+    slowest = min(p.tree_share * s.inside * s.level.bandwidth for s, p in crossed)
+    return Linear(2 * alpha, 2 / slowest)

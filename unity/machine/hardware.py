@@ -200,6 +200,45 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Protocol:
+    """A way in which a library of collectives passes bytes over a level's links: in short steps, or with the whole bandwidth.
+
+    Args:
+        name: the library's name for it. Along all levels that a group crosses, it uses one protocol.
+        start: seconds before the first step, the launch of the kernel included.
+        step: seconds of a step of a ring.
+        share: the part of the level's bandwidth that it reaches.
+        most: bytes/s that a ring reaches at most, however fast the links are; None: there is no such limit.
+        tree: seconds of a step between two units in a tree of all units, which all-reduces can take in place of a ring; None where
+            there are no trees, as inside of nodes.
+        tree_share: the part of the level's bandwidth that a tree reaches.
+
+    Raises:
+        MachineError: a figure is missing, negative, or not finite, or a share is above 1.
+    """
+
+    name: str
+    start: float
+    step: float
+    share: float = 1.0
+    most: float | None = None
+    tree: float | None = None
+    tree_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        where = f"protocol {self.name!r}"
+        for field_name, seconds in (("start", self.start), ("step", self.step), ("tree", self.tree)):
+            if seconds is not None:
+                check_not_negative(f"{where}: {field_name}", seconds, "seconds")
+        for field_name, share in (("share", self.share), ("tree_share", self.tree_share)):
+            check_positive(f"{where}: {field_name}", share, "times the bandwidth")
+            if share > 1:
+                raise MachineError(f"{where}: {field_name} must be a part of the bandwidth, at most 1, got {share!r}")
+        if self.most is not None:
+            check_positive(f"{where}: most", self.most, "bytes/s")
+
+
+@dataclass(frozen=True)
 class Level:
     """One level of the network: it joins `size` units of the next inner level, or `size` devices if it is the
     innermost.
@@ -210,10 +249,12 @@ class Level:
         bandwidth: bytes/s per *device*, in one direction, when all devices use the level at once. Several devices that
             share a network card each count their share: one 12.5 GB/s card in a node of 8 devices is 1.5625e9. A group
             that has m members in a node has m shares of that node's cards (see `machine.collectives`).
-        latency: seconds per message.
+        latency: seconds per message, where no protocol says otherwise.
         relative: for each kind of collective that was measured on the whole level: its XLA name, and the factors by which alpha
             and beta exceed the formulas of `machine.collectives`.
         curves: the collectives that were measured in groups on this level alone. They take precedence over `relative`.
+        protocols: the ways in which gathers, reduce-scatters and all-reduces may pass bytes over this level; by default, one that
+            takes `latency` for a step and reaches the bandwidth.
 
     Raises:
         MachineError: a figure is missing, negative, or not finite.
@@ -225,6 +266,7 @@ class Level:
     latency: float
     relative: tuple[tuple[str, float, float], ...] = ()
     curves: tuple[Curve, ...] = ()
+    protocols: tuple[Protocol, ...] = ()
 
     def __post_init__(self) -> None:
         check_name("level.name", self.name)
@@ -234,6 +276,8 @@ class Level:
         for kind, alpha, beta in self.relative:
             check_positive(f"level {self.name!r}: relative {kind}", alpha, "times")
             check_positive(f"level {self.name!r}: relative {kind}", beta, "times")
+        if len({protocol.name for protocol in self.protocols}) < len(self.protocols):
+            raise MachineError(f"level {self.name!r}: two protocols have one name; rename all but one")
 
     def measured(self, kind: str) -> tuple[float, float]:
         """Return the factors by which a collective's alpha and beta exceed the formulas, (1, 1) if it was not measured."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from unity.machine.hardware import Level
+from unity.machine.hardware import Level, Protocol
 from unity.machine.machine import Machine
 from unity.pcg.types.axis import Axis
 
@@ -14,8 +14,8 @@ from unity.pcg.types.axis import Axis
 def joined(machine: Machine, count: int) -> Machine | None:
     """Return a machine of at most `count` levels, its outer ones joined into one, on which no collective takes longer.
 
-    The joined level has the bandwidth of the fastest of its levels, and no latency. By the formulas of `machine.collectives`, a
-    group of k_1 x k_2 devices on two levels with B_1 <= B_2 takes at least
+    The joined level has the bandwidth of the fastest of its levels, whatever the protocol, and no latency. By the formulas of
+    `machine.collectives`, a group of k_1 x k_2 devices on two levels with B_1 <= B_2 takes at least
 
         (1 - 1/k_2) / B_2 + (1 - 1/k_1) / (k_2 B_1)  >=  (1 - 1/(k_1 k_2)) / B_2
 
@@ -27,8 +27,16 @@ def joined(machine: Machine, count: int) -> Machine | None:
     if len(outer) < 2:
         return machine
     size, bandwidth = prod(level.size for level in outer), max(level.bandwidth for level in outer)
-    level = Level(outer[-1].name, size, bandwidth, latency=0.0)
+    level = Level(outer[-1].name, size, bandwidth, latency=0.0, protocols=_fastest(outer, machine.levels))
     return replace(machine, name=f"{machine.name} of {count} levels", levels=(level, *inner), mesh=())
+
+
+def _fastest(levels: Sequence[Level], among: Sequence[Level]) -> tuple[Protocol, ...]:
+    """Return, under the name of each of a machine's protocols, one that waits for nothing; none if the levels have none."""
+    trees = {protocol.name for level in levels for protocol in level.protocols if protocol.tree is not None}
+    names = dict.fromkeys(protocol.name for level in among for protocol in level.protocols)
+    fastest = tuple(Protocol(name, 0.0, 0.0, tree=0.0 if name in trees else None) for name in names)
+    return fastest if any(level.protocols for level in levels) else ()
 
 
 def joined_axes(axes: Sequence[Axis], machine: Machine, bound: Machine) -> tuple[Axis, ...]:

@@ -45,8 +45,8 @@ class Machine:
             priced as if they stayed on the device.
 
     Raises:
-        MachineError: the machine has no level, or two levels of one name; the mesh does not fit the levels; or a CPU has a link to
-            its host.
+        MachineError: the machine has no level, or two levels of one name; levels have no protocol in common; the mesh does not fit
+            the levels; or a CPU has a link to its host.
     """
 
     name: str
@@ -63,6 +63,9 @@ class Machine:
         for name, times in Counter(level.name for level in self.levels).items():
             if times > 1:
                 raise MachineError(f"machine {self.name!r}: {times} levels are named {name!r}; rename all but one")
+        protocols = [{protocol.name for protocol in level.protocols} for level in self.levels if level.protocols]
+        if protocols and not set.intersection(*protocols):
+            raise MachineError(f"machine {self.name!r}: no protocol is on all levels that have protocols; a group uses one on all")
         if self.mesh:
             check_mesh(self.name, self.levels, self.mesh)
         if self.host is not None and self.device.name == CPU:
@@ -316,7 +319,7 @@ def _level(name: str, size: int, link: str | Level | tuple[float, float] | None,
     if isinstance(link, tuple):
         return Level(name, size, *link)
     known = _known("link", link or "", LINKS)
-    return Level(name, size, known.bandwidth * share, known.latency)
+    return Level(name, size, known.bandwidth * share, known.latency, protocols=known.protocols)
 
 
 def _host(link: str | HostLink | Link | tuple[float, float] | None) -> HostLink | None:

@@ -7,9 +7,9 @@ left for a program is less (`Machine.with_memory`). Users with better figures de
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from unity.machine.hardware import Device, Level
+from unity.machine.hardware import Device, Level, Protocol
 
 _GIB = 2**30
 
@@ -88,27 +88,50 @@ KINDS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Link:
-    """A port or network card: bytes/s in one direction, seconds per message."""
+    """A port or network card: bytes/s in one direction, seconds per message, and the protocols of collectives over it."""
 
     bandwidth: float
     latency: float
+    protocols: tuple[Protocol, ...] = ()
 
 
-# Seconds per ring step, LL128 protocol: NCCL's own model, table hwLat in src/graph/tuning.cc.
+# NCCL's own model of its protocols, src/graph/tuning.cc (baseLatencies, hwLatencies, llMaxBws; of trees, bytes at 0.92 of the
+# bandwidth, and of that 1/3.8 by LL and 120/128 by LL128). The latency of messages is a ring's step by LL128.
+# NVLS, by which the switches of H100s add up, is left out: JAX's own guides switch it off, since it takes memory.
 _NVLINK_STEP, _PCIE_STEP, _NETWORK_STEP = 1.9e-6, 2.5e-6, 4.0e-6
+_LL, _LL128, _SIMPLE = 6.6e-6, 14e-6, 8.4e-6  # seconds before the first step
+
+
+def _nvlink(low_latency: float) -> tuple[Protocol, ...]:
+    """Return the protocols over NVLink, on devices on which LL reaches so many bytes/s inside of a node."""
+    return (
+        Protocol("LL", _LL, 0.6e-6, share=0.5, most=low_latency),
+        Protocol("LL128", _LL128, _NVLINK_STEP, share=0.92),
+        Protocol("Simple", _SIMPLE, 3.4e-6),
+    )
+
+
+_PCIE = (Protocol("LL", _LL, 1.0e-6, share=0.5), Protocol("Simple", _SIMPLE, 5.7e-6))
+# LL between more than two nodes: 19 (AMD) or 20.4 GB/s (Intel).
+_NETWORK = (
+    Protocol("LL", _LL, 2.7e-6, share=0.5, most=20e9, tree=5.0e-6, tree_share=0.92 / 3.8),
+    Protocol("LL128", _LL128, _NETWORK_STEP, share=0.92, tree=8.5e-6, tree_share=0.92 * 120 / 128),
+    Protocol("Simple", _SIMPLE, 14e-6, tree=14e-6, tree_share=0.92),
+)
+_VOLTA, _AMPERE, _HOPPER_NVLINK = _nvlink(39e9), _nvlink(87.7e9), _nvlink(141e9)
 
 LINKS: Mapping[str, Link] = {
     # All NVLinks of one GPU together: P100 4 x 20 GB/s, V100 6 x 25, A100 12 x 25, H100 and H200 18 x 25 (data sheets;
     # they print the sum of both directions).
-    "nvlink1": Link(80e9, _NVLINK_STEP),
-    "nvlink2": Link(150e9, _NVLINK_STEP),
-    "nvlink3": Link(300e9, _NVLINK_STEP),
-    "nvlink4": Link(450e9, _NVLINK_STEP),
+    "nvlink1": Link(80e9, _NVLINK_STEP, _VOLTA),
+    "nvlink2": Link(150e9, _NVLINK_STEP, _VOLTA),
+    "nvlink3": Link(300e9, _NVLINK_STEP, _AMPERE),
+    "nvlink4": Link(450e9, _NVLINK_STEP, _HOPPER_NVLINK),
     # 16 lanes of 8, 16 or 32 GT/s, 128b/130b coding (PCI-SIG base specifications 3.0, 4.0, 5.0). Copies between an H200 and
     # pinned memory of its host reach 53 GB/s of the last (`python -m benchmarks.gpu_kernels copies`).
-    "pcie3": Link(15.75e9, _PCIE_STEP),
-    "pcie4": Link(31.5e9, _PCIE_STEP),
-    "pcie5": Link(63.0e9, _PCIE_STEP),
+    "pcie3": Link(15.75e9, _PCIE_STEP, _PCIE),
+    "pcie4": Link(31.5e9, _PCIE_STEP, _PCIE),
+    "pcie5": Link(63.0e9, _PCIE_STEP, _PCIE),
     # From a Grace CPU to its Hopper GPU: 900 GB/s in both directions together (data sheet "GH200 Grace Hopper Superchip"). No
     # published latency; taken as an NVLink step.
     "nvlink-c2c": Link(450e9, _NVLINK_STEP),
@@ -117,10 +140,10 @@ LINKS: Mapping[str, Link] = {
     "xbus": Link(64e9, _PCIE_STEP),
     # One 4x port: 56.25 Gb/s signalled with 64b/66b coding for FDR, 100, 200, 400 Gb/s of data (InfiniBand Trade
     # Association roadmap).
-    "ib-fdr": Link(6.82e9, _NETWORK_STEP),
-    "ib-edr": Link(12.5e9, _NETWORK_STEP),
-    "ib-hdr": Link(25e9, _NETWORK_STEP),
-    "ib-ndr": Link(50e9, _NETWORK_STEP),
+    "ib-fdr": Link(6.82e9, _NETWORK_STEP, _NETWORK),
+    "ib-edr": Link(12.5e9, _NETWORK_STEP, _NETWORK),
+    "ib-hdr": Link(25e9, _NETWORK_STEP, _NETWORK),
+    "ib-ndr": Link(50e9, _NETWORK_STEP, _NETWORK),
 }
 
 
@@ -172,11 +195,13 @@ def _port(devices: int, link: str) -> Level:
 
 def _dgx(device: str) -> Cluster:
     links = USUAL_LINKS[device]
-    return Cluster(device, 1, _node(LINKS[links.inter].bandwidth), (_port(8, links.intra),))
+    port, card = replace(_port(8, links.intra), protocols=LINKS[links.intra].protocols), _node(LINKS[links.inter].bandwidth)
+    return Cluster(device, 1, replace(card, protocols=LINKS[links.inter].protocols), (port,))
 
 
 _EDR, _FDR = LINKS["ib-edr"].bandwidth, LINKS["ib-fdr"].bandwidth
 
+# Those of papers have no protocols: the systems in the papers count steps of rings, or no latency.
 CLUSTERS: Mapping[str, Cluster] = {
     # Unity, section 7: Summit, 32 nodes of 6 V100, three GPUs per CPU joined by NVLink, EDR 100 Gb/s. The Summit User
     # Guide (OLCF) adds: two EDR rails per node, which 6 devices share; an X-Bus of 64 GB/s between the CPUs, which the

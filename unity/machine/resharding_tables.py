@@ -1,8 +1,8 @@
-"""Look-up of the prices of all changes between two sets of types; each distinct change is priced once (`resharding_prices`).
+"""Look-up of the prices of all changes between two sets of types; the collectives of each distinct change are found once.
 
-Every step is one collective whose time is alpha + beta · bytes, so a change costs a + b · (bytes of the whole tensor). The
-coefficients depend only on the two types, and all dimensions but the first are interchangeable: gathering dimension 1 to slice
-dimension 2 costs the same as the reverse. Changes that differ only in the names of such dimensions are priced once for a machine.
+What a change sends depends on the two types alone (`resharding_collectives`), and what that takes on the bytes of the tensor too.
+All dimensions but the first are interchangeable: gathering dimension 1 to slice dimension 2 costs the same as the reverse. Changes
+that differ only in the names of such dimensions are found once for a machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from unity.base.lru_cache import LRUCache
 from unity.machine.machine import Machine
-from unity.machine.resharding_prices import FIELDS, FIRST, KIND, OUTERS, P, Pricing
+from unity.machine.resharding_collectives import FIRST, KIND, OUTERS, ChangePass, Collectives, P, most_collectives
 from unity.pcg.parallel.resharding import stationary
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, State, Type
@@ -63,31 +63,34 @@ class Types:
 
 @dataclass(frozen=True, eq=False)
 class Changes:
-    """Coefficients of changes, arrays of one shape. Seconds are `alpha + beta · nbytes` with the whole tensor's bytes."""
+    """What changes of a tensor take, arrays of one shape, in seconds."""
 
-    forward: tuple[Array, Array]
-    backward: tuple[Array, Array]
+    forward: Array
+    backward: Array
     merged: Array  # seconds by which `backward` is shorter if the tensor is an argument (`machine.collectives`: merging)
     size: Array  # the fraction of the tensor that one device holds afterwards; 0 where no new buffer is made
     gathered: Array  # whether some step gathers
 
     def __getitem__(self, index: Array) -> Changes:
-        f, b = ((alpha[index], beta[index]) for alpha, beta in (self.forward, self.backward))
-        return Changes(f, b, self.merged[index], self.size[index], self.gathered[index])
+        return Changes(self.forward[index], self.backward[index], self.merged[index], self.size[index], self.gathered[index])
 
 
-def changes(machine: Machine, before: Sequence[Type], after: Sequence[Type], growth: float = 1.0) -> Changes:
-    """Return the coefficients of all changes between two sets of types on a machine's axes, [before, after].
+def changes(machine: Machine, before: Sequence[Type], after: Sequence[Type], nbytes: int, growth: float = 1.0) -> Changes:
+    """Return what all changes between two sets of types on a machine's axes take, [before, after].
 
-    `growth` is the factor by which partial sums are larger than the tensor (`pcg.types.accumulation`).
+    Args:
+        machine: the machine.
+        before, after: the types.
+        nbytes: the bytes of the whole tensor.
+        growth: the factor by which partial sums are larger than the tensor (`pcg.types.accumulation`).
     """
-    distinct, index = distinct_changes(machine, Types.of(before), Types.of(after), growth)
+    distinct, index = distinct_changes(machine, Types.of(before), Types.of(after), nbytes, growth)
     return distinct[index]
 
 
-def distinct_changes(machine: Machine, before: Types, after: Types, growth: float = 1.0) -> tuple[Changes, Array]:
+def distinct_changes(machine: Machine, before: Types, after: Types, nbytes: int, growth: float = 1.0) -> tuple[Changes, Array]:
     """Return the distinct changes between two sets of types, and the number of each pair's change, [before, after]."""
-    return _price_book(machine, growth).changes(before, after)
+    return _change_book(machine, growth).changes(before, after, nbytes)
 
 
 def stationary_pairs(before: Types, after: Types, axes: Sequence[Axis], over: Sequence[int]) -> Array:
@@ -108,14 +111,15 @@ def contributing_pairs(before: Types, after: Types) -> Array:
 
 
 @lru_cache(maxsize=8)
-def _price_book(machine: Machine, growth: float) -> _PriceBook:
-    return _PriceBook(machine, growth)
+def _change_book(machine: Machine, growth: float) -> _ChangeBook:
+    return _ChangeBook(machine, growth)
 
 
-BLOCK = 1 << 15  # pairs that are priced at once; each takes some hundred bytes of temporaries
+BLOCK = 1 << 15  # pairs that are run at once; each takes some hundred bytes of temporaries
 RECENT = 128_000_000  # bytes of the cache of changes between two sets of types
-# Odd factors of the fingerprints of costs.
-FACTORS = np.random.default_rng(0).integers(1, 1 << 63, FIELDS, np.uint64) * np.uint64(2) + np.uint64(1)
+SIZES = 64  # sizes of tensors for which what collectives take is remembered
+# Odd factors of the fingerprints of changes; more than a change on any machine has fields.
+FACTORS = np.random.default_rng(0).integers(1, 1 << 63, 256, np.uint64) * np.uint64(2) + np.uint64(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +127,8 @@ class _RenamedTypes:
     """A set of types after renaming dimensions.
 
     Attributes:
-        codes: the distinct types, [types, axes] (see `machine.resharding_prices`).
-        ids: for each distinct type, a number that no other type of the price book has.
+        codes: the distinct types, [types, axes] (see `machine.resharding_collectives`).
+        ids: for each distinct type, a number that no other type of the book has.
         index: for each original type, the number of the distinct type that it has become.
     """
 
@@ -133,54 +137,101 @@ class _RenamedTypes:
     index: Array
 
 
-class _PriceBook:
-    """All changes that have been priced on a machine.
+@dataclass(frozen=True, eq=False)
+class _Distinct:
+    """Distinct changes: the places of their collectives (`_ChangeBook.sent`), 0 for none, and the fields that no bytes change.
+
+    Attributes:
+        forward, backward: [changes, most collectives that one of them sends].
+        merged: of the collective that may be merged, [changes].
+        size, gathered: those of `Changes`.
+    """
+
+    forward: Array
+    backward: Array
+    merged: Array
+    size: Array
+    gathered: Array
+
+    @staticmethod
+    def of(fields: Array, most: int) -> _Distinct:
+        """Read the fields of changes, [changes, fields], of which `most` are for collectives in each direction."""
+        forward, backward = (part[:, part.any(0)] for part in (fields[:, :most], fields[:, most : 2 * most]))
+        merged, parts, gathered = fields[:, 2 * most :].T
+        return _Distinct(forward, backward, merged, np.where(parts > 0, 1 / np.maximum(parts, 1), 0.0), gathered > 0)
+
+    def changes(self, seconds: Array, merged: Array) -> Changes:
+        """Return what the changes take, by the seconds of collectives alone and merged with others."""
+        saved = (seconds - merged)[self.merged]
+        return Changes(seconds[self.forward].sum(1), seconds[self.backward].sum(1), saved, self.size, self.gathered)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays."""
+        return sum(a.nbytes for a in (self.forward, self.backward, self.merged, self.size, self.gathered))
+
+
+class _ChangeBook:
+    """All changes that have been met on a machine.
 
     Dimensions are named in the order in which they appear, first in the old type, then in the new one. The first dimension always
     has name 0, because collectives along it cost less than along others (`machine.collectives`: turning).
     """
 
     def __init__(self, machine: Machine, growth: float) -> None:
-        self.machine, self.growth = machine, growth
+        self.collectives = Collectives(machine, growth)
+        self.most = most_collectives(machine.axes)  # in one direction
         self.outers: dict[int, int] = {}
         self.ids: dict[bytes, int] = {}
-        self.recent = LRUCache[tuple, tuple[Changes, Array]](RECENT, lambda entry: _nbytes(*entry))
-        self.costs = np.zeros((0, FIELDS))  # the distinct costs of priced pairs, and spare rows
-        self.numbers: dict[bytes, int] = {}  # the row of each distinct cost
-        self.runs: list[tuple[Array, Array]] = []  # priced pairs: ascending keys, and the row of each one's cost
+        self.recent = LRUCache[tuple, tuple[_Distinct, Array]](RECENT, lambda entry: entry[0].nbytes + entry[1].nbytes)
+        self.distinct = np.zeros((0, 2 * self.most + 3), np.int64)  # the distinct changes' fields, and spare rows
+        self.numbers: dict[bytes, int] = {}  # the row of each distinct change
+        self.runs: list[tuple[Array, Array]] = []  # known pairs: ascending keys, and the row of each one's change
+        self.sent = {0: 0}  # the collectives of all changes, by their number: their places in `seconds`
+        self.taken = LRUCache[int, Array](SIZES, lambda entry: 1)  # for a tensor's bytes, what these take
 
-    def changes(self, before: Types, after: Types) -> tuple[Changes, Array]:
+    def changes(self, before: Types, after: Types, nbytes: int) -> tuple[Changes, Array]:
         """Return `distinct_changes`, from the cache if possible: all tensors of a kind in a program have the same types."""
         key = (before.key, after.key)
         if key not in self.recent:
-            self.recent[key] = self.computed(before, after)
-        return self.recent[key]
+            fields, index = self.found(before, after)
+            self.recent[key] = _Distinct.of(fields, self.most), index
+        distinct, index = self.recent[key]
+        return distinct.changes(*self.seconds(nbytes)), index
 
-    def computed(self, before: Types, after: Types) -> tuple[Changes, Array]:
-        """Compute `distinct_changes`, pricing only pairs that have not been priced before."""
+    def seconds(self, nbytes: int) -> Array:
+        """Return `Collectives.seconds` of all known collectives, from the cache if possible."""
+        taken = self.taken.get(nbytes)
+        if taken is None or taken.shape[1] < len(self.sent):
+            self.taken[nbytes] = taken = self.collectives.seconds(np.array(list(self.sent), np.int64), nbytes)
+        return taken
+
+    def found(self, before: Types, after: Types) -> tuple[Array, Array]:
+        """Return the fields of the distinct changes between two sets of types, [changes, fields], and the number of each pair's
+        change, [before, after]; only pairs that have not been met before are run.
+        """
         old, new, naming = self.renamed(before, after)
         rows, columns = old.index[:, None], new.index[naming]
         present = np.zeros((len(old.ids), len(new.ids)), bool)
         present[rows, columns] = True
         pairs = np.stack(np.nonzero(present))
         keys = old.ids[pairs[0]] << 32 | new.ids[pairs[1]]
-        cost_rows, known = self.look_up(keys)
+        change_rows, known = self.look_up(keys)
         if not known.all():
-            more = self.priced(old.codes, new.codes, pairs[:, ~known])
-            cost_rows[~known] = more
+            more = self.run(old.codes, new.codes, pairs[:, ~known])
+            change_rows[~known] = more
             self.add_run(keys[~known], more)
         is_used = np.zeros(len(self.numbers), bool)
-        is_used[cost_rows] = True
+        is_used[change_rows] = True
         used = np.flatnonzero(is_used)
         position = np.empty(len(is_used), np.int32)  # of each used row among the used ones
         position[used] = np.arange(len(used))
         number = np.zeros(present.shape, np.min_scalar_type(len(used)))
-        number[tuple(pairs)] = position[cost_rows]
-        f0, f1, b0, b1, merged, size, gathered = np.ascontiguousarray(self.costs[used].T)
-        return Changes((f0, f1), (b0, b1), merged, size, gathered > 0), number[rows, columns]
+        number[tuple(pairs)] = position[change_rows]
+        return self.distinct[used], number[rows, columns]
 
     def look_up(self, keys: Array) -> tuple[Array, Array]:
-        """Return the row of each known pair's cost, and which pairs are known."""
+        """Return the row of each known pair's change, and which pairs are known."""
         rows, known = np.zeros(len(keys), np.int32), np.zeros(len(keys), bool)
         for run, run_rows in self.runs:
             at = np.minimum(np.searchsorted(run, keys), len(run) - 1)
@@ -189,24 +240,28 @@ class _PriceBook:
             known |= matches
         return rows, known
 
-    def priced(self, old: Array, new: Array, pairs: Array) -> Array:
-        """Price new pairs of two sets of types. Returns the row of each one's cost."""
+    def run(self, old: Array, new: Array, pairs: Array) -> Array:
+        """Run new pairs of two sets of types. Returns the row of each one's change."""
         outers = tuple(self.outers)
         blocks = np.array_split(pairs, -(-pairs.shape[1] // BLOCK), axis=1)
-        pricings = (Pricing(self.machine, outers, old, new, block, self.growth) for block in blocks)
-        return np.concatenate([self.numbered(pricing.run()) for pricing in pricings])
+        passes = (ChangePass(self.collectives, outers, old, new, block) for block in blocks)
+        return np.concatenate([self.numbered(each.run()) for each in passes])
 
-    def numbered(self, priced: Array) -> Array:
-        """Return the rows of the costs of priced pairs, [FIELDS, pairs], after adding those that are new."""
-        distinct, which = _distinct_columns(priced)
+    def numbered(self, fields: Array) -> Array:
+        """Return the rows of the changes of pairs, [fields, pairs], after adding those that are new."""
+        distinct, which = _distinct_columns(fields)
+        sent, at = np.unique(distinct[:-2], return_inverse=True)
+        places = np.array([self.sent.setdefault(number, len(self.sent)) for number in sent.tolist()], np.int64)
+        distinct[:-2] = places[at.reshape(distinct[:-2].shape)]
         rows, known = _rows(np.ascontiguousarray(distinct.T)), len(self.numbers)
         new = {row: known + k for k, row in enumerate(row for row in rows if row not in self.numbers)}
         numbers = np.array([new[row] if row in new else self.numbers[row] for row in rows], np.int32)
         count = known + len(new)
-        if count > len(self.costs):
-            self.costs = np.concatenate([self.costs[:known], np.zeros((count, FIELDS))])  # at least twice as many
-        self.costs[known:count] = distinct.T[numbers >= known]
-        self.numbers.update(new)  # last, so that each number has its cost even if Ctrl-C interrupts this
+        if count > len(self.distinct):
+            spare = np.zeros((count, self.distinct.shape[1]), np.int64)
+            self.distinct = np.concatenate([self.distinct[:known], spare])  # at least twice as many
+        self.distinct[known:count] = distinct.T[numbers >= known]
+        self.numbers.update(new)  # last, so that each number has its change even if Ctrl-C interrupts this
         return numbers[which]
 
     def add_run(self, keys: Array, numbers: Array) -> None:
@@ -250,23 +305,19 @@ class _PriceBook:
         return KIND[state.kind], max(state.dim, 0), number
 
 
-def _nbytes(distinct: Changes, index: Array) -> int:
-    return FIELDS * distinct.merged.nbytes + index.nbytes
-
-
-def _distinct_columns(priced: Array) -> tuple[Array, Array]:
-    """Return the distinct columns, compared bit by bit, and for each column the number of its equal among them.
+def _distinct_columns(fields: Array) -> tuple[Array, Array]:
+    """Return the distinct columns, and for each column the number of its equal among them.
 
     Columns are compared by fingerprints; if two different columns share one (this was never seen), by their content.
     """
-    words = np.ascontiguousarray(priced).view(np.uint64)
+    words = np.ascontiguousarray(fields).view(np.uint64)
     prints = np.zeros(words.shape[1], np.uint64)
-    for row, factor in zip(words, FACTORS, strict=True):
+    for row, factor in zip(words, FACTORS, strict=False):
         prints += (row ^ (row >> np.uint64(32))) * factor
     _, first, which = np.unique(prints, return_index=True, return_inverse=True)
     if not np.array_equal(words[:, first[which]], words):
         _, first, which = np.unique(words, axis=1, return_index=True, return_inverse=True)
-    return priced[:, first], which.reshape(-1)
+    return fields[:, first], which.reshape(-1)
 
 
 UNUSED_AT_0 = State("U", 0)

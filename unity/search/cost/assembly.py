@@ -181,14 +181,15 @@ class Assembled:
 
     def _change(self, before: Types, after: Types, port: Port, product: bool) -> tuple[np.ndarray, np.ndarray]:
         """Price all changes of type as if all devices ran the port together."""
-        c, index = distinct_changes(self.machine, before, after, growth(port.tensor.dtype, self.machine.reduce_in))
+        n = port.tensor.nbytes
+        c, index = distinct_changes(self.machine, before, after, n, growth(port.tensor.dtype, self.machine.reduce_in))
         if self.exposure is not FULL:
             c = self.exposure.of_changes(c, self.weights[port.source])
-        n, times, backward = port.tensor.nbytes, port.times, self.training.backward
+        times, backward = port.times, self.training.backward
         runs = 1 / port.hoisted + port.repeats
-        time = runs * (c.forward[0] + c.forward[1] * n)
+        time = runs * c.forward
         if port.gradient and backward:
-            time = time + c.backward[0] + c.backward[1] * n - (c.merged if port.last else 0.0)
+            time = time + c.backward - (c.merged if port.last else 0.0)
         time = time * times
         if not (port.kept and backward):
             return time[index][None], np.zeros((1, *index.shape))
@@ -199,7 +200,7 @@ class Assembled:
             return time[index][None], memory[None]
         # A remat does not hoist what it recomputes (`pcg.analysis.hoisting`), and a gradient needs it for its own operator alone.
         more = 2 + port.passed - 1 / port.hoisted - port.repeats if port.again else 1.0
-        again = np.where(c.gathered, time + more * times * (c.forward[0] + c.forward[1] * n), np.inf)
+        again = np.where(c.gathered, time + more * times * c.forward, np.inf)
         without = np.where(c.gathered[index], port.kept * n * unchanged, memory)
         return np.stack([time[index], again[index]]), np.stack([memory, without])
 

@@ -152,7 +152,7 @@ def fraction(domain: Domain, position: int, machine: Machine) -> Array:
 def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
     """Price the Reduces inside composites: an all-reduce forward, and one backward for each value that is replicated for use."""
     total = np.zeros(len(domain))
-    alpha, beta = table(machine, "all-reduce")
+    prices = table(machine, "all-reduce")
     bits = 1 << np.arange(len(machine.axes))
     sizes = np.array([a.size for a in machine.axes], float)
     every = [{r.variable: r for r in c.reduced} for c in domain.choices]
@@ -166,14 +166,14 @@ def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -
         mask = (over * bits).sum(axis=1)
         again = next((n for v, n in site.computed if v == variable), 0)
         if variable not in domain.scattered:  # else this is a part of the change that scatters it
-            total += (1 / site.hoisted + again) * (alpha[mask] + beta[mask] * (summed if kind == "sum" else nbytes))
+            total += (1 / site.hoisted + again) * prices.seconds(mask, summed if kind == "sum" else nbytes)
         masks: list[Array] = []  # users for which it is replicated along the same axes share one all-reduce
         users = sorted({u for x in of_choice if x is not None for u in x.users})
         for user in users if _has_cotangents(site, variable, kind, training) else ():
             along = np.array([x is not None and user in x.users for x in of_choice])[domain.picks]
             mask = (along * bits).sum(axis=1)
             new = np.all([mask != other for other in masks], axis=0) if masks else np.True_
-            total += np.where(new, alpha[mask] + beta[mask] * summed, 0.0)
+            total += np.where(new, prices.seconds(mask, summed), 0.0)
             masks.append(mask)
     return total
 
@@ -186,7 +186,7 @@ def _call_arrays(site: Site, domain: Domain, machine: Machine, training: Trainin
         return total
     assert site.node is not None
     assert site.node.body is not None
-    body, (alpha, beta) = site.node.body, table(machine, "all-reduce")
+    body, prices = site.node.body, table(machine, "all-reduce")
     bits, sizes = 1 << np.arange(len(machine.axes)), np.array([a.size for a in machine.axes], float)
     carried = carrying(body, tuple(p.gradient for p in site.ports), site.flows) if training.backward else frozenset[int]()
     for key, x in {key: x for xs in every for key, x in xs.items() if x.agreement.kind}.items():
@@ -203,7 +203,7 @@ def _call_arrays(site: Site, domain: Domain, machine: Machine, training: Trainin
         mask = (over * bits).sum(axis=1)
         again = max((n for v, n in site.computed if v in equation.results), default=0)
         runs = a.times * (1 if x.run is RulePass.BACKWARD else 1 / site.hoisted + again)
-        total += runs * (alpha[mask] + beta[mask] * nbytes)
+        total += runs * prices.seconds(mask, nbytes)
     return total
 
 
@@ -218,11 +218,11 @@ def _scatters(site: Site, domain: Domain, machine: Machine, training: Training) 
         tensor, around = body.tensors[variable], [c.around_scatter(variable) for c in domain.choices]
         before, old = distinct_types([before for before, _ in around], domain.picks)
         after, new = distinct_types([after for _, after in around], domain.picks)
-        changes, index = distinct_changes(machine, before, after, growth(tensor.dtype, machine.reduce_in))
+        changes, index = distinct_changes(machine, before, after, tensor.nbytes, growth(tensor.dtype, machine.reduce_in))
         change = changes[index[old, new]]
         again = next((n for v, n in site.computed if v == variable), 0)
-        total += (1 / site.hoisted + again) * (change.forward[0] + change.forward[1] * tensor.nbytes)
-        total += change.backward[0] + change.backward[1] * tensor.nbytes if variable in carried else 0.0
+        total += (1 / site.hoisted + again) * change.forward
+        total += change.backward if variable in carried else 0.0
     return total
 
 
@@ -258,11 +258,10 @@ def _stage_messages(site: Site, domain: Domain, machine: Machine, training: Trai
     """Price the messages between the stages of a pipeline: carries forward, and their gradients backward."""
     if not site.sends:
         return np.zeros(len(domain))
-    alpha, beta = table(machine, "collective-permute")
     mask = sum(1 << k for k, axis in enumerate(machine.axes) if axis.name in site.along)
     messages = site.sends + (site.returns if training.backward else 0)
     nbytes = site.results[0].nbytes * fraction(domain, len(site.ports), machine)
-    return messages * (alpha[mask] + beta[mask] * nbytes)
+    return messages * table(machine, "collective-permute").seconds(mask, nbytes)
 
 
 def _halo_exchanges(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
@@ -307,7 +306,7 @@ def _message_seconds(tensor: Tensor, edges: tuple[HaloEdge, ...], domain: Domain
     along = np.stack([np.array([e in c.halos for c in domain.choices])[domain.picks] for e in edges])
     keys = np.column_stack([np.where(split, sizes, 1).prod(1), *(along @ bits)])
     distinct, index = np.unique(keys, axis=0, return_inverse=True)
-    alpha, beta = table(machine, "collective-permute")
+    prices = table(machine, "collective-permute")
     devices = np.where(along, sizes, 1).prod(2)
     seconds = np.zeros(len(distinct))
     for row, (parts, *masks) in enumerate(distinct):
@@ -316,7 +315,7 @@ def _message_seconds(tensor: Tensor, edges: tuple[HaloEdge, ...], domain: Domain
             (tensor.shape[e.reach.dim] // int(n), int(n), e.reach.halo) for e, n in zip(edges, devices[:, value], strict=True)
         ]
         for k, _, elements in sent(tensor.nbytes // tensor.itemsize // int(parts), pieces):
-            seconds[row] += alpha[masks[k]] + beta[masks[k]] * elements * itemsize
+            seconds[row] += prices.seconds(masks[k], elements * itemsize)
     return seconds[index.reshape(-1)]
 
 

@@ -38,11 +38,11 @@ class Exposure:
         return replace(cost, reduces=self.others * cost.reduces, transfers=transfers)
 
     def of_changes(self, changes: Changes, weight: bool) -> Changes:
-        """Return the exposed coefficients of changes of type: of weights, if `weight` is true, or of other values."""
+        """Return the exposed seconds of changes of type: of weights, if `weight` is true, or of other values."""
         forward, backward = (self.gathers, self.gradients) if weight else (self.others, self.others)
         return Changes(
-            (forward * changes.forward[0], forward * changes.forward[1]),
-            (backward * changes.backward[0], backward * changes.backward[1]),
+            forward * changes.forward,
+            backward * changes.backward,
             backward * changes.merged,
             changes.size,
             changes.gathered,

@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from unity.machine.collectives import Linear, collective
+from unity.machine.collectives import Price, collective
 from unity.machine.hardware import Device, Level, MachineError, check_not_negative, check_positive
 from unity.machine.machine import Machine
 
@@ -153,7 +153,7 @@ class Topology:
         line = self.ring_of(kind, len(members), min(x.bandwidth for x in links), max(x.latency for x in links), turned)
         return line.beta * nbytes if merged else line(nbytes)
 
-    def ring_of(self, kind: str, size: int, bandwidth: float, latency: float, turned: bool = False) -> Linear:
+    def ring_of(self, kind: str, size: int, bandwidth: float, latency: float, turned: bool = False) -> Price:
         """Return the cost, by bytes, of a collective among `size` devices whose slowest link has these figures."""
         return _ring(self.machine.device, kind, size, bandwidth, latency, turned)
 
@@ -185,7 +185,7 @@ def grid_groups(sizes: tuple[int, ...], over: tuple[int, ...]) -> tuple[tuple[in
 
 
 @cache
-def _ring(device: Device, kind: str, size: int, bandwidth: float, latency: float, turned: bool) -> Linear:
+def _ring(device: Device, kind: str, size: int, bandwidth: float, latency: float, turned: bool) -> Price:
     """Return the cost of a collective in a ring of `size` members: that on a machine of one level."""
     machine = Machine("ring", device, (Level("ring", size, bandwidth, latency),))
     return collective(machine, kind, machine.axes, turned)

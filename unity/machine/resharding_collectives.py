@@ -1,8 +1,11 @@
-"""The pricing of changes from one type to another: one vectorized pass over many pairs of types.
+"""The collectives of changes from one type to another: one vectorized pass over many pairs of types.
 
-All pairs go together through the steps that `pcg.parallel.resharding.steps` lists for one pair. Each pair is a column, and a step
-adds the alpha and beta of its collective to the columns that take part in it. A type is a row of codes, one for each axis: U, R, S,
-or P + name · OUTERS + the number of its inner digit, with the names that `resharding_tables` gives the dimensions of a pair.
+All pairs go together through the steps that `pcg.parallel.resharding.steps` lists for one pair. Each pair is a column, and a
+step adds its collective to the columns that take part in it. A type is a row of codes, one for each axis: U, R, S, or P + name ·
+OUTERS + the number of its inner digit, with the names that `resharding_tables` gives the dimensions of a pair.
+
+A collective is a number too, of what its price depends on (`Collectives`), and a pair's collectives forward and backward are
+columns of such numbers. What they take is looked up for the bytes of each tensor, because libraries choose by size how they send.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from functools import lru_cache, reduce
 
 import numpy as np
 
-from unity.machine.collectives import table
+from unity.machine.collectives import KINDS, group_sizes, table
 from unity.machine.machine import Machine
 from unity.pcg.parallel.resharding import SLICING
 from unity.pcg.types.parallel_type import Digit
@@ -27,27 +30,66 @@ KIND = {"U": U, "R": R, "S": S, "P": P}
 FROM = {"partition": (U, R), "reduce_partition": (S,), "combine_partition": (P,)}
 LATE = ("reduce_partition", "partition", "combine_partition")
 OUTERS = 1 << 10  # inner digits that a code can tell apart
-FIELDS = 7  # of a priced change
 NOWHERE = 1 << 30  # a level beyond all levels
 
 
-class Pricing:
+class Collectives:
+    """Numbers for the collectives of changes, which say all that prices depend on; 0 stands for none.
+
+    That is the kind, whether it turns the tensor, whether it sends partial sums, the group's size on each level, and the parts that
+    the tensor is in meanwhile.
+
+    Args:
+        machine: the machine.
+        growth: the factor by which partial sums are larger (`pcg.types.accumulation`).
+    """
+
+    def __init__(self, machine: Machine, growth: float = 1.0) -> None:
+        self.machine, self.growth = machine, growth
+        sizes = [
+            group_sizes(machine, (a for k, a in enumerate(machine.axes) if mask >> k & 1)) for mask in range(1 << len(machine.axes))
+        ]
+        first = {group: mask for mask, group in reversed(list(enumerate(sizes)))}
+        self.group = np.array([first[group] for group in sizes])  # the first set of axes with the same sizes, for each
+        self.parts = machine.devices + 1
+
+    def number(self, kind: str, group: Array, parts: Array, turned: Array, summed: Array) -> Array:
+        """Return the numbers of collectives of one kind over sets of axes, of a tensor in so many parts; 0 over none."""
+        flags = (KINDS.index(kind) * 2 + turned) * 2 + summed
+        number = (flags * len(self.group) + self.group[group]) * self.parts + parts
+        return np.where(group == 0, 0, number)
+
+    def seconds(self, numbers: Array, nbytes: int) -> Array:
+        """Return the seconds of collectives, of a tensor of so many bytes as a whole, and their seconds where they are merged."""
+        rest, parts = np.divmod(numbers, self.parts)
+        flags, group = np.divmod(rest, len(self.group))
+        size = np.where(flags % 2 == 1, self.growth, 1.0) * nbytes / np.maximum(parts, 1)
+        result = np.zeros((2, len(numbers)))
+        for flag in np.unique(flags):
+            kind, turned, rows = KINDS[flag >> 2], bool(flag >> 1 & 1), flags == flag
+            prices = table(self.machine, kind, turned)
+            result[0, rows] = prices.seconds(group[rows], size[rows])
+            result[1, rows] = prices.beta.min(0)[group[rows]] * size[rows]
+        return np.where(numbers == 0, 0.0, result)
+
+
+class ChangePass:
     """A pass of all pairs through `pcg.parallel.resharding.steps`.
 
     A pair is a column of every array; `rows` are the numbers of the pairs that take part in a step.
 
     Args:
+        collectives: the numbers of collectives.
         outers: the inner digits, by the numbers that codes contain.
         old, new: the codes of the types before and after, [types, axes].
         pairs: the numbers of the old and the new type of each pair, [2, pairs].
-        growth: the factor by which partial sums are larger (`pcg.types.accumulation`).
     """
 
-    def __init__(self, machine: Machine, outers: Sequence[int], old: Array, new: Array, pairs: Array, growth: float = 1.0) -> None:
-        self.machine, self.growth, axes = machine, growth, machine.axes
+    def __init__(self, collectives: Collectives, outers: Sequence[int], old: Array, new: Array, pairs: Array) -> None:
+        self.collectives, axes = collectives, collectives.machine.axes
         self.axes = range(len(axes))
         self.pairs = pairs.shape[1]
-        self.sizes = np.array([a.size for a in axes], float)
+        self.sizes = np.array([a.size for a in axes], np.int64)
         self.levels = np.array([a.level for a in axes])
         digits = [_digits(codes, outers, [a.size for a in axes]) for codes in (old, new)]
         places = np.unique(np.concatenate([d[d >= 0] for d in digits]))
@@ -56,14 +98,18 @@ class Pricing:
         self.start = self.now.copy()
         self.turning = np.append(places >> 48 != FIRST, [False] * len(UNPLACED))
         self.bits, self.clash = _bits(tuple(places.tolist()))
-        self.fraction = np.prod(np.where(self.now >= 0, 1 / self.sizes[:, None], 1.0), axis=0)
-        self.cost = {name: [np.zeros(self.pairs), np.zeros(self.pairs)] for name in ("forward", "backward")}
-        self.merged = np.zeros(self.pairs)
-        self.tables: dict[str, tuple[Array, Array]] = {}
-        self.gathered = np.zeros(self.pairs, bool)
+        self.parts = np.prod(np.where(self.now >= 0, self.sizes[:, None], 1), axis=0)
+        self.sent = {name: np.zeros((most_collectives(axes), self.pairs), np.int64) for name in ("forward", "backward")}
+        self.count = {name: np.zeros(self.pairs, int) for name in self.sent}
+        self.merged = np.zeros(self.pairs, np.int64)
+        self.gathered = np.zeros(self.pairs, np.int64)
 
     def run(self) -> Array:
-        """Price all pairs. Returns the fields of `resharding_tables.Changes`, [FIELDS, pairs]."""
+        """Run all pairs. Returns the fields of their changes, [fields, pairs].
+
+        They are the numbers of the collectives forward, of those backward, and of the one of these that may be merged; the parts
+        that the tensor is in afterwards, 0 where no new buffer is made; and whether some step gathers.
+        """
         rows = np.flatnonzero((self.now != self.goal).any(0))
         everything = rows
         while len(rows):
@@ -72,8 +118,9 @@ class Pricing:
         self.finish(everything)
         unused, replicated = ((_are(self.start, a) & _are(self.goal, b)) for a, b in ((U, R), (R, U)))
         moved = (self.start != self.goal) & ~unused & ~replicated
-        size = np.where(moved.any(0), self.fraction, 0.0)
-        return np.stack([*(x for line in self.cost.values() for x in line), self.merged, size, self.gathered])
+        parts = np.where(moved.any(0), self.parts, 0)
+        sent = (np.sort(numbers, axis=0) for numbers in self.sent.values())
+        return np.concatenate([*sent, np.stack([self.merged, parts, self.gathered])])
 
     def slice_all(self, rows: Array) -> None:
         """Make slices, reduce-scatters and all-to-alls as long as any pair has an axis that is free to be partitioned."""
@@ -134,9 +181,8 @@ class Pricing:
         self.become(rows, chosen, U)
         self.become(rows, _are(self.now.take(rows, 1), R) & _are(goal, U), U)
         chosen = _are(self.now.take(rows, 1), U) & _are(goal, R)
-        self.merged[rows] += table(self.machine, "all-reduce")[0][self.mask(chosen)]
         self.become(rows, chosen, R)
-        self.add("backward", "all-reduce", rows, chosen)
+        self.merged[rows] = self.add("backward", "all-reduce", rows, chosen)
         now = self.now.take(rows, 1) >= 0
         to_r, to_u = now & _are(goal, R), now & _are(goal, U)
         first = self.outermost(to_u) < self.outermost(to_r)
@@ -161,29 +207,20 @@ class Pricing:
         """Return the slowest level among the chosen axes of every pair."""
         return np.where(chosen, self.levels[:, None], NOWHERE).min(0, initial=NOWHERE)
 
-    def add(self, name: str, kind: str, rows: Array, chosen: Array, turned: Array | bool = False) -> None:
-        """Add a collective over the chosen axes of every row. `turned`: whether it turns the tensor, for each row.
+    def add(self, name: str, kind: str, rows: Array, chosen: Array, turned: Array | bool = False) -> Array:
+        """Add a collective over the chosen axes of every row. Returns its numbers. `turned`: whether it turns the tensor, by row.
 
         Call it while the affected axes are in the state of the partial sum: before a change in the forward pass, and after they
         have become replicated in the backward pass.
         """
         if not len(rows):
-            return
-        mask, turned = self.mask(chosen), np.asarray(turned, int)
-        alpha, beta = (column[turned, mask] for column in self.table(kind))
-        self.cost[name][0][rows] += alpha
-        if self.growth != 1:
-            summed = _are(self.now.take(rows, 1), S if name == "forward" else R).any(0)
-            beta = np.where(summed, self.growth * beta, beta)
-        self.cost[name][1][rows] += beta * self.fraction[rows]
-
-    def table(self, kind: str) -> tuple[Array, Array]:
-        """Return alpha and beta of a collective, [turned, chosen axes]."""
-        if kind not in self.tables:
-            both = (table(self.machine, kind, turned) for turned in (False, True))
-            alpha, beta = map(np.stack, zip(*both, strict=True))
-            self.tables[kind] = alpha, beta
-        return self.tables[kind]
+            return np.zeros(0, np.int64)
+        turned = np.asarray(turned, np.int64)
+        summed = _are(self.now.take(rows, 1), S if name == "forward" else R).any(0)
+        numbers = self.collectives.number(kind, self.mask(chosen), self.parts[rows], turned, summed)
+        self.sent[name][self.count[name][rows], rows] = numbers
+        self.count[name][rows] += numbers != 0
+        return numbers
 
     def turned(self, positions: Array, rows: Array, chosen: Array) -> Array:
         """Return for each row whether a chosen axis partitions another dimension than the first (`resharding.turned`)."""
@@ -194,12 +231,12 @@ class Pricing:
         return (chosen.astype(np.int64) << np.array(self.axes, np.int64)[:, None]).sum(0)
 
     def become(self, rows: Array, chosen: Array, kind: int) -> None:
-        """Set the state of the chosen axes, for P to the goal, and update the fraction of the tensor that a device holds."""
+        """Set the state of the chosen axes, for P to the goal, and update the number of the tensor's parts."""
         if not len(rows):
             return
         now, size = self.now.take(rows, 1), self.sizes[:, None]
-        change = np.where(chosen & (now < 0), 1 / size, 1.0) if kind == P else np.where(chosen & (now >= 0), size, 1.0)
-        self.fraction[rows] *= change.prod(0)
+        changed = np.where(chosen & ((now < 0) if kind == P else (now >= 0)), size, 1).prod(0)
+        self.parts[rows] = self.parts[rows] * changed if kind == P else self.parts[rows] // changed
         self.now[:, rows] = np.where(chosen, self.goal.take(rows, 1) if kind == P else ~kind, now)
 
     def gather(self, rows: Array, chosen: Array, kind: int) -> None:
@@ -212,6 +249,11 @@ class Pricing:
         if kind == R:
             self.add("backward", "reduce-scatter", rows, chosen, turned)
         self.gathered[rows] = True
+
+
+def most_collectives(axes: Sequence[object]) -> int:
+    """Return the most collectives that a change sends in one direction: an axis takes part in two at most."""
+    return 2 * len(axes) + 1
 
 
 def _are(now: Array, kind: int) -> Array:
