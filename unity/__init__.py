@@ -20,7 +20,7 @@ from unity.base.errors import (
 from unity.base.installation import VERSION
 from unity.constraints import Constraint, constrain, forbid, keep_shardings, only, pin, require, without_rules
 from unity.kernel import Kernel, kernel
-from unity.machine.machine import Device, HostLink, Level, Machine, MachineError
+from unity.machine.machine import Device, HostLink, Level, Machine, MachineError, Protocol
 from unity.optimize import optimize
 from unity.pcg.operators.kernel_primitive import KernelError
 from unity.plan.face.former_names import former_member
@@ -57,6 +57,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "PlanFileError",
+    "Protocol",
     "RuleError",
     "TrainingStep",
     "UnityError",

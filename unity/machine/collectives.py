@@ -36,7 +36,7 @@ model, `src/graph/tuning.cc`). With steps of s_i seconds on level i, an all-gath
     ring    start + sum over i of (k_1 ... k_(i-1)) (k_i - 1) s_i, and beta as above from the shares of B_i, but at least
             (k-1)/k over the most that the protocol reaches
     tree    an all-reduce alone: twice the sum over i of log2(k_i) tree steps where the level has trees, else (k_i - 1) s_i, and
-            beta 2 / min_i(m_i B_i)
+            beta 2 / min_i(m_i B_i), limited likewise
 
 A group with one device in each unit waits for each of its messages, so a step of its ring takes as long as one of a tree.
 
@@ -281,4 +281,4 @@ def _tree(spans: list[_CrossedLevel], protocols: list[Protocol]) -> Linear:
     crossed = list(zip(spans, protocols, strict=True))
     alpha = sum((s.size - 1) * p.step if p.tree is None else (s.size.bit_length() - 1) * p.tree for s, p in crossed)
     slowest = min(p.tree_share * s.inside * s.level.bandwidth for s, p in crossed)
-    return Linear(2 * alpha, 2 / slowest)
+    return Linear(2 * alpha, 2 / min(slowest, *(p.most for p in protocols if p.most is not None), inf))

@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 from unity.base.atomic_files import write
 from unity.base.documents import Misfit, at, parsed, plain, refuse_unknown, typed
 from unity.base.errors import PlanFileError
-from unity.machine.hardware import Curve, Device, HostLink, Level, MachineError, check_count
+from unity.machine.hardware import Curve, Device, HostLink, Level, MachineError, Protocol, check_count
 from unity.machine.mesh import check_mesh, extents_of
 from unity.machine.presets import CLUSTERS, DEVICES, KINDS, LINKS, USUAL_LINKS, Link
 from unity.machine.profiles.profile import Profile
 from unity.pcg.types.axis import Axis
 
-__all__ = ["SCHEMA", "Curve", "Device", "HostLink", "Level", "Machine", "MachineError", "device_name"]
+__all__ = ["SCHEMA", "Curve", "Device", "HostLink", "Level", "Machine", "MachineError", "Protocol", "device_name"]
 
 T = TypeVar("T")
 

@@ -135,8 +135,9 @@ def _lines(machine: Machine) -> list[Any]:
 
 
 def _measured(level: Level) -> str:
-    """Return the collectives that were measured on a level."""
-    return ", ".join(sorted({c.kind for c in level.curves})) or "no: alpha-beta"
+    """Return the collectives that were measured on a level, or what their prices are from."""
+    known = ", ".join(protocol.name for protocol in level.protocols) or "alpha-beta"
+    return ", ".join(sorted({c.kind for c in level.curves})) or f"no: {known}"
 
 
 def _to_host(machine: Machine) -> str:
