@@ -158,11 +158,11 @@ def test_a_strategy_that_is_much_slower_is_not_refined(monkeypatch):
 
 def test_exposed_prices_are_parts_of_the_prices_of_communication_alone():
     one = np.ones((1, 1))
-    changes = Changes((one, one), (one, one), one, one, one > 0)
+    changes = Changes(one, one, one, one, one > 0)
     exposure = Exposure(gathers=0.5, gradients=0.25, others=0.75)
     weight, other = exposure.of_changes(changes, True), exposure.of_changes(changes, False)
-    assert [float(part.item()) for part in (*weight.forward, *weight.backward, weight.merged)] == [0.5, 0.5, 0.25, 0.25, 0.25]
-    assert [float(part.item()) for part in (*other.forward, *other.backward, other.merged)] == [0.75] * 5
+    assert [float(part.item()) for part in (weight.forward, weight.backward, weight.merged)] == [0.5, 0.25, 0.25]
+    assert [float(part.item()) for part in (other.forward, other.backward, other.merged)] == [0.75] * 3
     assert weight.size == other.size == 1
     site = SiteCost(forward=one, backward=one, reduces=one, memory=one, once=one)
     assert exposure.of_site(site).time.item() == 2.75

@@ -39,7 +39,7 @@ def test_a_collective_is_as_slow_as_the_slowest_link_of_its_ring() -> None:
 
 
 def test_on_one_level_a_uniform_topology_is_the_machine() -> None:
-    machine = Machine.grid(1, 8, "a100")
+    machine = Machine.grid(1, 8, "a100", intra=(300e9, 1.9e-6))
     t = Topology.uniform(machine)
     for kind in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all"):
         assert t.collective_seconds(kind, range(8), 1e6) == pytest.approx(collective_seconds(machine, kind, machine.axes, 1e6))

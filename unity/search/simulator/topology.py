@@ -2,7 +2,7 @@
 
 A `Machine` is uniform: its devices have one speed, and the link between two of them follows from the outermost level that separates
 them. A topology lists devices and links one by one. Each direction between two devices is a separate link, unless several are
-declared to share one.
+declared to share one. Its collectives are rings of any size of message: links have no protocols.
 """
 
 from __future__ import annotations
