@@ -4,7 +4,7 @@ All pairs go together through the steps that `pcg.parallel.resharding.steps` lis
 step adds its collective to the columns that take part in it. A type is a row of codes, one for each axis: U, R, S, or P + name ·
 OUTERS + the number of its inner digit, with the names that `resharding_tables` gives the dimensions of a pair.
 
-A collective is a number too, of what its price depends on (`Collectives`), and a pair's collectives forward and backward are
+A collective is a number too, of what its price depends on (`CollectiveNumbers`), and a pair's collectives forward and backward are
 columns of such numbers. What they take is looked up for the bytes of each tensor, because libraries choose by size how they send.
 """
 
@@ -33,7 +33,7 @@ OUTERS = 1 << 10  # inner digits that a code can tell apart
 NOWHERE = 1 << 30  # a level beyond all levels
 
 
-class Collectives:
+class CollectiveNumbers:
     """Numbers for the collectives of changes, which say all that prices depend on; 0 stands for none.
 
     That is the kind, whether it turns the tensor, whether it sends partial sums, the group's size on each level, and the parts that
@@ -85,7 +85,7 @@ class ChangePass:
         pairs: the numbers of the old and the new type of each pair, [2, pairs].
     """
 
-    def __init__(self, collectives: Collectives, outers: Sequence[int], old: Array, new: Array, pairs: Array) -> None:
+    def __init__(self, collectives: CollectiveNumbers, outers: Sequence[int], old: Array, new: Array, pairs: Array) -> None:
         self.collectives, axes = collectives, collectives.machine.axes
         self.axes = range(len(axes))
         self.pairs = pairs.shape[1]

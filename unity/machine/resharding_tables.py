@@ -15,7 +15,7 @@ import numpy as np
 
 from unity.base.lru_cache import LRUCache
 from unity.machine.machine import Machine
-from unity.machine.resharding_collectives import FIRST, KIND, OUTERS, ChangePass, Collectives, P, most_collectives
+from unity.machine.resharding_collectives import FIRST, KIND, OUTERS, ChangePass, CollectiveNumbers, P, most_collectives
 from unity.pcg.parallel.resharding import stationary
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, State, Type
@@ -179,7 +179,7 @@ class _ChangeBook:
     """
 
     def __init__(self, machine: Machine, growth: float) -> None:
-        self.collectives = Collectives(machine, growth)
+        self.collectives = CollectiveNumbers(machine, growth)
         self.most = most_collectives(machine.axes)  # in one direction
         self.outers: dict[int, int] = {}
         self.ids: dict[bytes, int] = {}
@@ -200,7 +200,7 @@ class _ChangeBook:
         return distinct.changes(*self.seconds(nbytes)), index
 
     def seconds(self, nbytes: int) -> Array:
-        """Return `Collectives.seconds` of all known collectives, from the cache if possible."""
+        """Return `CollectiveNumbers.seconds` of all known collectives, from the cache if possible."""
         taken = self.taken.get(nbytes)
         if taken is None or taken.shape[1] < len(self.sent):
             self.taken[nbytes] = taken = self.collectives.seconds(np.array(list(self.sent), np.int64), nbytes)
