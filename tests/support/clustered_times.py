@@ -22,7 +22,9 @@ from unity.search.session import Search
 
 A100S = Machine.grid(2, 2, "a100")  # on two axes the search is exact: from three on it considers few orders of choices
 # Separate operators pay for launches and messages one by one: without latency the comparison is strict.
-MACHINE = replace(A100S, device=replace(A100S.device, launch=0.0), levels=tuple(replace(x, latency=0.0) for x in A100S.levels))
+MACHINE = replace(
+    A100S, device=replace(A100S.device, launch=0.0), levels=tuple(replace(x, latency=0.0, protocols=()) for x in A100S.levels)
+)
 # Separate operators pay for the memory between them, too: with fast memory the collectives decide.
 FAST_MEMORY = replace(MACHINE, device=replace(MACHINE.device, bandwidth=1000 * MACHINE.device.bandwidth))
 

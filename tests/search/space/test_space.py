@@ -288,7 +288,7 @@ def test_micro_batches_send_and_multiply_the_same_in_every_form(seed: int) -> No
     """Where launches, memory and latency cost nothing, no form is slower than another: no gradient is reduced, no weight gathered
     and no batch kept whole in every step."""
     machine = (Machine.grid(1, 2, "h100"), Machine.grid(2, 2, "a100"), Machine.grid(1, 8, "a100"))[seed % 3]
-    levels = tuple(replace(level, latency=1e-15) for level in machine.levels)
+    levels = tuple(replace(level, latency=1e-15, protocols=()) for level in machine.levels)
     machine = replace(machine, levels=levels, device=replace(machine.device, bandwidth=1e19, launch=1e-15))
     samples, width, classes = ((4096, 512, 2048), (256, 2048, 4096), (1024, 1024, 1024))[seed // 3 % 3]
     args = f(width, classes), f(STEPS, samples, width), f(STEPS, samples, classes)
