@@ -20,7 +20,7 @@ from unity.search.memory.memory import predict_memory
 from unity.search.solver.minimizer import Minimizer
 
 NEAR = 0.1
-MACHINE = unity.Machine.grid(1, 8, "a100")
+MACHINE = unity.Machine.grid(1, 8, "a100", intra=(300e9, 1.9e-6))
 OPTIONS: dict[str, Any] = {"machine": MACHINE, "budget": 0, "pipelines": False, "branches": False, "progress": False}
 
 

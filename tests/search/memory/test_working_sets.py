@@ -48,7 +48,8 @@ def test_the_least_sum_under_the_limits_of_a_strategy_is_no_larger_than_its_own(
 def searched(hidden: int = 256, steps: int = 4) -> Search:
     model = rnnlm(layers=1, hidden=hidden, vocab=1280, steps=steps, batch=128)
     captured = capture(model.loss, model.params, model.batch)
-    return Search(captured.graph, captured.differentiated, Machine.grid(8, 8, "a100"), Training())
+    nodes = Machine.grid(8, 8, "a100", intra=(300e9, 1.9e-6), inter=(25e9, 4e-6))
+    return Search(captured.graph, captured.differentiated, nodes, Training())
 
 
 def test_limits_per_operator_give_leaner_strategies_than_one_limit_for_all() -> None:
