@@ -91,7 +91,7 @@ def test_an_argument_in_words() -> None:
 def test_what_is_whole_is_called_so_and_differences_of_time_have_a_unit() -> None:
     text = said(plan_of(constraints=[unity.pin("params['out']", P())]), "params['out']")
     assert "[-, -]: whole on every device; 131.1 kB on each device" in text
-    assert "0.0 %" not in text
+    assert "+0.0 %" not in text
     assert any(gain in text for gain in (" µs", "as fast"))
 
 
