@@ -91,7 +91,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Price:
-    """A price that is the least of some lines: none of which is nowhere below the others' least is left."""
+    """The least of some lines, none of which lies above another one everywhere."""
 
     lines: tuple[Linear, ...]
 
@@ -123,7 +123,7 @@ class PriceTable:
     beta: Array
 
     def seconds(self, masks: NDArray[np.integer] | int, nbytes: Array | float) -> Array:
-        """Return the seconds of collectives over sets of axes, with so many bytes on the full side of one device."""
+        """Return the seconds of collectives over sets of axes. `nbytes`: the bytes on the full side of one device."""
         return (self.alpha[:, masks] + self.beta[:, masks] * nbytes).min(0)
 
 
@@ -210,15 +210,15 @@ def _of_sizes(levels: tuple[Level, ...], device: Device, kind: str, sizes: tuple
     if measured is not None:
         return Price((Linear(measured.alpha, measured.beta),))
     alpha, beta = spans[0].level.measured(kind)
-    found = list[Linear]()
+    lines = list[Linear]()
     for start, line in _formulas(spans, kind):
         waiting = alpha * (line.alpha + max(start - device.launch, 0.0))
-        found.append(Linear(waiting + device.launch * (1 + turned), beta * line.beta + turned * 2 / device.bandwidth))
-    return Price(_undominated(found))
+        lines.append(Linear(waiting + device.launch * (1 + turned), beta * line.beta + turned * 2 / device.bandwidth))
+    return Price(_undominated(lines))
 
 
 def _undominated(lines: Iterable[Linear]) -> tuple[Linear, ...]:
-    """Return the lines below which no other is everywhere, by ascending alpha."""
+    """Return the lines that do not lie above another one everywhere, by ascending alpha."""
     left = list[Linear]()
     for line in sorted(lines, key=lambda line: (line.alpha, line.beta)):
         if not left or line.beta < left[-1].beta:

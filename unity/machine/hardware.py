@@ -208,7 +208,7 @@ class Protocol:
         start: seconds before the first step, the launch of the kernel included.
         step: seconds of a step of a ring.
         share: the part of the level's bandwidth that it reaches.
-        most: bytes/s that a group reaches at most, however fast the links are; None: there is no such limit.
+        most: bytes/s that a group reaches at most, however fast the links are; None if nothing else limits it.
         tree: seconds of a step between two units in a tree of all units, which all-reduces can take in place of a ring; None where
             there are no trees, as inside of nodes.
         tree_share: the part of the level's bandwidth that a tree reaches.

@@ -105,7 +105,7 @@ _LL, _LL128, _SIMPLE = 6.6e-6, 14e-6, 8.4e-6  # seconds before the first step
 
 
 def _nvlink(low_latency: float) -> tuple[Protocol, ...]:
-    """Return the protocols over NVLink, on devices on which LL reaches so many bytes/s inside of a node."""
+    """Return the protocols over NVLink. `low_latency`: the bytes/s that LL reaches inside of a node."""
     return (
         Protocol("LL", _LL, 0.6e-6, share=0.5, most=low_latency),
         Protocol("LL128", _LL128, _NVLINK_STEP, share=0.92),

@@ -54,13 +54,18 @@ class CollectiveNumbers:
         self.parts = machine.devices + 1
 
     def number(self, kind: str, group: Array, parts: Array, turned: Array, summed: Array) -> Array:
-        """Return the numbers of collectives of one kind over sets of axes, of a tensor in so many parts; 0 over none."""
+        """Return the numbers of collectives of one kind over sets of axes, 0 over none. `parts`: those of the tensor meanwhile."""
         flags = (KINDS.index(kind) * 2 + turned) * 2 + summed
         number = (flags * len(self.group) + self.group[group]) * self.parts + parts
         return np.where(group == 0, 0, number)
 
     def seconds(self, numbers: Array, nbytes: int) -> Array:
-        """Return the seconds of collectives, of a tensor of so many bytes as a whole, and their seconds where they are merged."""
+        """Return the seconds of collectives alone, and merged with others, [2, collectives].
+
+        Args:
+            numbers: their numbers.
+            nbytes: the bytes of the whole tensor.
+        """
         rest, parts = np.divmod(numbers, self.parts)
         flags, group = np.divmod(rest, len(self.group))
         size = np.where(flags % 2 == 1, self.growth, 1.0) * nbytes / np.maximum(parts, 1)

@@ -63,7 +63,7 @@ class Types:
 
 @dataclass(frozen=True, eq=False)
 class Changes:
-    """What changes of a tensor take, arrays of one shape, in seconds."""
+    """Seconds of changes of a tensor's type, and what they leave in memory: arrays of one shape."""
 
     forward: Array
     backward: Array
@@ -76,7 +76,7 @@ class Changes:
 
 
 def changes(machine: Machine, before: Sequence[Type], after: Sequence[Type], nbytes: int, growth: float = 1.0) -> Changes:
-    """Return what all changes between two sets of types on a machine's axes take, [before, after].
+    """Return the seconds of all changes between two sets of types on a machine's axes, [before, after].
 
     Args:
         machine: the machine.
@@ -188,7 +188,7 @@ class _ChangeBook:
         self.numbers: dict[bytes, int] = {}  # the row of each distinct change
         self.runs: list[tuple[Array, Array]] = []  # known pairs: ascending keys, and the row of each one's change
         self.sent = {0: 0}  # the collectives of all changes, by their number: their places in `seconds`
-        self.taken = LRUCache[int, Array](SIZES, lambda entry: 1)  # for a tensor's bytes, what these take
+        self.prices = LRUCache[int, Array](SIZES, lambda entry: 1)  # by the bytes of a tensor, the seconds of all these
 
     def changes(self, before: Types, after: Types, nbytes: int) -> tuple[Changes, Array]:
         """Return `distinct_changes`, from the cache if possible: all tensors of a kind in a program have the same types."""
@@ -201,10 +201,10 @@ class _ChangeBook:
 
     def seconds(self, nbytes: int) -> Array:
         """Return `CollectiveNumbers.seconds` of all known collectives, from the cache if possible."""
-        taken = self.taken.get(nbytes)
-        if taken is None or taken.shape[1] < len(self.sent):
-            self.taken[nbytes] = taken = self.collectives.seconds(np.array(list(self.sent), np.int64), nbytes)
-        return taken
+        seconds = self.prices.get(nbytes)
+        if seconds is None or seconds.shape[1] < len(self.sent):
+            self.prices[nbytes] = seconds = self.collectives.seconds(np.array(list(self.sent), np.int64), nbytes)
+        return seconds
 
     def found(self, before: Types, after: Types) -> tuple[Array, Array]:
         """Return the fields of the distinct changes between two sets of types, [changes, fields], and the number of each pair's
