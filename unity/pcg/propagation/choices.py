@@ -16,7 +16,7 @@ from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.jaxprs import CALLS, NESTING
 from unity.pcg.propagation.agreements import forwarded_inputs
 from unity.pcg.propagation.choice import Choice, InnerSlot, Scattered, choice_of, unused
-from unity.pcg.propagation.dominance import superfluous
+from unity.pcg.propagation.dominance import Dominance
 from unity.pcg.propagation.nested_programs import nested_body
 from unity.pcg.propagation.placement import along_axis, around_moves, moved, waists, with_unused
 from unity.pcg.propagation.propagation import Solution, Unmatched
@@ -57,12 +57,13 @@ def _choices(body: Body, seeds: tuple[Seed, ...], users: int) -> tuple[Choice, .
     if not body.inputs or not replicable(body):
         by_states.pop(replicated.states, None)
     solution_of: dict[Choice, Solution] = {}
+    dominance = Dominance(body)
 
     def offer(solution: Solution) -> bool:
         """Add a solution's choice unless others dominate it. Return whether to try it with unused operands or results."""
         choice = choice_of(body, solution)
         copies = users if choice.moves else 1
-        if choice.states in by_states or (solution.changes and superfluous(body, choice, by_states.values(), copies)):
+        if choice.states in by_states or (solution.changes and dominance.superfluous(choice, by_states.values(), copies)):
             return bool(solution.contributed)
         by_states[choice.states] = choice
         solution_of[choice] = solution
@@ -359,7 +360,8 @@ def _inner_slots(body: Body, solutions: Sequence[Solution | None]) -> list[tuple
     programs = (k for k, e in enumerate(body.equations) if e.name in NESTING)
     inside = {slots: None for v in variables for slots in _slots_of_variable(body, v, solutions)}
     inside |= {slots: None for k in programs for slots in _slots_of_program(k, solutions)}
-    return [tuple(slots[k] for slots in inside if slots not in outside) for k in range(len(solutions))]
+    own = [slots for slots in inside if slots not in outside]
+    return list(zip(*own, strict=True)) if own else [()] * len(solutions)
 
 
 def _slots_of_variable(body: Body, v: int, solutions: Sequence[Solution | None]) -> Iterator[tuple[InnerSlot, ...]]:

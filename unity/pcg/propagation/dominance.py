@@ -6,13 +6,13 @@ sends no more than an eighth more bytes, forward and backward. This must hold fo
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
-from unity.pcg.ir.program import Body, Tensor
+from unity.pcg.ir.program import Atom, Body, Tensor
 from unity.pcg.propagation.choice import Choice
 from unity.pcg.propagation.propagation import has_no_gradient
 from unity.pcg.types.accumulation import growth, narrow
-from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State
+from unity.pcg.types.parallel_type import PARTIAL, State
 
 # Copies of a tensor that a change of type sends, forward and backward, by the kinds of the states before and after.
 COPIES = {
@@ -24,26 +24,84 @@ SLIGHT = 1 / 8  # the fraction of more bytes that does not count
 TINY = 1 / 1024  # the bytes that do not count, as a fraction of the largest tensor: those of a bias beside activations
 
 
-def superfluous(body: Body, choice: Choice, others: Collection[Choice], users: int = 1) -> bool:
-    """Return whether others dominate a choice that reduces, scatters, replicates or contributes values inside.
-
-    A choice that reduces values but has no partial operands is dominated only by one that partitions the same operands, and either
-    has the same results or a partial result in place of a whole one.
+class Dominance:
+    """Decides which choices of a body are dominated. What choices send, inside and by changes of type, is computed once.
 
     Args:
         body: the operator's body.
-        choice: the choice.
-        others: the other choices.
-        users: the number of operators that read a result, each of which would change its type.
     """
-    if PARTIAL not in choice.operands and any(r.kind for r in choice.reduced):
-        others = [c for c in others if _partitions(c) == _partitions(choice) and _leaves_results(c, choice)]
-    largest = max((body.tensor(a).nbytes for a in (*body.inputs, *body.outputs)), default=0)
-    for reduce_in in ("", *{t.dtype.name for t in body.tensors.values() if narrow(t.dtype)}):
-        forward, backward = (sent * (1 + SLIGHT) + largest * TINY for sent in _inside(body, choice, reduce_in))
-        if not any(_replaces(body, other, choice, (forward, backward), reduce_in, users) for other in others):
-            return False
-    return True
+
+    def __init__(self, body: Body) -> None:
+        self.body = body
+        sizes = (body.tensor(a).nbytes for a in (*body.inputs, *body.outputs))
+        self.slight = max(sizes, default=0) * TINY
+        self.reduce_in = ("", *{t.dtype.name for t in body.tensors.values() if narrow(t.dtype)})
+        self.inside: dict[
+            tuple[int, str], tuple[Choice, tuple[float, float]]
+        ] = {}  # the choice is kept, so that its id stays its own
+        self.around: dict[tuple[str, int], Sequence[Mapping[str, tuple[float, float]]]] = {}
+
+    def superfluous(self, choice: Choice, others: Collection[Choice], users: int = 1) -> bool:
+        """Return whether others dominate a choice that reduces, scatters, replicates or contributes values inside.
+
+        A choice that reduces values but has no partial operands is dominated only by one that partitions the same operands, and
+        either has the same results or a partial result in place of a whole one.
+
+        Args:
+            choice: the choice.
+            others: the other choices.
+            users: the number of operators that read a result, each of which would change its type.
+        """
+        if PARTIAL not in choice.operands and any(r.kind for r in choice.reduced):
+            others = [c for c in others if _partitions(c) == _partitions(choice) and _leaves_results(c, choice)]
+        others = [c for c in others if _may_replace(c, choice)]
+        for reduce_in in self.reduce_in:
+            forward, backward = (sent * (1 + SLIGHT) + self.slight for sent in _inside(self.body, choice, reduce_in))
+            if not any(self._replaces(other, choice, (forward, backward), reduce_in, users) for other in others):
+                return False
+        return True
+
+    def _replaces(self, choice: Choice, other: Choice, limits: tuple[float, float], reduce_in: str, users: int) -> bool:
+        """Return whether a choice with changes of type around it sends no more than some limits, forward and backward.
+
+        Args:
+            choice: the choice.
+            other: the choice that it would replace.
+            limits: the bytes.
+            reduce_in: the narrow type whose partial sums are sent in that type; "" for none.
+            users: the number of operators that read a result, each of which would change its type.
+        """
+        forward, backward = self._sent_inside(choice, reduce_in)
+        operands = zip(other.operands, choice.operands, strict=True)
+        results = zip(choice.results, other.results, strict=True)
+        for (before, after), changes in zip((*operands, *results), self._changes(reduce_in, users), strict=True):
+            if before != after:
+                more_forward, more_backward = changes[before.kind + after.kind]
+                forward, backward = forward + more_forward, backward + more_backward
+                if forward > limits[0] or backward > limits[1]:
+                    return False
+        return forward <= limits[0] and backward <= limits[1]
+
+    def _sent_inside(self, choice: Choice, reduce_in: str) -> tuple[float, float]:
+        """Return the bytes that another choice sends inside, forward and backward."""
+        key = id(choice), reduce_in
+        if key not in self.inside:
+            self.inside[key] = choice, _inside(self.body, choice, reduce_in)
+        return self.inside[key][1]
+
+    def _changes(self, reduce_in: str, users: int) -> Sequence[Mapping[str, tuple[float, float]]]:
+        """Return, for each operand and result, the bytes that its changes of type send, by the kinds of the states."""
+        if (reduce_in, users) not in self.around:
+            atoms = (*((1, v) for v in self.body.inputs), *((users, a) for a in self.body.outputs))
+            self.around[reduce_in, users] = [self._changes_of(a, times, reduce_in) for times, a in atoms]
+        return self.around[reduce_in, users]
+
+    def _changes_of(self, atom: Atom, times: int, reduce_in: str) -> Mapping[str, tuple[float, float]]:
+        """Return the bytes that changes of type of an operand or a result send `times` times, by the kinds of the states."""
+        tensor = self.body.tensor(atom)
+        has_gradient = isinstance(atom, int) and not has_no_gradient(self.body, atom)
+        sent = {kinds: _sent(tensor, kinds, reduce_in) for kinds in COPIES}
+        return {kinds: (times * forward, times * backward if has_gradient else 0.0) for kinds, (forward, backward) in sent.items()}
 
 
 def _partitions(choice: Choice) -> list[State | None]:
@@ -55,41 +113,22 @@ def _leaves_results(choice: Choice, other: Choice) -> bool:
     return choice.results == other.results or any(s == PARTIAL != t for s, t in zip(choice.results, other.results, strict=True))
 
 
-def _replaces(body: Body, choice: Choice, other: Choice, limits: tuple[float, float], reduce_in: str, users: int) -> bool:
-    """Return whether a choice with changes of type around it does what another does.
-
-    Args:
-        body: the operator's body.
-        choice: the choice.
-        other: the choice that it would replace.
-        limits: the bytes that it may send, forward and backward.
-        reduce_in: the narrow type whose partial sums are sent in that type; "" for none.
-        users: the number of operators that read a result, each of which would change its type.
-    """
-    if choice.halos or choice.divided < other.divided or (choice.size and (not other.size or choice.size % other.size)):
-        return False
-    sent = list(_inside(body, choice, reduce_in))
-    operands = ((1, *x) for x in zip(body.inputs, other.operands, choice.operands, strict=True))
-    results = ((users, *x) for x in zip(body.outputs, choice.results, other.results, strict=True))
-    for times, atom, before, after in (*operands, *results):
-        forward, backward = _changed(body.tensor(atom), before, after, reduce_in)
-        sent[0] += times * forward
-        sent[1] += times * backward if isinstance(atom, int) and not has_no_gradient(body, atom) else 0.0
-    return all(nbytes <= limit for nbytes, limit in zip(sent, limits, strict=True))
+def _may_replace(choice: Choice, other: Choice) -> bool:
+    """Return whether a choice divides as much of the work as another one, and fits as many degrees."""
+    return not (choice.halos or choice.divided < other.divided or (choice.size and (not other.size or choice.size % other.size)))
 
 
-def _changed(tensor: Tensor, before: State, after: State, reduce_in: str) -> tuple[float, float]:
-    """Return the bytes that a change of type sends, forward and backward."""
-    if before == after:
-        return 0.0, 0.0
-    forward, backward = COPIES[before.kind + after.kind]
+def _sent(tensor: Tensor, kinds: str, reduce_in: str) -> tuple[float, float]:
+    """Return the bytes that a change of type sends, by the kinds of the states before and after."""
+    forward, backward = COPIES[kinds]
     wide = tensor.nbytes * growth(tensor.dtype, reduce_in)
-    return forward * (wide if before == PARTIAL else tensor.nbytes), backward * (wide if after == REPLICATED else tensor.nbytes)
+    return forward * (wide if kinds[0] == "S" else tensor.nbytes), backward * (wide if kinds[1] == "R" else tensor.nbytes)
 
 
 def _inside(body: Body, choice: Choice, reduce_in: str) -> tuple[float, float]:
     """Return the bytes that a choice sends inside, forward and backward."""
     sums = [(r, REDUCE * r.nbytes * growth(r.dtype, reduce_in)) for r in choice.reduced]
     sent = [(nbytes if r.kind else 0.0, nbytes if r.users else 0.0) for r, nbytes in sums]
-    sent += [_changed(body.tensors[x.variable], x.before, x.after, reduce_in) for x in choice.scattered]
+    moved = (x for x in choice.scattered if x.before != x.after)
+    sent += [_sent(body.tensors[x.variable], x.before.kind + x.after.kind, reduce_in) for x in moved]
     return sum(forward for forward, _ in sent), sum(backward for _, backward in sent)
