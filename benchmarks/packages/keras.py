@@ -30,9 +30,12 @@ def keras_application(name: str, size: int) -> Case:
         made.append(getattr(keras.applications, name)(weights=None, input_shape=(size, size, 3), **bare))
         return 0
 
-    # preprocessing keeps constants outside of the variables, which could not be built abstractly
+    # layers of preprocessing keep constants outside of the variables, which would be tracers of an abstract build
     bare = {"include_preprocessing": False} if name.startswith(("EfficientNetV2", "ConvNeXt")) else {}
-    jax.eval_shape(build)
+    if name.startswith("EfficientNetB"):  # has them always
+        build()
+    else:
+        jax.eval_shape(build)
     network = made[0]
     variables = network.trainable_variables, network.non_trainable_variables
     trainable, other = (abstract([v.value for v in vs]) for vs in variables)

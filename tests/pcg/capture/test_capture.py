@@ -401,15 +401,21 @@ def test_argnums_without_real_numbers_are_refused():
     assert "int" in message
 
 
-def test_leaked_values_are_refused():
+def test_leaked_values_are_refused_with_the_line_that_reads_them():
     left = []
 
     def leak(x):
-        left.append(x)
+        left.append(x[0])
         return x
 
+    def loss(x):
+        return (x + left[0]).sum()  # reads it
+
     jax.make_jaxpr(leak)(X)
-    assert "another trace" in refused(lambda x: x + left[0], X)
+    message = refused(loss, X)
+    assert "another trace" in message
+    assert f"test_capture.py:{loss.__code__.co_firstlineno + 1} (" in message
+    assert f"loss) reads a {X.dtype}[{X.shape[1]}]" in message
 
 
 def test_planning_inside_of_a_trace_is_refused():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import unwrap
@@ -44,7 +44,7 @@ from unity.pcg.jaxprs.references import without_references
 from unity.pcg.jaxprs.shard_maps.regions import raised
 from unity.pcg.jaxprs.sharded_rules import with_own_rules
 from unity.pcg.jaxprs.shardings import Marking, sharding_of, without_shardings
-from unity.pcg.jaxprs.source_lines import owner
+from unity.pcg.jaxprs.source_lines import Place, owner, place_of
 from unity.pcg.jaxprs.straight_scans import with_straight_scans
 from unity.pcg.jaxprs.trace_contexts import without_mesh
 from unity.pcg.jaxprs.unread_results import without_unread_results
@@ -241,8 +241,8 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], marking: Marking | None 
             ) from error
         error.add_note(f"This came from {_name(fn)} itself, while unity traced it on abstract arguments to plan it.")
         raise
-    if any(isinstance(c, Tracer) for c in closed.consts):
-        raise CaptureError(f"{_name(fn)} {_LEAK}")
+    if leaked := {v for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True) if isinstance(c, Tracer)}:
+        raise CaptureError(f"{_first_use(leaked, closed.jaxpr) or _name(fn)}: {_name(fn)} {_LEAK}")
     program = without_references(raised(without_shardings(closed, marking, with_own_rules)))
     return without_unread_results(with_straight_scans(with_stacked_scans(with_kernels(program)))), closed.out_avals, shape
 
@@ -252,6 +252,16 @@ _LEAK = (
     " the planning.\n    Return such values and pass them in as arguments; plan outside of other transformations."
     " (docs: capture#leaks)"
 )
+
+
+def _first_use(values: Collection[core.Var], program: core.Jaxpr) -> str:
+    """Return the user's line of the first equation that reads one of some values, with that value's type, or an empty text."""
+    for eqn in program.eqns:
+        for v in eqn.invars:
+            if isinstance(v, core.Var) and v in values:
+                line = place_of(eqn.source_info, Place()).line
+                return f"{line} reads a {v.aval}" if line else ""
+    return ""
 
 
 def _where(error: BaseException) -> str:
