@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 from jax.core import ShapedArray, Tracer
@@ -19,7 +19,7 @@ from jax.extend import core
 
 from unity.base.errors import CaptureError
 from unity.pcg.ir.dead_code import used
-from unity.pcg.ir.program import Body, Equation, close
+from unity.pcg.ir.program import Body, Equation, close, tensor_type
 from unity.pcg.jaxprs.effects import pruned, warn
 from unity.pcg.jaxprs.foreign_primitives import first_order, outside, ruled_calls, with_foreign
 from unity.pcg.jaxprs.jaxprs import NESTING, RULED, callable_of, chosen_of, equations, floating, merged
@@ -28,6 +28,8 @@ from unity.pcg.jaxprs.weak_types import struct_of
 from unity.pcg.operators.kernel_primitive import KERNEL
 from unity.pcg.operators.pallas_kernels import with_kernels
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Flags = tuple[bool, ...]
 VALUE = -1  # in the place of an operand: a result of the call
 
@@ -66,12 +68,34 @@ class VjpRule:
         backward: (residuals, cotangents) → cotangents of the `floating` primals.
         floating: for each primal whether it has a cotangent.
         calls: the calls with rules of their own in both, which the programs have without their rules.
+        nonzero: for each result whether its cotangent is read. The others must be zero, or the rule cannot be traced.
     """
 
     forward: Body
     backward: Body
     floating: Flags
     calls: tuple[core.JaxprEqn, ...] = ()
+    nonzero: Flags = ()
+
+
+def _remembered(read: Callable[P, T]) -> Callable[P, T]:
+    """Cache the rules that a function reads, and which it cannot: the search asks again with all states around a call."""
+
+    @lru_cache(maxsize=1024)
+    def outcome(*args: Any, **options: Any) -> T | Unreadable:
+        try:
+            return read(*args, **options)
+        except Unreadable as error:
+            return error
+
+    @wraps(read)
+    def remembered(*args: P.args, **options: P.kwargs) -> T:
+        rule = outcome(*args, **options)
+        if isinstance(rule, Unreadable):
+            raise rule.with_traceback(None)
+        return rule
+
+    return remembered
 
 
 def as_function(equation: Equation) -> Callable[..., list]:
@@ -174,7 +198,7 @@ def _values_of(eqn: core.JaxprEqn) -> Body | None:
     return close(with_kernels(program))
 
 
-@lru_cache(maxsize=1024)
+@_remembered
 def jvp_body(equation: Equation, differentiated: Flags | None = None) -> JvpRule:
     """Return the program of a `custom_jvp`'s rule.
 
@@ -247,13 +271,65 @@ def is_reverse_only(equation: Equation) -> bool:
     return any(not isinstance(a, int) and a.tensor.dtype == float0 for a in jvp_body(equation).body.outputs)
 
 
-@lru_cache(maxsize=1024)
+@_remembered
 def vjp_bodies(equation: Equation) -> VjpRule:
     """Return the forward and backward programs of a `custom_vjp`, differentiated by every operand that can be."""
     pulled = pull(equation, differentiable_operands(equation))
+    nonzero = readable_cotangents(pulled)
+    calls = pulled.calls + backward_calls(pulled, nonzero)
+    backward = _with_unread_cotangents(backward_body(pulled, nonzero), pulled, nonzero)
+    return VjpRule(pulled.forward, backward, pulled.floating, calls, nonzero)
+
+
+@lru_cache(maxsize=1024)
+def readable_cotangents(pulled: Pull) -> Flags:
+    """Return the results whose cotangents a rule is traced with: all, unless it refuses those of results without a derivative.
+
+    Since JAX 0.12 the rule of a batched `custom_vjp` refuses cotangents of results that are shared by the batch, as it would count
+    them once for each sample: the time in a solver's loop, say, beside the solution of each sample. They are zero in a program that
+    has a gradient.
+    """
     everything = (True,) * len(pulled.results)
-    calls = pulled.calls + backward_calls(pulled, everything)
-    return VjpRule(pulled.forward, backward_body(pulled, everything), pulled.floating, calls)
+    return everything if _is_readable(pulled, everything) else _moving_results(pulled)
+
+
+def _moving_results(pulled: Pull) -> Flags:
+    """Return for each result of a call whether its program has a derivative of it by an operand that is differentiated."""
+    equation, floats = pulled.equation, pulled.floating
+    assert equation.origin is not None
+    structs = _abstract_operands(equation)
+    values = first_order(outside(callable_of(equation.origin), structs, _result_types(equation)))
+
+    def tangents(primals: Any, tangents: Any) -> Any:
+        others = chosen_of(floats, primals, False)
+        run = core.jaxpr_as_fun(values)
+        return jax.jvp(lambda *c: run(*merged(floats, c, others)), tuple(chosen_of(floats, primals)), tuple(tangents))[1]
+
+    program = close(_traced(equation, tangents, structs, chosen_of(floats, structs)))
+    dependents = _dependents(program, (frozenset({k}) for k in range(len(pulled.results))))
+    moving = frozenset[int]().union(*(dependents.get(v, ()) for v in program.inputs[len(structs) :]))
+    return tuple(k in moving for k in range(len(pulled.results)))
+
+
+def _is_readable(pulled: Pull, nonzero: Flags) -> bool:
+    """Return whether a rule can be traced with cotangents of the `nonzero` results."""
+    try:
+        _backward(pulled, nonzero)
+    except Unreadable:
+        return False
+    return True
+
+
+def _with_unread_cotangents(backward: Body, pulled: Pull, nonzero: Flags) -> Body:
+    """Return a backward program that also takes, and does not read, the cotangents that are zero."""
+    if all(nonzero):
+        return backward
+    count = len(backward.inputs) - sum(nonzero)
+    read, tensors, cotangents = iter(backward.inputs[count:]), dict(backward.tensors), list[int]()
+    for flag, result in zip(nonzero, pulled.results, strict=True):
+        cotangents.append(next(read) if flag else max(tensors, default=-1) + 1)
+        tensors.setdefault(cotangents[-1], tensor_type(tuple(result.shape), result.dtype))
+    return Body((*backward.inputs[:count], *cotangents), backward.outputs, backward.equations, tensors)
 
 
 def served_operands(rule: VjpRule, results: int) -> tuple[Mapping[int, frozenset[int]], Mapping[int, frozenset[int]]]:
@@ -322,7 +398,7 @@ def backward_calls(pulled: Pull, nonzero: Flags) -> tuple[core.JaxprEqn, ...]:
     return ruled_calls(_backward(pulled, nonzero))
 
 
-@lru_cache(maxsize=1024)
+@_remembered
 def _backward(pulled: Pull, nonzero: Flags) -> core.ClosedJaxpr:
     def run(residuals: Any, cotangents: Any) -> Any:
         return pulled.pullback.backward(nonzero, residuals, cotangents)
@@ -332,7 +408,7 @@ def _backward(pulled: Pull, nonzero: Flags) -> core.ClosedJaxpr:
     return _traced(pulled.equation, run, *structs)
 
 
-@lru_cache(maxsize=1024)
+@_remembered
 def pull(equation: Equation, floating: Flags) -> Pull:
     """Differentiate a call by its `floating` operands."""
     pullback = EquationPullback(as_function(equation), floating)
