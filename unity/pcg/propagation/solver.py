@@ -7,7 +7,7 @@ its nested programs if it is a call, a branch or a loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -30,7 +30,7 @@ from unity.pcg.propagation.agreements import (
     sliced_arrays,
 )
 from unity.pcg.propagation.conditionals import cond_matches
-from unity.pcg.propagation.derivative_rules import Unreadable, VjpRule, is_reverse_only, jvp_body, vjp_bodies
+from unity.pcg.propagation.derivative_rules import JvpRule, Unreadable, VjpRule, is_reverse_only, jvp_body, vjp_bodies
 from unity.pcg.propagation.inner_reductions import regrouped, smallest_in_chain
 from unity.pcg.propagation.loops import Loop, loop_matches, while_loop_of
 from unity.pcg.propagation.nested_programs import branches, nested_body
@@ -293,9 +293,11 @@ def _with_unread_operands(equation: Equation, body: Body, solution: Solution, kn
     The rule of a factorization, for example, may take the matrix beside its factors.
     """
     unread = [k for k, v in enumerate(body.inputs) if k not in known and v not in body.touching and v not in body.outputs]
-    if not unread or not is_reverse_only(equation):
+    if not unread or equation.name not in RULED or equation.motionless:
         return solution.operands
     try:
+        if not is_reverse_only(equation):
+            return _as_tangents(jvp_body(equation), solution, unread)
         rule = vjp_bodies(equation)
     except Unreadable:
         return solution.operands
@@ -313,6 +315,22 @@ def _with_unread_operands(equation: Equation, body: Body, solution: Solution, kn
         if k in unread and cotangent.kind == "P" and v not in first.touching and v not in residuals:
             operands[k] = cotangent  # no rule reads it, so it has its gradient's state
     return tuple(operands)
+
+
+def _as_tangents(rule: JvpRule, solution: Solution, unread: Collection[int]) -> tuple[State, ...]:
+    """Return the states of a `custom_jvp`'s operands, those that only its rule reads, or their tangents, as the rule needs them.
+
+    A quadratic form of an inverse, for example, may take the matrix, whose tangent alone is read, beside its factor.
+    """
+    n, inputs = len(solution.operands), rule.body.inputs
+    tangents = dict(zip((k for k, f in enumerate(rule.floating) if f), inputs[n:], strict=True))
+    states = {k: s for k, s in enumerate(solution.operands) if k not in unread}
+    known = {v: s for k, s in states.items() for v in (inputs[k], tangents.get(k)) if v is not None}
+    ruled = _solve_nested(rule.body, known | _result_states(rule.body, solution.results * 2))
+    if ruled is None:
+        return solution.operands
+    read = {k: [v for v in (inputs[k], tangents.get(k)) if v in rule.body.touching] for k in unread}
+    return tuple(ruled.states[read[k][0]] if read.get(k) else s for k, s in enumerate(solution.operands))
 
 
 def derivative_agreements(equation: Equation, operands: tuple[State, ...], results: tuple[State, ...]) -> Differentiated | None:
