@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from unity.pcg.ir.program import Body, Equation, close
-from unity.pcg.propagation.agreements import agreements, as_match, repeated
+from unity.pcg.propagation.agreements import agreements, as_match, constant_results, repeated
 from unity.pcg.propagation.propagation import Solution
 from unity.pcg.propagation.row_loops import Rows, rows_of
 from unity.pcg.types.factors import Match
@@ -111,16 +111,20 @@ def _steady_matches(
                 inputs.setdefault(constants + k, s)
     if any(s is None for s in inputs.values()):
         return
+    ends: dict[int, State] = {}  # of zeros, say, that a step returns: they can be made in the state of their carry
     for _ in range(4):
-        solution = solve_nested(body, {body.inputs[k]: s for k, s in inputs.items()})
+        solution = solve_nested(body, {body.inputs[k]: s for k, s in inputs.items()} | ends)
         if solution is None:
             return
         carry_in, carry_out = solution.operands[constants : constants + carried], solution.results[:carried]
         if carry_in == carry_out:
             break
         for k, (a, b) in enumerate(zip(carry_in, carry_out, strict=True)):
+            v = body.outputs[k]
             if a != b and a == REPLICATED and constants + k not in pinned:
                 inputs[constants + k] = b
+            elif a != b and isinstance(v, int) and v not in ends and v in constant_results(body):
+                ends[v] = a
             elif a != b:
                 return
     else:
