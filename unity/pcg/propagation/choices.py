@@ -18,7 +18,7 @@ from unity.pcg.propagation.agreements import forwarded_inputs
 from unity.pcg.propagation.choice import Choice, InnerSlot, Scattered, choice_of, unused
 from unity.pcg.propagation.dominance import Dominance
 from unity.pcg.propagation.nested_programs import nested_body
-from unity.pcg.propagation.placement import along_axis, around_moves, moved, waists, with_unused
+from unity.pcg.propagation.placement import along_axis, around_moves, moved, placed, waists, with_unused
 from unity.pcg.propagation.propagation import Solution, Unmatched
 from unity.pcg.propagation.solver import replicable, scattering_dims, scattering_solution, solve, solve_either
 from unity.pcg.propagation.specifications import spec_of
@@ -65,6 +65,8 @@ def _choices(body: Body, seeds: tuple[Seed, ...], users: int) -> tuple[Choice, .
         copies = users if choice.moves else 1
         if choice.states in by_states or (solution.changes and dominance.superfluous(choice, by_states.values(), copies)):
             return bool(solution.contributed)
+        if not _follows_from_ends(body, choice):
+            return False
         by_states[choice.states] = choice
         solution_of[choice] = solution
         return True
@@ -76,6 +78,18 @@ def _choices(body: Body, seeds: tuple[Seed, ...], users: int) -> tuple[Choice, .
         with suppress(Unmatched):
             offer(moved(body, *states))
     return _with_inner_states(body, list(by_states.values()), solution_of)
+
+
+def _follows_from_ends(body: Body, choice: Choice) -> bool:
+    """Return whether a choice has the states that the running program, which is derived from its operands and results, has.
+
+    A result that one solution reduces itself may be whole in another, of which it is computed after a reduction.
+    """
+    try:
+        solution = placed(body, choice.operands, choice.results)
+    except Unmatched:
+        return False
+    return solution is None or not solution.matches or (solution.operands, solution.results) == (choice.operands, choice.results)
 
 
 def operand_states(body: Body) -> Iterator[tuple[State, ...]]:

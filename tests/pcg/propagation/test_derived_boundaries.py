@@ -1,0 +1,37 @@
+"""Choices of operators with averages of what they reduce, such as a batch norm that keeps a running mean and variance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from unity.pcg.ir.program import close
+from unity.pcg.propagation.choices import choices_with_moves
+from unity.pcg.propagation.placement import placed
+
+
+def averaged(count: Any, hidden: Any, value: Any) -> Any:
+    """Return the new state of an average without bias, and the average."""
+    hidden = hidden * 0.9 + value * 0.1
+    return count + 1, hidden, hidden / (1 - 0.9 ** (count + 1))
+
+
+def batch_norm(x: Any, mean_state: Any, variance_state: Any, scale: Any, offset: Any) -> Any:
+    """Return the running mean and variance, and the normalized batch, as Haiku computes them."""
+    mean = jnp.mean(x, 0, keepdims=True)
+    variance = jnp.mean(x**2, 0, keepdims=True) - mean**2
+    states = averaged(*mean_state, mean), averaged(*variance_state, variance)
+    return states, jax.nn.relu((x - mean) * (scale * jax.lax.rsqrt(variance + 1e-5)) + offset)
+
+
+@pytest.mark.parametrize("rows", [32, 1024])
+def test_a_choice_follows_from_the_states_at_its_ends(rows: int) -> None:
+    row = jnp.zeros((1, 64))
+    state = jnp.int32(0), row
+    body = close(jax.make_jaxpr(batch_norm)(jnp.zeros((rows, 64)), state, state, row, row))
+    for choice in choices_with_moves(body, (), 2):
+        solution = placed(body, choice.operands, choice.results)
+        assert solution is None or solution.results == choice.results
