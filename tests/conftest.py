@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from ci_cases import CI
+from ci_cases import CI, fewer
 from hypothesis import settings
 
 DEVICES = "--xla_force_host_platform_device_count=8"
@@ -33,7 +33,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 # The first example of a test compiles, and takes a thousand times as long as the others. A gate must say the same of the same
 # code every time, so it draws the same examples; by hand, every run draws new ones.
-settings.register_profile("unity", max_examples=50, deadline=None, derandomize=CI)
+settings.register_profile("unity", max_examples=fewer(50), deadline=None, derandomize=CI)
 settings.load_profile("unity")
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_models
-from ci_cases import CI
+from ci_cases import CI, fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import MODELS, Small, f, named
@@ -61,7 +61,7 @@ def test_full_and_delta_simulation_lead_through_the_same_chain(name: str, seed: 
     assert found == walked(o, seed, PROPOSALS, beta=beta, delta=False) == walked(o, seed, PROPOSALS, beta=beta)
 
 
-@settings(max_examples=8)
+@settings(max_examples=fewer(8))
 @given(name=st.sampled_from(sorted(MODELS)), seed=st.integers(0, 2**32 - 1))
 def test_the_result_has_the_reported_time_and_is_no_worse_than_the_initial_strategies(name: str, seed: int) -> None:
     o = model(name)
@@ -118,7 +118,7 @@ def test_a_chain_ends_after_half_of_its_proposals_without_progress() -> None:
     assert again.best == chain.best
 
 
-@settings(max_examples=25)
+@settings(max_examples=fewer(25))
 @given(name=st.sampled_from(sorted(MODELS)), seed=st.integers(0, 2**32 - 1))
 def test_an_undone_change_leaves_nothing_behind(name: str, seed: int) -> None:
     """Neither in the strategy's tasks, nor for the changes that come after it."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_models
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serial_graph import evaluate
@@ -103,7 +104,7 @@ def mlp() -> tuple[Operators, Operators]:
     return both(Small(loss, {"a": f(512, 1024), "b": f(1024, 256)}, f(512, 512)))
 
 
-@settings(max_examples=25)
+@settings(max_examples=fewer(25))
 @given(data=st.data())
 def test_a_strategy_of_layers_takes_as_long_as_that_of_their_operators_on_the_same_devices(data: st.DataObject) -> None:
     """Without a bias, whose gradient a layer has with the product's, and not before."""

@@ -8,6 +8,7 @@ from functools import cache
 import jax
 import numpy as np
 import pytest
+from ci_cases import fewer
 from factor_graphs import brute_force, problems, segments
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +34,7 @@ from unity.search.space.sites import copies
 FOUR = Machine.grid(1, 4, "p100")
 
 
-@settings(max_examples=120)
+@settings(max_examples=fewer(120))
 @given(problems(), st.data())
 def test_the_strategy_is_as_fast_as_the_best_of_all(problem: Problem, data: st.DataObject) -> None:
     """With any variables at the rim being part of the layers beside them."""

@@ -8,6 +8,7 @@ from functools import cache
 
 import jax.numpy as jnp
 import pytest
+from ci_cases import fewer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -62,7 +63,7 @@ def any_config(o: Operators, k: int, rng: random.Random) -> ParallelConfig:
     return config if rng.random() < 0.5 else ParallelConfig(config.degrees, tuple(range(config.pieces)))
 
 
-@settings(max_examples=20)
+@settings(max_examples=fewer(20))
 @example(seed=16, which="one")  # the bound is what is simulated, to the tick, and a ring in it is rounded down
 @example(seed=2, which="two")
 @example(seed=0, which="unlike")
@@ -93,7 +94,7 @@ def test_a_transfer_between_other_devices_waits_for_no_gradients() -> None:
     assert (exact.best, exact.simulated) == (makespan(Strategy(o, configs).graph), 1)
 
 
-@settings(max_examples=6)
+@settings(max_examples=fewer(6))
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_best_of_all_is_found(seed: int) -> None:
     """With a random choice of configurations for every operator."""

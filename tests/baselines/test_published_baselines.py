@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import MODELS
@@ -111,7 +112,7 @@ def micro_batches(draw: st.DrawFn) -> tuple[Callable[..., Any], jax.ShapeDtypeSt
     return loss, f(*shape), 0 if joined else order.index(loops)
 
 
-@settings(max_examples=10)
+@settings(max_examples=fewer(10))
 @given(micro_batches())
 def test_the_samples_of_micro_batches_are_split_and_not_their_steps(
     case: tuple[Callable[..., Any], jax.ShapeDtypeStruct, int],

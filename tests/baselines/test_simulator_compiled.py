@@ -10,6 +10,7 @@ from functools import cache
 from unittest.mock import patch
 
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator_cases import changed, rolled_change, rolled_graph
@@ -44,7 +45,7 @@ def in_python() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=20)
+@settings(max_examples=fewer(20))
 @given(seed=st.integers(0, 2**32 - 1))
 def test_compiled_and_interpreted_loops_simulate_alike(seed: int) -> None:
     pytest.importorskip("numba")
@@ -70,7 +71,7 @@ def model(name: str) -> Operators:
     return operators(captured.graph, captured.differentiated, Topology.uniform(Machine.grid(1, 4, "p100")))
 
 
-@settings(max_examples=15)
+@settings(max_examples=fewer(15))
 @given(name=st.sampled_from(sorted(MODELS)), seed=st.integers(0, 2**32 - 1))
 def test_compiled_and_interpreted_loops_build_equal_tasks(name: str, seed: int) -> None:
     """Pieces may be on one device, too, where they are not all different."""

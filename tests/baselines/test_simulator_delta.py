@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator_cases import (
@@ -28,7 +29,7 @@ Tasks = dict[int, TimedTask]
 TWO = (Resource("a", "compute"), Resource("b", "link"))
 
 
-@settings(max_examples=120)
+@settings(max_examples=fewer(120))
 @given(case=task_graphs(), data=st.data())
 def test_delta_equals_full_simulation_to_the_last_bit(case: Case, data: st.DataObject) -> None:
     delta, tasks = DeltaSimulation(case.graph), dict(case.graph.tasks)
@@ -64,7 +65,7 @@ def follows(rng: random.Random, graph: TaskGraph, steps: int, taken_back: float,
         assert delta.timeline == full(TaskGraph(tasks, graph.devices))
 
 
-@settings(max_examples=25)
+@settings(max_examples=fewer(25))
 @given(seed=st.integers(0, 2**32 - 1))
 def test_delta_equals_full_simulation_after_many_changes_of_a_larger_graph(seed: int) -> None:
     """Changes that are taken back leave no trace."""
@@ -73,7 +74,7 @@ def test_delta_equals_full_simulation_after_many_changes_of_a_larger_graph(seed:
     follows(rng, case.graph, 12, 0.4, lambda _, tasks: rolled_change(rng, case, tasks))
 
 
-@settings(max_examples=60)
+@settings(max_examples=fewer(60))
 @given(seed=st.integers(0, 2**32 - 1))
 def test_delta_equals_full_simulation_after_changes_of_synchronized_layers(seed: int) -> None:
     """Tasks come, go, and move to other devices; what was taken away leaves room for others."""
@@ -198,7 +199,7 @@ def test_a_refused_change_leaves_nothing_to_undo() -> None:
     assert delta.timeline == before
 
 
-@settings(max_examples=50)
+@settings(max_examples=fewer(50))
 @given(names=st.lists(st.one_of(st.integers(-(2**63) + 1, 2**63 - 1), st.integers(0, 30).map(lambda k: k << 40)), max_size=60))
 def test_names_are_found_after_other_names_come_and_go(names: list[int]) -> None:
     """A name that is there is taken away, and one that is not there is put; every third change is taken back."""

@@ -8,6 +8,7 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import MODELS, Small, named
@@ -57,7 +58,7 @@ def bytes_sent(s: Strategy) -> float:
     return sum(t.nbytes for t in s.graph.tasks.values())
 
 
-@settings(max_examples=20)
+@settings(max_examples=fewer(20))
 @given(name=st.sampled_from(sorted(MODELS)), seed=st.integers(0, 2**32 - 1), overlap=st.booleans())
 def test_changed_strategies_equal_new_ones_and_delta_equals_full_simulation(name: str, seed: int, overlap: bool) -> None:
     changed(model(name), random.Random(seed), overlap)
@@ -75,7 +76,7 @@ def changed(o: Operators, rng: random.Random, overlap: bool) -> None:
         assert delta.timeline == full(anew)
 
 
-@settings(max_examples=10)
+@settings(max_examples=fewer(10))
 @given(seed=st.integers(0, 2**32 - 1), overlap=st.booleans())
 def test_values_without_a_gradient_are_sent_again_when_their_user_changes(seed: int, overlap: bool) -> None:
     """A mask, computed from numbers of words: its maker has nothing to do backward, so it does not compute anew."""

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from ci_cases import fewer
 from factor_graphs import brute_force, lower_left, problems, segments
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +34,7 @@ def search_on(name: str, machine: Machine) -> Search:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=100)
+@settings(max_examples=fewer(100))
 @given(problems(), st.integers(0, 5))
 def test_the_frontier_is_that_of_brute_force_and_of_the_projects_own(way, problem: Problem, first: int) -> None:
     every = brute_force(problem)
@@ -45,7 +46,7 @@ def test_the_frontier_is_that_of_brute_force_and_of_the_projects_own(way, proble
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=75)
+@settings(max_examples=fewer(75))
 @given(problems())
 def test_heuristic_elimination_gives_possible_strategies(way, problem: Problem) -> None:
     every = brute_force(problem)
@@ -57,7 +58,7 @@ def test_heuristic_elimination_gives_possible_strategies(way, problem: Problem) 
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=75)
+@settings(max_examples=fewer(75))
 @given(problems(), st.integers(2, 3))
 def test_thin_frontiers_keep_the_leanest_and_the_fastest(way, problem: Problem, most: int) -> None:
     every = lower_left(brute_force(problem))
@@ -95,7 +96,7 @@ def test_equal_layers_are_eliminated_once(monkeypatch) -> None:
     assert eliminations(40) == eliminations(10) > 0
 
 
-@settings(max_examples=100)
+@settings(max_examples=fewer(100))
 @given(st.integers(0, 2**32 - 1), st.integers(1, 400), st.integers(1, 5))
 def test_reduce_keeps_nondominated_tuples(seed: int, count: int, entries: int) -> None:
     rng = np.random.default_rng(seed)
@@ -114,7 +115,7 @@ def test_reduce_keeps_nondominated_tuples(seed: int, count: int, entries: int) -
         assert [(rows[k][0], rows[k][2]) for k in kept] == sorted((rows[k][0], rows[k][2]) for k in kept)
 
 
-@settings(max_examples=60)
+@settings(max_examples=fewer(60))
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["hi,ij->hj", "ih,ij->jh", "hi,hi->hi", "i,ij->j", "hi,->h", "i,j->j"]))
 def test_product_and_union_are_those_of_all_pairs(seed: int, axes: str) -> None:
     rng = np.random.default_rng(seed)

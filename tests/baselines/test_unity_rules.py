@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_models
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -160,7 +161,7 @@ def test_it_is_deterministic(monkeypatch, tmp_path):
 
 
 @given(name=st.sampled_from(sorted(small_models.MODELS)), data=st.data())
-@settings(max_examples=20)
+@settings(max_examples=fewer(20))
 def test_every_substitution_leads_to_a_well_typed_graph_that_computes_the_same(name, data):
     """And what it changes of the price is what the two graphs differ by."""
     captured, assembled = small_models.named(name)
@@ -183,7 +184,7 @@ def test_every_substitution_leads_to_a_well_typed_graph_that_computes_the_same(n
 
 
 @given(name=st.sampled_from(sorted(small_models.MODELS)), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=10)
+@settings(max_examples=fewer(10))
 def test_no_substitution_that_types_allow_is_priced_as_impossible(name, seed):
     """Every choice of every operator, put into a serial graph, is a substitution; or the graph would not be well-typed.
 

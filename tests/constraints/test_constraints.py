@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
@@ -124,7 +125,7 @@ def pinned(draw: st.DrawFn) -> tuple[Function, dict[str, tuple[Any, ...]]]:
 # Laws
 
 
-@settings(max_examples=4)
+@settings(max_examples=fewer(4))
 @given(pinned())
 def test_a_pinned_plan_obeys_computes_the_same_and_is_never_faster(case: tuple[Function, dict[str, tuple[Any, ...]]]) -> None:
     f, specs = case
@@ -136,7 +137,7 @@ def test_a_pinned_plan_obeys_computes_the_same_and_is_never_faster(case: tuple[F
     same_as(f.loss, plan, params, batch)
 
 
-@settings(max_examples=6)
+@settings(max_examples=fewer(6))
 @given(functions)
 def test_pinned_to_what_the_free_search_chose_the_plan_is_the_same(f: Function) -> None:
     free = planned(f.loss, f.params, f.batch)
@@ -146,7 +147,7 @@ def test_pinned_to_what_the_free_search_chose_the_plan_is_the_same(f: Function) 
     assert plan.in_shardings == free.in_shardings
 
 
-@settings(max_examples=4)
+@settings(max_examples=fewer(4))
 @given(functions, st.data())
 def test_a_marked_value_has_its_type_and_nothing_else_changes(f: Function, data: st.DataObject) -> None:
     entries = data.draw(entries_of(2))
@@ -168,7 +169,7 @@ def test_a_marked_value_has_its_type_and_nothing_else_changes(f: Function, data:
     same_as(plain, plan, params, batch)
 
 
-@settings(max_examples=6)
+@settings(max_examples=fewer(6))
 @given(functions)
 def test_a_mark_that_says_nothing_costs_nothing(f: Function) -> None:
     def marked(params: Any, x: Any) -> Any:
@@ -178,7 +179,7 @@ def test_a_mark_that_says_nothing_costs_nothing(f: Function) -> None:
     assert (plan.time, plan.memory) == pytest.approx((free.time, free.memory), rel=1e-9)
 
 
-@settings(max_examples=6)
+@settings(max_examples=fewer(6))
 @given(functions, st.sampled_from(["only", "forbid tensor", "forbid samples", "forbid weights", "require"]))
 def test_levels(f: Function, word: str) -> None:
     constraint = {
@@ -260,7 +261,7 @@ def marked_model() -> tuple[Captured, Assembled]:
     return made(Small(loss, {"w": f32(16, 16), "deep": f32(3, 16, 16)}, f32(8, 16)))
 
 
-@settings(max_examples=15)
+@settings(max_examples=fewer(15))
 @given(seed=st.integers(0, 2**32 - 1))
 def test_marked_programs_cost_no_more_than_the_search_counts(seed: int) -> None:
     captured, assembled = marked_model()

@@ -13,6 +13,7 @@ from itertools import permutations
 import jax
 import numpy as np
 import pytest
+from ci_cases import fewer
 from derivation_cases import PROGRAMS, arguments
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,7 +63,7 @@ def has_no_difference(difference: GraphDiff) -> bool:
     return not (difference or difference.removed or difference.added or difference.changed)
 
 
-@settings(max_examples=80)
+@settings(max_examples=fewer(80))
 @given(small_graphs(), small_graphs())
 def test_applying_a_diff_gives_the_second_graph(one, other):
     found = applied_diff(one, other)
@@ -94,7 +95,7 @@ def with_nodes_replaced(graph: PCG, instead: dict[int, Node], bypass: dict[int, 
     return PCG(tuple(made[id(n)] for n in graph.inputs), tuple(map(of, graph.outputs)), graph.axes)
 
 
-@settings(max_examples=80)
+@settings(max_examples=fewer(80))
 @given(small_graphs(), st.data())
 def test_one_changed_node_is_the_only_difference(graph, data):
     numbers = [k for k, n in enumerate(graph.nodes) if not is_parallelization(n) and n.kind != "input"]
@@ -136,7 +137,7 @@ def test_an_omitted_operator_is_the_only_removed_node(fn, data):
     assert not longer.removed
 
 
-@settings(max_examples=30)
+@settings(max_examples=fewer(30))
 @given(functions, functions)
 def test_diffs_of_random_functions_can_be_applied(one, other):
     graphs = [capture(fn.loss, fn.params, fn.batch).graph for fn in (one, other)]
@@ -152,7 +153,7 @@ def signature(node: Node) -> str:
     return repr((node.kind, plain, [str(t) for t in node.tensors], None if node.inside is None else id(node.inside)))
 
 
-@settings(max_examples=80)
+@settings(max_examples=fewer(80))
 @given(small_graphs(depth=0), small_graphs(depth=0))
 def test_as_many_equal_operators_are_matched_as_both_graphs_have(one, other):
     sides = [[n for n in g.nodes if not is_parallelization(n) and n.kind != "input"] for g in (one, other)]
@@ -192,7 +193,7 @@ def test_omitted_layers_are_the_only_removed_nodes(data):
     assert count_rewired(found) <= 2 * starts
 
 
-@settings(max_examples=60)
+@settings(max_examples=fewer(60))
 @given(st.lists(st.tuples(st.sampled_from("fg"), st.integers(0, 4)), min_size=1, max_size=5), st.data())
 def test_no_matching_of_tiny_graphs_leaves_fewer_nodes_unmatched(operators, data):
     """Every matching of nodes of one kind is tried.

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,7 +65,7 @@ def versions(draw: st.DrawFn) -> tuple[str, str]:
 
 
 @given(versions())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=fewer(60), deadline=None)
 def test_a_statement_of_both_versions_is_at_its_line_in_the_second(pair: tuple[str, str]) -> None:
     before, after = map(graph_of, pair)
     line = renumbering(before, after, matching(before, after))

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from layered_model import EIGHT, arguments, f, line_of, loss, scanned
 from test_graph import small_graphs
@@ -210,7 +211,7 @@ def test_plans_of_two_programs_differ() -> None:
 # --- formats ---
 
 
-@settings(max_examples=20)
+@settings(max_examples=fewer(20))
 @given(small_graphs(), small_graphs())
 def test_any_two_graphs_have_a_diff_in_every_format(one: PCG, other: PCG) -> None:
     found = PlanDiff(*(Summary(name, "", 0, 0.0, 0.0, graph, (), ()) for name, graph in (("a", one), ("b", other))))

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import test_pipelines as pipelines
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
@@ -58,7 +59,7 @@ def said(plan: unity.Plan, path: str) -> str:
     return file.getvalue()
 
 
-@settings(max_examples=4)
+@settings(max_examples=fewer(4))
 @given(functions, st.data())
 def test_alternatives_are_the_best_plans_with_other_types(f: Function, data: st.DataObject) -> None:
     """For every type of an argument at once: the exact search with that type pinned."""

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
@@ -31,7 +32,7 @@ def constraints_in(jaxpr: Any) -> int:
 
 
 @given(requests())
-@settings(max_examples=8)
+@settings(max_examples=fewer(8))
 def test_it_computes_the_function_and_its_gradients_in_the_plans_shardings(request_) -> None:
     name, mesh, pins = request_
     fn = FUNCTIONS[name][0]

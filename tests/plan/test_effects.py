@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ci_cases import CI
+from ci_cases import CI, fewer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -439,7 +439,7 @@ def nested(kinds: list[str], x: Any) -> Any:
     return (jax.checkpoint if kinds[0] == "remat" else jax.jit)(inner)(x)
 
 
-@settings(max_examples=6)
+@settings(max_examples=fewer(6))
 @example(["scan", "cond"], 1.0)  # the residuals of a conditional in a scan
 @example(["scan", "remat", "cond"], -1.0)
 @given(nestings(), st.sampled_from([1.0, -1.0]))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
@@ -78,7 +79,7 @@ def close(found, wanted):
 
 
 @given(st.sampled_from(sorted(FUNCTIONS)), st.sampled_from([(2, 2), (2, 3), (1, 7), (5, 1), (3, 2)]), st.booleans())
-@settings(max_examples=8)
+@settings(max_examples=fewer(8))
 def test_a_mesh_of_a_machines_own_prime_axes_changes_no_plan(name, sizes, lean):
     nodes, devices = sizes
     machine = unity.Machine.grid(nodes, devices, "v100")
@@ -91,7 +92,7 @@ def test_a_mesh_of_a_machines_own_prime_axes_changes_no_plan(name, sizes, lean):
 
 
 @given(st.sampled_from(sorted(FUNCTIONS)), st.sampled_from([(4, 2), (2, 4), (8,), (2, 2, 2)]))
-@settings(max_examples=5)
+@settings(max_examples=fewer(5))
 def test_larger_axes_allow_no_faster_plan(name, sizes):
     machine = unity.Machine.grid(2, 4, "v100")
     plain, _ = planned(name, None, machine)
@@ -123,7 +124,7 @@ def requests(draw):
 
 
 @given(requests())
-@settings(max_examples=8)
+@settings(max_examples=fewer(8))
 def test_a_plan_runs_in_the_users_mesh_as_its_function(tmp_path_factory: pytest.TempPathFactory, request_) -> None:
     name, mesh, pins = request_
     fn = FUNCTIONS[name][0]

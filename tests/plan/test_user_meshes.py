@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -147,7 +148,7 @@ def programs(names: tuple[str, ...], most: int) -> st.SearchStrategy[list[tuple[
 KEYED = tuple(name for name in STEPS if name not in ("vjp", "jvp"))  # functions with rules have their code in their hash
 
 
-@settings(max_examples=25)
+@settings(max_examples=fewer(25))
 @given(programs(KEYED, 6), st.sampled_from(SPECS))
 def test_a_program_with_shardings_is_captured_as_the_one_without(steps: list[tuple[str, P]], spec: P) -> None:
     w, x = matrices()
@@ -169,7 +170,7 @@ def runs_like_its_function(steps: list[tuple[str, P]], spec: P) -> None:
     close(jax.value_and_grad(program(steps, False), (0, 1), has_aux=True)(jnp.asarray(w), jnp.asarray(x)), wanted)
 
 
-@settings(max_examples=3)
+@settings(max_examples=fewer(3))
 @given(programs(STEPS, 4), st.sampled_from(SPECS))
 def test_plans_of_programs_with_shardings_are_their_functions(steps: list[tuple[str, P]], spec: P) -> None:
     runs_like_its_function(steps, spec)

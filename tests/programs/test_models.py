@@ -50,10 +50,9 @@ ROUNDED = {  # published in millions, or in GiB of float32
 EPSILON = 2.0**-23  # of float32
 DEPTH = 100  # roundings that follow each other in a tiny transformer's step, to within a factor of two
 EVERY_KIND_OF_LAYER = (
-    *("mlp_unity", "lenet5", "resnext50", "gpt2", "llama3_8b", "bert_large", "bert_unity"),
-    *("mixtral_8x7b", "vit_large", *by_hand("inception_v3_unity")),
-    *("dlrm", "dlrm_kaggle", "candle_uno", "rnnlm", "rnntc", "nmt"),
-    *("t5_large", "dit_xl", "unet_cifar", "mamba2_1.3b"),
+    *("mlp_unity", "resnext50", "llama3_8b", "bert_unity", "mixtral_8x7b", "dlrm_kaggle", "candle_uno", "rnntc", "nmt", "dit_xl"),
+    "mamba2_1.3b",
+    *by_hand("lenet5", "gpt2", "bert_large", "vit_large", "inception_v3_unity", "dlrm", "rnnlm", "t5_large", "unet_cifar"),
 )
 
 

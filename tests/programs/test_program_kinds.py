@@ -6,29 +6,28 @@ of compiled programs with the plan's. `python -m benchmarks.fuzz.kinds` draws mo
 
 from __future__ import annotations
 
+import random
+import time
 from collections import Counter
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
+from ci_cases import CI
 from jax import lax
 
 from benchmarks.fuzz.kinds import KINDS, Choices, faults_of
 from benchmarks.fuzz.verdict import Reference
 
-GENERATE = (Phase.explicit, Phase.reuse, Phase.generate)  # an example takes seconds, and has few lines already
+SEED = 0 if CI else int(time.time())  # a gate must say the same of the same code every time
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=2, phases=GENERATE)
-@given(st.data())
-def test_plans_compute_what_random_programs_do(kind: str, data: st.DataObject) -> None:
-    program = KINDS[kind](Choices(lambda options: data.draw(st.sampled_from(options))))
+def test_plans_compute_what_random_programs_do(kind: str) -> None:
+    program = KINDS[kind](Choices(random.Random(f"{kind} {SEED}").choice))
     counts = Counter[str]()
     assert faults_of(program, counts=counts) == [], str(program)
     assert counts

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+from ci_cases import by_hand as only_by_hand
 
 import unity
 from benchmarks.models import tiny
@@ -30,7 +31,10 @@ def small(name: str) -> Model:
     return tiny(name, scan=True, remat=True, **SIZES[name])
 
 
-@pytest.mark.parametrize(("name", "machine"), [*((name, ONE) for name in LAYERS), ("llama3_8b", PODS)], ids=str)
+CASES = [("mixtral_8x7b", ONE), ("llama3_8b", PODS), *only_by_hand(("llama3_8b", ONE), ("vit_large", ONE))]
+
+
+@pytest.mark.parametrize(("name", "machine"), CASES, ids=str)
 def test_every_recipe_is_a_plan_and_none_beats_the_plan(name: str, machine: unity.Machine) -> None:
     """In a recipe's memory, what is found may be slower by a little: no sum says which operators need much at once."""
     model = small(name)

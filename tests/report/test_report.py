@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from layered_model import EIGHT, arguments, f, loss, scanned, towers, towers_arguments
 from test_graph import small_graphs
@@ -277,7 +278,7 @@ def test_the_steps_of_a_file_equal_the_plans(of: Any, tmp_path: Path) -> None:
 
 
 @given(st.lists(small_graphs(), max_size=2))
-@settings(max_examples=12)
+@settings(max_examples=fewer(12))
 def test_graphs_survive_being_folded_together(graphs: list[PCG]) -> None:
     found = folded_all([*graphs, *graphs])
     assert [g.key for g in unfolded_all(typed(parsed(encoded(found)), FoldedGraphs))] == [g.key for g in graphs] * 2

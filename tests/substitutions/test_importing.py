@@ -9,6 +9,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -245,7 +246,7 @@ def test_a_truncated_file_is_refused_with_the_byte():
 
 
 @given(st.binary(max_size=60), st.integers(0, len(SAMPLE)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=fewer(100), deadline=None)
 def test_a_damaged_file_is_read_or_refused(noise, at):
     for data in (noise, SAMPLE[:at] + noise + SAMPLE[at + len(noise) :]):
         with contextlib.suppress(RuleError):  # any other error fails

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,7 +89,7 @@ def sets(draw):
 
 
 @given(sets(), st.booleans())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=fewer(12), deadline=None)
 def test_what_is_joined_comes_back_to_the_last_bit(one, on_host):
     leaves = [None] * len(one.leaves)
     for leaf, view in zip(one.leaves, one.views, strict=True):

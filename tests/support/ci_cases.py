@@ -1,6 +1,7 @@
 """Cases that run by hand alone: CI leaves them out, because its time is limited and other cases state the same law."""
 
 import os
+from collections.abc import Iterable
 from typing import TypeVar
 
 import pytest
@@ -14,3 +15,13 @@ BY_HAND = pytest.mark.skipif(CI, reason="CI has no time for it")
 def by_hand(*cases: Case) -> tuple[Case, ...]:
     """Return the cases, or none in CI."""
     return () if CI else cases
+
+
+def one_in(count: int, cases: Iterable[Case]) -> tuple[Case, ...]:
+    """Return the cases, or in CI every so many of them: of a law that each of them states alone."""
+    return tuple(cases)[:: count if CI else 1]
+
+
+def fewer(count: int) -> int:
+    """Return how many examples are drawn: in CI, where they are the same in every run, a third as many, but two."""
+    return min(count, max(2, count // 3)) if CI else count

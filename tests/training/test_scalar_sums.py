@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.extend import core
@@ -55,7 +56,7 @@ def added(terms: list[Any], order: list[int]) -> Any:
     return reduce(operator.add, terms)
 
 
-@settings(max_examples=10)
+@settings(max_examples=fewer(10))
 @given(specs=st.lists(SPECS, min_size=1, max_size=4), order=st.lists(st.integers(0, 9), max_size=3))
 def test_a_sum_of_sums_is_reduced_once(specs: list[PartitionSpec], order: list[int]) -> None:
     def total(*arrays: Any) -> Any:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,7 +81,7 @@ def test_programs_mean_what_jax_computes(monkeypatch, term):
     assert None not in ran  # a function of JAX ran, not the program
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=fewer(6), deadline=None)
 @given(st.sampled_from(OPERATORS.strip().splitlines()), st.integers(0, 10**6))
 def test_programs_mean_what_jax_computes_at_other_sizes(term, seed):
     assert {*differences_from_jax(term, seed, 1)} <= {""}

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -185,7 +186,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(0, 99))
-@settings(max_examples=15)
+@settings(max_examples=fewer(15))
 def test_random_graphs(steps, seed):
     def fn(x, y):
         values = [x, y]

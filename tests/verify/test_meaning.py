@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rule_cases import STATES, A, typed_terms
@@ -48,7 +49,7 @@ def serial(term):
     return term
 
 
-@settings(max_examples=25)
+@settings(max_examples=fewer(25))
 @given(typed_terms())
 def test_parallelization_preserves_the_value(case):
     """A well-typed term has the value of the term without parallelization operators, as proofs of parallel rules assume."""
@@ -65,7 +66,7 @@ def test_parallelization_preserves_the_value(case):
     assert (found == expected).all()
 
 
-@settings(max_examples=8)
+@settings(max_examples=fewer(8))
 @given(typed_terms(operators=3))
 def test_interpretation_agrees_with_execution(case):
     """`t` and `t` without parallelization operators agree in JAX, on two devices, in values and gradients."""

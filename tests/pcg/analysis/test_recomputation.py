@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from checkpointed_models import MODELS, chunked, saving
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rerun_models import drawn, named, right
@@ -40,7 +41,7 @@ def test_programs_send_what_is_predicted(name: str) -> None:
     right(name, [max(range(12), key=lambda seed: sent(name, seed))])
 
 
-@settings(max_examples=40)
+@settings(max_examples=fewer(40))
 @given(**DRAWN)
 def test_the_search_counts_no_less_than_it_costs(name: str, seed: int) -> None:
     captured, assembled, point, graph = drawn(name, seed)
@@ -57,7 +58,7 @@ def test_for_the_best_strategies_it_counts_exactly_that(name: str, weight: float
     assert point.time == pytest.approx(predict(graph, MACHINE, captured.differentiated).time)
 
 
-@settings(max_examples=30)
+@settings(max_examples=fewer(30))
 @given(**DRAWN)
 def test_a_simulated_step_takes_what_is_predicted(name: str, seed: int) -> None:
     captured, _, _, graph = drawn(name, seed)

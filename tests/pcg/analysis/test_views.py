@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import random_point
@@ -73,7 +74,7 @@ def moves(draw: st.DrawFn) -> tuple[tuple[int, ...], Callable[[Any], Any]]:
 
 
 @given(moves())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=fewer(100), deadline=None)
 def test_a_view_is_a_block_of_its_operand_and_a_slice_reads_its_result(case: Any) -> None:
     """The elements are numbered, moved by JAX, and looked at where they are then."""
     shape, move = case

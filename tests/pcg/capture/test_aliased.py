@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import HealthCheck, example, given, settings
 
 import unity
@@ -36,7 +37,7 @@ READ_TWICE = aliased_programs.Program(
 
 
 @example(READ_TWICE)
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=fewer(8), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(aliased_programs.programs)
 def test_random_programs_in_which_values_are_several_things(program: aliased_programs.Program) -> None:
     rng = np.random.default_rng(0)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from capture_cases import TABLE, TRAPS, X
+from ci_cases import fewer
 from hidden_state import doubled
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -501,7 +502,7 @@ def interpret(program, x):
     return [values[k] for k in outputs]
 
 
-@settings(max_examples=50)
+@settings(max_examples=fewer(50))
 @given(programs())
 def test_any_program_is_captured_as_it_is(program):
     x = X[:4, :4]
@@ -511,7 +512,7 @@ def test_any_program_is_captured_as_it_is(program):
     same(found, interpret(program, x), roundings=8 * 2 ** len(program[0]))
 
 
-@settings(max_examples=50)
+@settings(max_examples=fewer(50))
 @given(programs())
 def test_operators_are_ordered_and_cover_the_program(program):
     captured = capture(lambda x: interpret(program, x), X[:4, :4])

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ci_cases import CI
+from ci_cases import fewer
 from hypothesis import given, settings
 from jax import lax
 from small_models import MODELS
@@ -224,7 +224,7 @@ def test_a_large_table_is_never_inside_a_composite():
     assert "convert_element_type" not in {e.name for e in lookup.body.equations if e.results[0] in lookup.body.inputs}
 
 
-@settings(max_examples=20)
+@settings(max_examples=fewer(20))
 @given(programs())
 def test_clusters_partition_the_program_in_order(program):
     body, _ = program_of(jax.make_jaxpr(lambda x: interpret(program, x))(X[0, :4, :4]))
@@ -293,7 +293,7 @@ def windows(body: Body, length: int) -> Iterator[Body]:
             yield extract(body, some, uses.outputs(some, set(some)), constant)[0]
 
 
-@settings(max_examples=4 if CI else 8)
+@settings(max_examples=fewer(8))
 @given(programs())
 def test_lossless_is_what_all_choices_together_say(program):
     body, _ = program_of(jax.make_jaxpr(lambda x: interpret(program, x))(X[0, :4, :4]))
@@ -374,7 +374,7 @@ def test_the_relaxation_sees_through_a_rule_for_tangents():
     assert [relaxed.may_partition(body.inputs[0], dim) for dim in range(2)] == [True, False]
 
 
-@settings(max_examples=20)
+@settings(max_examples=fewer(20))
 @given(programs())
 def test_what_is_remembered_changes_no_clusters(program):
     body, _ = program_of(jax.make_jaxpr(lambda x: interpret(program, x))(X[0, :4, :4]))
@@ -435,7 +435,7 @@ def test_repeated_blocks_of_a_resnet_are_found():
     assert [run.times for run in runs if run.operators == 6] == [2, 3, 5]  # of 3, 4, 6; the first differs
 
 
-@settings(max_examples=40)
+@settings(max_examples=fewer(40))
 @given(programs())
 def test_segments_compute_the_same_and_do_not_overlap(program):
     runs = repeated(capture(lambda x: [jnp.sin(y) for y in interpret(program, x)], X[0, :4, :4]).graph)

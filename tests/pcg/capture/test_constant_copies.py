@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -76,7 +77,7 @@ def divided(graph: PCG) -> set[int]:
 
 
 @given(masks())
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=fewer(20), deadline=None, derandomize=True)
 def test_a_mask_restricts_no_partition_however_its_elements_are_numbered(drawn: tuple[int, Callable[[Numbering], Any]]) -> None:
     """One operator applies it, which divides every dimension."""
     rank, mask = drawn

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -42,7 +43,7 @@ def assert_same(fn: Callable[..., Any], graph: PCG, *args: Any) -> None:
 
 
 @given(st.permutations(range(4)), st.permutations(range(4)), st.permutations(range(4)), st.sampled_from([1, 2]), st.booleans())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=fewer(15), deadline=None)
 def test_transposes_around_convolutions_vanish(
     image: Sequence[int], filters: Sequence[int], result: Sequence[int], stride: int, pads: bool
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -205,7 +206,7 @@ def program(names: tuple[str, ...], each: int) -> Callable[..., Any]:
     return run
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=fewer(12), deadline=None, derandomize=True)
 @given(st.tuples(*map(either, STEPS, RIGHT)), st.sampled_from([5, TOKENS]), st.sampled_from([1, TWO]), st.integers(0, 9))
 def test_a_program_keeps_its_values_and_derivatives(names: tuple[str, ...], count: int, each: int, seed: int) -> None:
     """Step by step, the original and the rewritten program compute with the same few primitives, compiled once."""

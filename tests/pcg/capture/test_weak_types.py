@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -56,7 +57,7 @@ RESULTS: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
-@settings(max_examples=6)
+@settings(max_examples=fewer(6))
 @given(st.lists(st.sampled_from(sorted(RESULTS)), min_size=1, max_size=5), st.booleans())
 def test_results_and_gradients_have_the_types_of_the_function(names: list[str], weak: bool) -> None:
     def fn(w: Any, c: Any, x: Any) -> Any:

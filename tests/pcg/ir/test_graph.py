@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from capture_cases import TRAPS, X
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -145,7 +146,7 @@ def test_impossible_schemas_are_refused(schema):
 WRONG = [None, -1, 10**9, "x", [], {}, [[0, 0]], 0.5]
 
 
-@settings(max_examples=80)
+@settings(max_examples=fewer(80))
 @given(st.data())
 def test_damage_is_found_wherever_it_is(data):
     """Replacing any part of the data by something else is refused, with a PlanFileError and nothing else."""
@@ -220,7 +221,7 @@ def test_the_key_is_of_what_is_computed():
     assert keys[0] == keys[1] != keys[2]
 
 
-@settings(max_examples=40)
+@settings(max_examples=fewer(40))
 @given(programs(), programs())
 def test_equal_keys_mean_equal_results(one, two):
     """Numbers that two different programs agree on by accident are the other way round: only the key's promise is tested."""

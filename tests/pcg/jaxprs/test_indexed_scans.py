@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -195,7 +196,7 @@ def test_integers_are_stacks_only_in_the_order_of_the_steps() -> None:
     st.integers(2, 6), st.integers(0, 3), st.integers(0, 3), st.sampled_from([1, -1]), st.sampled_from([1, -1]), st.integers(0, 1),
     st.booleans(), st.booleans(),
 )  # fmt: skip
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=fewer(8), deadline=None)
 def test_loops_compute_what_they_did(
     length: int, first: int, other: int, reads: int, writes: int, dim: int, adds: bool, reverse: bool
 ) -> None:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from compiler_options import EXACT
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -193,7 +194,7 @@ def _specs(order: Any) -> list[P]:
     return [P(), P(a), P(None, a), P(a, b), P((a, b)), P(None, (a, b))]
 
 
-@settings(max_examples=12, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # shrinking compiles for minutes
+@settings(max_examples=fewer(12), phases=(Phase.explicit, Phase.reuse, Phase.generate))  # shrinking compiles for minutes
 @given(programs(), st.integers(0, 99))
 def test_a_region_equals_its_global_program(program: Callable[..., Any], seed: int) -> None:
     x, w = jax.random.normal(jax.random.key(seed), (2, N, N))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import jax.ref
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -151,7 +152,7 @@ INDICES = st.one_of(
 )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=fewer(12), deadline=None)
 @given(st.tuples(INDICES, INDICES, INDICES), st.sampled_from(["get", "set", "add"]))
 def test_every_index_means_what_it_means_to_jax(index: tuple[Any, ...], how: str) -> None:
     arrays = [k for k, i in enumerate(index) if isinstance(i, jax.Array)]

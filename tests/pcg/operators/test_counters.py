@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.extend import core
@@ -35,7 +36,7 @@ def pieces(draw: st.DrawFn) -> tuple[int, tuple[int, ...], list[np.ndarray]]:
 
 
 @given(pieces(), st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=fewer(20))
 def test_elements_have_the_bits_that_jax_gives_them(piece: tuple[int, tuple[int, ...], list[np.ndarray]], seed: int) -> None:
     width, shape, wanted = piece
     with jax.enable_x64(True):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -373,7 +374,7 @@ def layouts(draw: st.DrawFn) -> tuple[tuple[int, ...], list[list[int | None]]]:
     return grid, [draw(choices) for _ in range(3)]
 
 
-@settings(max_examples=10)
+@settings(max_examples=fewer(10))
 @given(layouts(), st.data())
 def test_a_smaller_grid_computes_the_blocks_of_smaller_arrays(layout: Any, data: Any) -> None:
     """A kernel over fewer blocks is what its author's code would be for arrays of that size."""

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -193,14 +194,14 @@ def test_changes_are_compared_by_the_bytes_of_their_collectives(before: State, a
     assert tuple(sent) == COPIES[before.kind + after.kind]
 
 
-@settings(max_examples=30, derandomize=True)
+@settings(max_examples=fewer(30), derandomize=True)
 @given(st.integers(0, 10**6), st.booleans())
 def test_no_plan_of_separate_equations_of_random_operators_is_faster(seed: int, training: bool) -> None:
     for body in drawn(seed):
         assert not list(lost(body, Prices(ONE_AXIS, training=training))), seed
 
 
-@settings(max_examples=30, derandomize=True)
+@settings(max_examples=fewer(30), derandomize=True)
 @given(st.integers(0, 10**6))
 def test_only_partial_sums_are_reduced_and_only_whole_values_contributed(seed: int) -> None:
     for body in (*drawn(seed), body_of("choice by a sum")):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -193,7 +194,7 @@ AXES = (Axis("n0", 2, 0), Axis("n1", 2, 0), Axis("d0", 2, 1), Axis("d1", 2, 1))
 STATES = st.lists(st.sampled_from([UNUSED, partitioned(0), partitioned(1)]), min_size=4, max_size=4)
 
 
-@settings(max_examples=25)
+@settings(max_examples=fewer(25))
 @given(st.lists(STATES, min_size=1, max_size=3), STATES)
 def test_merged_axes_divide_as_the_axes_of_prime_size_do(types, inner):
     every = [tuple(states) for states in (*types, inner)]

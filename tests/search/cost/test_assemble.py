@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from factor_graphs import lower_left
 from hypothesis import given, settings
 from small_functions import Function, functions
@@ -32,7 +33,7 @@ def search_on(model, machine, training=True):
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.name)
-@settings(max_examples=8)
+@settings(max_examples=fewer(8))
 @given(functions)
 def test_every_point_is_a_well_typed_graph(machine: Machine, function: Function) -> None:
     captured = capture(function.loss, function.params, function.batch)

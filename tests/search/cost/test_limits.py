@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from ci_cases import fewer
 from factor_graphs import problems
 from hypothesis import given, settings
 from small_models import MODELS
@@ -40,7 +41,7 @@ def test_more_memory_never_gives_a_slower_plan(name: str) -> None:
     assert first.under(lean * 0.999) is None
 
 
-@settings(max_examples=20)
+@settings(max_examples=fewer(20))
 @given(problems())
 def test_a_larger_limit_is_never_slower_for_any_problem_and_any_rule_of_what_fits(problem: Problem) -> None:
     minimizer, odd = Minimizer(problem), np.random.default_rng(0)
@@ -58,7 +59,7 @@ def test_a_larger_limit_is_never_slower_for_any_problem_and_any_rule_of_what_fit
         assert known is None or known.memory <= memory
 
 
-@settings(max_examples=40)
+@settings(max_examples=fewer(40))
 @given(problems())
 def test_a_rough_search_finds_a_fitting_point_that_is_no_faster_than_the_best_and_never_slower_under_a_larger_limit(
     problem: Problem,

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
@@ -67,7 +68,7 @@ def normed_on(machine: Machine) -> tuple[Captured, Assembled]:
     return made(normed(), machine)
 
 
-@settings(max_examples=25)
+@settings(max_examples=fewer(25))
 @given(reduce_in=st.sampled_from(["", "bfloat16"]), seed=st.integers(0, 2**32 - 1))
 def test_partial_sums_of_narrow_dtypes_are_priced_in_the_dtype_that_is_sent(reduce_in: str, seed: int) -> None:
     """Both between operators and inside them."""

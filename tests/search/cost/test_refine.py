@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import assume, given, settings
 from small_functions import Function, functions
 from small_models import MODELS, random_point
@@ -34,7 +35,7 @@ def test_neighbours_differ_on_one_axis_or_by_an_exchange() -> None:
     assert found == single | {(1, 0, 2)}
 
 
-@settings(max_examples=8)
+@settings(max_examples=fewer(8))
 @given(functions)
 def test_the_neighbourhood_contains_the_old_point_at_the_same_cost(function: Function) -> None:
     assembled = assembled_on(function, Machine.grid(2, 4, "v100"))
@@ -56,7 +57,7 @@ def taken(alternatives: Alternatives) -> tuple[tuple[int, ...], tuple[int, ...]]
     return alternatives.unary, alternatives.edges
 
 
-@settings(max_examples=8)
+@settings(max_examples=fewer(8))
 @given(functions)
 def test_refinement_is_within_two_percent_of_the_optimum_on_small_graphs(function: Function) -> None:
     """At real sizes the loss is below one in a thousand (`benchmarks/pruning.py`)."""

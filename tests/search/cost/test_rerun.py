@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from ci_cases import fewer
 from factor_graphs import lower_left
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,7 +41,7 @@ def again(graph: PCG) -> list[str]:
 DRAWN = {"name": st.sampled_from(sorted(OWN)), "seed": st.integers(0, 2**32 - 1)}
 
 
-@settings(max_examples=50)
+@settings(max_examples=fewer(50))
 @given(**DRAWN)
 def test_the_search_counts_at_least_the_cost_of_the_graph(name: str, seed: int) -> None:
     captured, assembled, point, graph = drawn(name, seed)
@@ -59,7 +60,7 @@ def test_without_shared_changes_the_search_counts_exactly_the_cost(weight: float
     assert bool(again(graph)) == (weight > 0)
 
 
-@settings(max_examples=15)
+@settings(max_examples=fewer(15))
 @given(**DRAWN)
 def test_a_simulated_step_takes_what_is_predicted(name: str, seed: int) -> None:
     captured, _, _, graph = drawn(name, seed)

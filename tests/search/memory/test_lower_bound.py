@@ -8,7 +8,7 @@ import checkpointed_models  # noqa: F401 (its models are drawn, too)
 import jax
 import jax.numpy as jnp
 import pytest
-from ci_cases import CI
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelined_models import LAYERS, WIDTH, loss, planned
@@ -81,7 +81,7 @@ def programs(draw: st.DrawFn) -> Small:
     return Small(run, [f(width, width) for _ in kinds], f(rows, width))
 
 
-@settings(max_examples=20 if CI else 50)
+@settings(max_examples=fewer(50))
 @given(program=programs(), devices=st.sampled_from([2, 4, 6]))
 def test_the_leanest_plan_of_a_random_program_needs_no_less(program: Small, devices: int) -> None:
     machine = Machine.grid(1, devices, "a100")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import MACHINE, MODELS, made
@@ -26,7 +27,7 @@ def only(memory: Mapping[str, MemoryOverTime]) -> MemoryOverTime:
     return found
 
 
-@settings(max_examples=20)
+@settings(max_examples=fewer(20))
 @given(overlap=st.booleans(), **DRAWN)
 def test_memory_begins_with_arguments_and_ends_with_gradients(overlap: bool, name: str, seed: int) -> None:
     graph, captured = drawn(name, seed)
@@ -42,7 +43,7 @@ def test_memory_begins_with_arguments_and_ends_with_gradients(overlap: bool, nam
     assert gradients <= weights * (1 + 1e-9)
 
 
-@settings(max_examples=10)
+@settings(max_examples=fewer(10))
 @given(**DRAWN)
 def test_bytes_are_those_of_the_spans(name: str, seed: int) -> None:
     graph, captured = drawn(name, seed)

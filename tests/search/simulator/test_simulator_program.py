@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -31,7 +32,7 @@ def drawn(name: str, seed: int) -> tuple[PCG, Captured]:
     return parallelize(captured.graph, assembled.assignment(point)), captured
 
 
-@settings(max_examples=20)
+@settings(max_examples=fewer(20))
 @given(training=st.booleans(), **DRAWN)
 def test_without_overlap_a_step_takes_the_predicted_time(name: str, seed: int, training: bool) -> None:
     graph, captured = drawn(name, seed)
@@ -40,7 +41,7 @@ def test_without_overlap_a_step_takes_the_predicted_time(name: str, seed: int, t
     assert found.makespan == pytest.approx(predict(graph, MACHINE, differentiated).time, rel=1e-9)
 
 
-@settings(max_examples=10)
+@settings(max_examples=fewer(10))
 @given(overlap=st.booleans(), **DRAWN)
 def test_one_device_stands_for_all(name: str, seed: int, overlap: bool) -> None:
     graph, captured = drawn(name, seed)
@@ -59,7 +60,7 @@ def by_device(found: Simulation, each: int) -> Iterator[float]:
         yield from busy[n + d * (each - 1) : n + (d + 1) * (each - 1)]
 
 
-@settings(max_examples=10)
+@settings(max_examples=fewer(10))
 @given(**DRAWN)
 def test_overlap_never_lengthens_a_step(name: str, seed: int) -> None:
     graph, captured = drawn(name, seed)

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from ci_cases import fewer
 from factor_graphs import brute_force, lower_left, problems, segments
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ from unity.search.solver.problem import Cost, Edge, Problem
 ROUNDING = 1e-9
 
 
-@settings(max_examples=80)
+@settings(max_examples=fewer(80))
 @given(problems())
 def test_every_gap_has_the_points_of_brute_force(problem: Problem) -> None:
     minimizer, every = Minimizer(problem), lower_left(brute_force(problem))
@@ -31,7 +32,7 @@ def test_every_gap_has_the_points_of_brute_force(problem: Problem) -> None:
         assert [(p.time, p.memory) for p in found] == [(t, m) for t, m in every if fast.time < t < lean.time]
 
 
-@settings(max_examples=100)
+@settings(max_examples=fewer(100))
 @given(problems(), st.floats(0, 10), st.floats(0, 20))
 def test_all_points_near_a_line_are_found(problem: Problem, weight: float, more: float) -> None:
     every = brute_force(problem)
@@ -45,7 +46,7 @@ def test_all_points_near_a_line_are_found(problem: Problem, weight: float, more:
     assert near.total == pytest.approx(most - more, rel=1e-9, abs=ROUNDING)
 
 
-@settings(max_examples=30)
+@settings(max_examples=fewer(30))
 @given(problems())
 def test_the_fastest_that_fits_is_found_without_the_whole_frontier(problem: Problem) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+from ci_cases import fewer
 from factor_graphs import brute_force, problems, segments
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ def energy(problem: Problem, weight: float) -> Energy:
     return Elimination(problem, domains(problem), BUDGET).energy(np.array([1.0, weight]))
 
 
-@settings(max_examples=200)
+@settings(max_examples=fewer(200))
 @given(problems(), st.floats(0, 10), st.integers(1, 6), st.none() | st.floats(0, 10))
 def test_no_strategy_is_below_its_bounds(problem: Problem, weight: float, passes: int, other: float | None) -> None:
     left = domains(problem)
@@ -48,7 +49,7 @@ def test_no_strategy_is_below_its_bounds(problem: Problem, weight: float, passes
         assert all(value in left.values[v][kept[v]] for v, value in enumerate(best))
 
 
-@settings(max_examples=50)
+@settings(max_examples=fewer(50))
 @given(problems(), st.floats(0, 10))
 def test_the_bound_of_a_tree_is_its_minimum(problem: Problem, weight: float) -> None:
     pairs = {frozenset((e.first, e.second)) for e in problem.edges}
@@ -77,7 +78,7 @@ def always_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("always_bounded")
-@settings(max_examples=200)
+@settings(max_examples=fewer(200))
 @given(problem=problems(), weights=st.lists(st.floats(0.01, 10), min_size=1, max_size=3))
 def test_with_bounds_the_minimum_is_that_of_brute_force(problem: Problem, weights: list[float]) -> None:
     every = brute_force(problem)
@@ -108,7 +109,7 @@ def test_bounds_change_no_answer() -> None:
 
 
 @pytest.mark.usefixtures("always_bounded")
-@settings(max_examples=200)
+@settings(max_examples=fewer(200))
 @given(problem=problems(), weight=st.floats(0, 10), share=st.floats(0, 2))
 def test_only_objectives_above_a_limit_are_not_priced(problem: Problem, weight: float, share: float) -> None:
     least = min((p.time + weight * p.memory for p in brute_force(problem)), default=math.inf)
@@ -130,7 +131,7 @@ def test_far_above_a_limit_nothing_is_eliminated(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("always_bounded")
-@settings(max_examples=100)
+@settings(max_examples=fewer(100))
 @given(problem=problems(), weights=st.lists(st.floats(0.01, 10), min_size=2, max_size=4, unique=True))
 def test_inexact_solutions_are_no_worse_than_known_ones(problem: Problem, weights: list[float]) -> None:
     every = brute_force(problem)

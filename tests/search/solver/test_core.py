@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from ci_cases import fewer
 from factor_graphs import brute_force, problems, segments
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -39,7 +40,7 @@ def same(number: float) -> object:
     return pytest.approx(number, rel=ROUNDING, abs=ROUNDING)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=fewer(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(problem=problems(), weight=WEIGHTS, cheap=st.sampled_from([0, 8, 2_000_000]))
 def test_the_best_of_the_core_is_the_best_of_the_whole(
     monkeypatch: pytest.MonkeyPatch, problem: Problem, weight: float, cheap: int
@@ -58,7 +59,7 @@ def test_the_best_of_the_core_is_the_best_of_the_whole(
         assert all(own in kept for own, kept in zip(reduced.whole(values), domains(problem).values, strict=True))
 
 
-@settings(max_examples=200)
+@settings(max_examples=fewer(200))
 @given(problems(), WEIGHTS)
 def test_every_strategy_of_the_core_is_one_of_the_whole_with_its_costs(problem: Problem, weight: float) -> None:
     reduced = core(problem, domains(problem), np.array(direction(weight)))
@@ -77,7 +78,7 @@ def test_trees_and_rings_have_an_empty_core() -> None:
         assert reduced.constant == same(point.time + 0.5 * point.memory)
 
 
-@settings(max_examples=100)
+@settings(max_examples=fewer(100))
 @given(st.lists(problems(), min_size=2, max_size=4), WEIGHTS, st.sampled_from([BUDGET, 40]))
 def test_shared_tables_change_no_core(some: list[Problem], weight: float, entries: int) -> None:
     solved, toward = TableCache(entries), np.array(direction(weight))
@@ -105,7 +106,7 @@ def test_tables_of_one_problem_are_reused_for_the_next(monkeypatch: pytest.Monke
         core(problem, domains(problem), np.array([1.0, 0.75]), solved)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=fewer(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(problem=problems(), weight=WEIGHTS, other=st.none() | st.floats(0, 10), budget=st.sampled_from([BUDGET, 4]))
 def test_the_best_strategy_is_that_of_brute_force(
     monkeypatch: pytest.MonkeyPatch, problem: Problem, weight: float, other: float | None, budget: int
@@ -144,7 +145,7 @@ def test_a_dense_problem_has_the_minimum_that_elimination_finds(few: int, monkey
         assert (messages is None) == (few > 0)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=fewer(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(problem=problems(), weight=WEIGHTS, share=st.floats(0, 2))
 def test_a_price_by_the_core_is_that_of_brute_force(
     monkeypatch: pytest.MonkeyPatch, problem: Problem, weight: float, share: float

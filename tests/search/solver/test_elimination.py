@@ -4,6 +4,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from ci_cases import fewer
 from factor_graphs import brute_force, problems, segments
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +28,7 @@ def objective(point: Point, weight: float) -> tuple[float, float]:
     return point.time + weight * point.memory, point.memory
 
 
-@settings(max_examples=150)
+@settings(max_examples=fewer(150))
 @given(problems(), st.lists(st.floats(0.01, 10), max_size=3))
 def test_the_minimum_is_that_of_brute_force(problem: Problem, some: list[float]) -> None:
     weights = [0.0, 0.5, 1.0, *some, math.inf]
@@ -41,7 +42,7 @@ def test_the_minimum_is_that_of_brute_force(problem: Problem, some: list[float])
         assert point.exact
 
 
-@settings(max_examples=100)
+@settings(max_examples=fewer(100))
 @given(st.lists(problems(), min_size=2, max_size=4), st.sampled_from([0.0, 0.5, math.inf]), st.sampled_from([BUDGET, 40]))
 def test_shared_tables_are_computed_once_and_change_no_result(some: list[Problem], weight: float, entries: int) -> None:
     """To the last bit; also if most of it is forgotten at once."""
@@ -73,7 +74,7 @@ def factors(draw: st.DrawFn) -> tuple[dict[tuple[int, ...], np.ndarray], int]:
     return tables, count
 
 
-@settings(max_examples=150)
+@settings(max_examples=fewer(150))
 @given(factors(), st.sampled_from([(0, 1), (0, 20), (100, 20), (10**9, 1), (10**9, 10**9)]))
 def test_large_tables_are_equal_in_parts_and_at_once(given_: tuple[dict, int], limits: tuple[int, int]) -> None:
     tables, count = given_
@@ -88,7 +89,7 @@ def test_large_tables_are_equal_in_parts_and_at_once(given_: tuple[dict, int], l
     np.testing.assert_array_equal(found, np.min(total, axis=1))
 
 
-@settings(max_examples=100)
+@settings(max_examples=fewer(100))
 @given(problems())
 def test_ties_go_to_less_of_the_other_cost(problem: Problem) -> None:
     every = brute_force(problem)
@@ -102,7 +103,7 @@ def test_a_little_time_is_not_given_for_much_memory() -> None:
     assert point.values == (0,)
 
 
-@settings(max_examples=100)
+@settings(max_examples=fewer(100))
 @given(problems())
 def test_heuristic_elimination_is_reported_and_gives_allowed_values(problem: Problem) -> None:
     minimizer = Minimizer(problem, budget=0)
@@ -132,7 +133,7 @@ def test_a_dense_graph_needs_heuristic_elimination_only_beyond_the_budget() -> N
 RESIDUAL = ((0, 1), (1, 2), (2, 3), (0, 3))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=fewer(40), deadline=None)
 @given(problems())
 def test_the_edges_that_eliminations_add_are_counted_as_the_graph_changes(problem: Problem) -> None:
     smallest = _EliminationOrder._smallest
@@ -185,7 +186,7 @@ def test_every_variable_is_eliminated_once_after_all_that_it_needs() -> None:
         seen.update(step.results)
 
 
-@settings(max_examples=60)
+@settings(max_examples=fewer(60))
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["real", "twins", "sparse"]))
 def test_the_product_is_the_minimum_over_all_terms(seed: int, kind: str) -> None:
     rng = np.random.default_rng(seed)

@@ -3,6 +3,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from ci_cases import fewer
 from factor_graphs import brute_force, lower_left, problems, segments
 from hypothesis import given, settings
 
@@ -26,7 +27,7 @@ def _turns_left(a: tuple[float, float], b: tuple[float, float], c: tuple[float, 
     return (b[0] - a[0]) * (c[1] - a[1]) <= (b[1] - a[1]) * (c[0] - a[0])
 
 
-@settings(max_examples=150)
+@settings(max_examples=fewer(150))
 @given(problems())
 def test_the_frontier_is_that_of_brute_force(problem: Problem) -> None:
     every = brute_force(problem)
@@ -36,7 +37,7 @@ def test_the_frontier_is_that_of_brute_force(problem: Problem) -> None:
     assert set(found.points) <= set(every)
 
 
-@settings(max_examples=200)
+@settings(max_examples=fewer(200))
 @given(problems())
 def test_the_hull_of_a_large_problem_is_exact(problem: Problem) -> None:
     every = brute_force(problem)
@@ -47,7 +48,7 @@ def test_the_hull_of_a_large_problem_is_exact(problem: Problem) -> None:
     assert all(costs[vertex] for vertex in convex(lower_left(every)))
 
 
-@settings(max_examples=100)
+@settings(max_examples=fewer(100))
 @given(problems())
 def test_the_fastest_fitting_point_is_found(problem: Problem) -> None:
     every = brute_force(problem)
@@ -63,7 +64,7 @@ def test_the_fastest_fitting_point_is_found(problem: Problem) -> None:
                 assert fitting[0][0] <= point.time <= max((t for t, _ in convex(lower_left(every)) if _ <= memory), default=0)
 
 
-@settings(max_examples=100)
+@settings(max_examples=fewer(100))
 @given(problems())
 def test_no_point_within_a_limit_is_faster_than_its_relaxed_time(problem: Problem) -> None:
     every, minimizer = brute_force(problem), Minimizer(problem)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -283,7 +284,7 @@ shapes = st.integers(0, 3).flatmap(lambda rank: st.lists(st.tuples(*[st.integers
 
 
 @given(shapes, st.integers(0, 3))
-@settings(max_examples=4)
+@settings(max_examples=fewer(4))
 def test_what_is_packed_is_unpacked_to_the_same(given_shapes, without):
     leaves = [jnp.asarray(RNG.normal(size=s), jnp.float32) for s in given_shapes]
     numbers = (*range(len(leaves)), *[None] * without)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from odd_functions import FUNCTIONS, arguments
@@ -73,7 +74,7 @@ def test_values_and_gradients_are_those_of_the_function(name):
 
 
 @given(st.sampled_from(sorted(FUNCTIONS)), st.sampled_from([2, 4, 8]), st.booleans(), st.integers(0, 1 << 30))
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=fewer(3), deadline=None)
 def test_any_infinity_and_nan_arrives_where_it_does_in_the_function(name, multiple, stored, seed):
     rng, args = np.random.default_rng(seed), arguments(name)
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -414,7 +415,7 @@ def test_stages_lie_along_some_of_a_level_or_whole_outer_ones():
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 2))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=fewer(6), deadline=None)
 def test_samples_are_split_and_joined(parts, rows, dim):
     shape = [2, 3, 4]
     shape[dim] = parts * rows
@@ -426,7 +427,7 @@ def test_samples_are_split_and_joined(parts, rows, dim):
 
 
 @given(st.booleans(), st.integers(0, 3))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=fewer(6), deadline=None)
 def test_guarded_work_has_the_gradient_of_what_was_done(works, seed):
     rng = np.random.default_rng(seed)
     a, b, w = (jnp.asarray(rng.normal(size=(4, 4)), jnp.float32) for _ in range(3))

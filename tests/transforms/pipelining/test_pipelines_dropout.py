@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -78,7 +79,7 @@ def test_masks_are_those_of_the_function(fn, kind):
 
 
 @given(st.integers(1, 5), st.integers(1, 40), st.sampled_from([8, 16, 32]), st.integers(0, 100))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=fewer(8), deadline=None)
 def test_bits_by_number_are_those_of_the_whole(samples, size, width, seed):
     key = jax.random.key(seed)
     wanted = jax.random.bits(key, (samples, size), f"uint{width}")

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -242,7 +243,7 @@ def test_without_samples_there_is_no_chain():
 
 
 @given(st.data())
-@settings(max_examples=8)
+@settings(max_examples=fewer(8))
 def test_buffers_give_what_was_put_in(data):
     size = data.draw(st.sampled_from([1, 2, 6]))
     tensors, samples = {}, {}

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
+from ci_cases import fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from precision import in_64_bits
@@ -209,7 +210,7 @@ def layered(draw: st.DrawFn) -> Small:
     return Small(loss, [{"up": f(16, wide), "down": f(wide, 16)} for _ in range(4)], f(rows, 16))
 
 
-@settings(max_examples=3)
+@settings(max_examples=fewer(3))
 @given(model=layered(), part=st.floats(0.55, 0.98))
 def test_no_set_of_recomputed_layers_is_better(model: Small, part: float) -> None:
     """Brute force over all sets of layers."""
