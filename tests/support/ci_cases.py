@@ -1,7 +1,7 @@
 """Cases that run by hand alone: CI leaves them out, because its time is limited and other cases state the same law."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import pytest
@@ -20,6 +20,11 @@ def by_hand(*cases: Case) -> tuple[Case, ...]:
 def one_in(count: int, cases: Iterable[Case]) -> tuple[Case, ...]:
     """Return the cases, or in CI every so many of them: of a law that each of them states alone."""
     return tuple(cases)[:: count if CI else 1]
+
+
+def ends(cases: Sequence[Case]) -> tuple[Case, ...]:
+    """Return all points of a frontier, or in CI the first and the last."""
+    return tuple(cases) if not CI or len(cases) < 2 else (cases[0], cases[-1])
 
 
 def fewer(count: int) -> int:

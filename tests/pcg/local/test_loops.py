@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pipelined_models
 import pytest
 import unlike_models
+from ci_cases import one_in
 from jax import lax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
@@ -162,9 +164,7 @@ def written_loss(name: str) -> Callable[..., Any]:
     return loss
 
 
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("kind", [GPIPE, ONE_F_ONE_B])
-@pytest.mark.parametrize("unlike", [False, True])
+@pytest.mark.parametrize(("unlike", "kind", "name"), one_in(3, itertools.product([False, True], [GPIPE, ONE_F_ONE_B], LAYERS)))
 def test_pipelines_may_have_residuals_that_vary_over_no_axis(name: str, kind: ScheduleKind, unlike: bool) -> None:
     weights, x, y = arguments()
     fn, params = (written_loss(name), list(weights)) if unlike else (scanned_loss(name), weights)

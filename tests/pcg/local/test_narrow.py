@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ci_cases import by_hand
+from ci_cases import by_hand, one_in
 from compiler_options import QUICK_FUSED
 from jax.sharding import PartitionSpec as P
 from operator_cases import CASES, KINDS
@@ -199,8 +199,8 @@ PRIMITIVE = """
     while, of a number that begins with zero
 """  # in the other narrow types, too; what is made of these differs between them in nothing that bfloat16 does not show
 SUMS, PRIMITIVES = (re.split(r";\s+", names.strip()) for names in (SUMMED, PRIMITIVE))
-NARROWED = [(name, "bfloat16") for name in sorted({*by_hand(*KINDS), *SUMS, "qr, raw"})]
-NARROWED += [(name, dtype) for name in PRIMITIVES for dtype in NARROW[1:]]
+NARROWED = [(name, "bfloat16") for name in sorted({*by_hand(*KINDS, *SUMS), *PRIMITIVES, "attention", "cross entropy", "qr, raw"})]
+NARROWED += one_in(4, [(name, dtype) for name in PRIMITIVES for dtype in NARROW[1:]])
 
 
 @pytest.mark.parametrize(("name", "dtype"), NARROWED)
@@ -279,8 +279,9 @@ def test_gradients_of_weights_that_are_summed_over_two_dimensions_can_be_run(dty
     np.testing.assert_allclose(np.float64(found), right, rtol=2 * float(jnp.finfo(dtype).eps), atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("stored", ["float32", "narrow"])
+@pytest.mark.parametrize(
+    ("stored", "dtype"), [("float32", "bfloat16"), ("narrow", "float16"), *by_hand(("float32", "float16"), ("narrow", "bfloat16"))]
+)
 def test_gradients_of_weights_are_rounded_once(dtype: str, stored: str) -> None:
     """The gradients of samples on different devices cancel."""
     rng, narrow = np.random.default_rng(0), jnp.dtype(dtype)
@@ -340,7 +341,7 @@ def test_products_are_regrouped_only_where_that_cannot_overflow(dtype: str, rewr
 USABLE = patterns(library_of(None).rules)
 
 
-@pytest.mark.parametrize("pattern", USABLE, ids=str)
+@pytest.mark.parametrize("pattern", one_in(2, USABLE), ids=str)
 def test_a_contained_rule_stays_finite(pattern: Pattern) -> None:
     if not contained(pattern.rule, pattern.backward):
         pytest.skip("not applied in types of a smaller range")
@@ -368,7 +369,7 @@ def test_a_contained_rule_stays_finite(pattern: Pattern) -> None:
                     assert np.isfinite(np.asarray(found[b])[finite]).all(), (str(pattern), scale)
 
 
-@pytest.mark.parametrize("pattern", USABLE, ids=str)
+@pytest.mark.parametrize("pattern", one_in(2, USABLE), ids=str)
 def test_operands_of_one_size_stay_finite_where_a_rule_applies(pattern: Pattern) -> None:
     """A replacement is finite, with its gradients, up to the largest power of two at which the replaced expression is."""
     instance = small_instances(pattern.rule, (), small_sizes(pattern.rule, 2), 6)[-1]
@@ -420,7 +421,8 @@ def test_numbers_of_very_different_sizes_may_overflow_where_products_are_regroup
 
 
 def test_rules_that_regroup_compute_something_new() -> None:
-    by_name = {str(p): contained(p.rule, p.backward) for p in USABLE}
+    names = ("regroup-products", "merge-added-products", "merge-shared-input")
+    by_name = {str(p): contained(p.rule, p.backward) for p in USABLE if str(p).removesuffix(" (backward)") in names}
     assert not by_name["regroup-products"]
     assert not by_name["regroup-products (backward)"]
     assert by_name["merge-added-products"]

@@ -3,10 +3,13 @@
 JAX's generators other than threefry draw, under `vmap`, the bits of all keys from the first of the batch.
 """
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import one_in
 from jax import lax
 from jax.sharding import PartitionSpec
 from parallel_cases import Application
@@ -42,8 +45,7 @@ DRAWN = {
 }
 
 
-@pytest.mark.parametrize("impl", IMPLS)
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize(("name", "impl"), one_in(3, itertools.product(DRAWN, IMPLS)))
 def test_pieces_are_those_of_the_whole_batch(name, impl):
     Application(DRAWN[name], [keys(impl, 12, 6) if "batches of" in name else keys(impl, 12)], (2, 3)).check()
 
@@ -132,7 +134,7 @@ DRAWS = [(name, impl) for name in BATCHED for impl in IMPLS if name != "poisson"
 DRAWS += [("poisson", "threefry2x32")]  # JAX has no others
 
 
-@pytest.mark.parametrize(("name", "impl"), DRAWS)
+@pytest.mark.parametrize(("name", "impl"), one_in(3, DRAWS))
 def test_plans_of_a_divided_batch_draw_what_one_device_does(name, impl):
     x = jnp.asarray(RNG.normal(size=(8, 4)), jnp.float32)
     held(BATCHED[name], x, keys(impl, 8), at=["x"])

@@ -4,12 +4,14 @@ What JAX does depends on the mode. CLIP takes the nearest row, whose gradient it
 written. A promise reads the nearest row, and drops what is written, the gradient of what it read included.
 """
 
+import itertools
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import one_in
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from parallel_cases import Application
@@ -51,8 +53,10 @@ def rows_of(mode, **flags):
     return fn
 
 
-@pytest.mark.parametrize(("dtype", "rows"), [*((dtype, 12) for dtype in DTYPES), ("int8", 300), ("uint8", 300)])
-@pytest.mark.parametrize("mode", MODES)
+TABLES = [(mode, *table) for mode in MODES for table in (*((dtype, 12) for dtype in DTYPES), ("int8", 300), ("uint8", 300))]
+
+
+@pytest.mark.parametrize(("mode", "dtype", "rows"), one_in(2, TABLES))
 def test_rows_are_taken_as_one_device_takes_them(mode, dtype, rows):
     every = Application(rows_of(mode), [n(rows, 6), around(rows, 18, dtype)], AXES).check()
     assert all(any(c.operands[0][k].dim == 0 for c in every) for k in range(len(AXES)))
@@ -151,8 +155,7 @@ def coupled(table, w, ids, mode):
     return jnp.sum(jnp.sin(found @ w).sum(0) ** 2)
 
 
-@pytest.mark.parametrize("lies", LIES, ids=str)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "lies"), one_in(2, itertools.product(MODES, LIES)), ids=str)
 def test_plans_have_first_and_second_derivatives_of_one_device(mode, lies, own_cache):
     fn, table, w, ids = partial(coupled, mode=mode), n(8, 4), n(4, 3), around(8, 16)
     plan = unity.optimize(fn, table, w, ids, machine=MACHINE, constraints=[unity.pin("table", lies)], progress=False)

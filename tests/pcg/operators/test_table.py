@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ci_cases import CI
+from ci_cases import CI, one_in
 from jax import lax
 from jax.experimental import sparse
 from operator_cases import CASES, KINDS, UNKNOWN
@@ -94,6 +94,7 @@ AGAIN = {
 
 # CI runs one case of each kind: the variants follow from the table, and `test_operator_proofs` proves all.
 RUN = KINDS if CI or jax.__version_info__ < (0, 12) else CASES
+RUN = RUN if jax.__version_info__ >= (0, 12) else one_in(2, RUN)
 
 
 @pytest.mark.parametrize("name", [name for name in RUN if name not in AGAIN])

@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 import test_branches
 import unlike_models
-from ci_cases import by_hand
+from ci_cases import by_hand, fewer
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 from small_models import random_point
-from stepped import stepped
 
 import unity
 from unity.base.errors import InfeasibleError, ParallelTypeError
 from unity.exec.compiled.divergence import argument_labels, disagreements
+from unity.exec.planned_step import compiler_options
 from unity.machine.machine import Machine
 from unity.machine.resharding_tables import Types, stationary_pairs
 from unity.pcg.capture.capture import capture
@@ -145,7 +145,7 @@ def test_whatever_the_search_can_choose_reaches_all_its_devices(name: str) -> No
     search = plan.program.family.search
     ends = [Plan(plan.program.family, candidate) for candidate in (search.fastest, search.leanest)]
     graphs = [point.program.pcg for point in (plan.frontier if name in WHOLE else ends)]
-    for seed in range(6):
+    for seed in range(fewer(6)):
         found = search.assembled.assignment(random_point(search.assembled, np.random.default_rng(seed)))
         graphs.append(parallelize(plan.program.serial, found))
     for graph in graphs:
@@ -385,12 +385,13 @@ def test_compiled_programs_have_no_collective_that_not_all_devices_reach(name: s
     for seed in range(2):
         point = random_point(search.assembled, np.random.default_rng(seed))
         drawn = Plan(plan.program.family, search.candidate(search.assembled, point))
-        assert hung(drawn) == []
-        inside += sent_inside(step_of(drawn, Training()).compile().as_text() or "", drawn)
+        compiled = step_of(drawn, Training()).compile()
+        assert disagreements(compiled.as_text(), argument_labels(compiled)) == []
+        inside += sent_inside(compiled.as_text() or "", drawn)
     assert inside
 
 
-@pytest.mark.parametrize(("name", "seeds"), [("layers by gpipe", (0, 1)), ("layers by 1f1b", (0, 1))])
+@pytest.mark.parametrize(("name", "seeds"), [*by_hand(("layers by gpipe", (0, 1))), ("layers by 1f1b", (0, 1))])
 def test_the_check_says_of_compiled_programs_what_the_checker_says_of_graphs(
     name: str, seeds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,8 +419,11 @@ def test_drawn_plans_run_and_compute_the_function(name: str) -> None:
     search = plan.program.family.search
     point = random_point(search.assembled, np.random.default_rng(0))
     for one in (Plan(plan.program.family, search.candidate(search.assembled, point)), Plan(plan.program.family, search.leanest)):
-        assert hung(one) == []  # or the process would end
-        found, _ = stepped(one, *args)
+        sharded = one.shard(*args)
+        compiled = jax.jit(jax.value_and_grad(one)).lower(*sharded).compile(compiler_options=compiler_options())
+        assert disagreements(compiled.as_text(), argument_labels(compiled)) == []  # or the process would end
+        value, gradient = compiled(*sharded)
+        found = value, one.shard.unpack(gradient)
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
 
@@ -431,7 +435,7 @@ def test_default_plans_for_a_named_machine_have_no_such_collective() -> None:
     for pipeline in (None, unity.PipelineShape(2, 4)):
         plan = unity.optimize(language, *structs, machine=Machine.grid(4, 2, "v100"), pipeline=pipeline, budget=0, progress=False)
         points = plan.frontier
-        for point in [*points[:: max(1, len(points) // 8)], points[-1]]:
+        for point in [*points[:: max(1, len(points) // fewer(8))], points[-1]]:
             check(point.program.pcg)
             assert crossing(point.program.pcg) == []
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import by_hand
 from test_agreed import SLOW
 
 import unity
@@ -72,8 +73,7 @@ def test_a_rule_that_quantizes_is_divided_along_each_factor() -> None:
     assert not any(PARTIAL in c.operands for c in found.values())
 
 
-@pytest.mark.parametrize("machine", [SLOW, GRID], ids=["8", "2 x 4"])
-@pytest.mark.parametrize("argnums", [(0, 1, 2), (1, 2), (2,)])
+@pytest.mark.parametrize(("machine", "argnums"), [(SLOW, (0, 1, 2)), (GRID, (1, 2)), *by_hand((SLOW, (2,)), (GRID, (2,)))])
 def test_a_quantized_network_is_planned_and_right(machine: unity.Machine, argnums: tuple[int, ...]) -> None:
     args = arguments()
     plan = unity.optimize(loss, *args, machine=machine, argnums=argnums, rules=(), progress=False)
