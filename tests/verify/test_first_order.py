@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from ci_cases import fewer, one_in
 
 from unity.base.errors import IllTypedError
 from unity.substitutions.language.axioms import axioms
@@ -89,7 +90,7 @@ def joined(shape, number):
 
 def loses_seams(axiom):
     """Return whether some operands make both sides well-typed, with different known seams."""
-    for instance in small_instances(axiom, (), (3, 2), 16):
+    for instance in small_instances(axiom, (), (3, 2), fewer(16)):
         rule = instance.rule
         for number in range(4):
             known = {n: joined(t.shape, number) if t.dtype == "float32" else t for n, t in instance.types.items()}
@@ -106,7 +107,8 @@ def loses_seams(axiom):
 
 def test_axioms_preserve_seams_except_those_known_to_lose_them():
     """An axiom that proves a rule with a split must not change seams: halves are other parts."""
-    assert {a.name for a in axioms() if loses_seams(a)} == LOSE_SEAMS
+    some = {*one_in(3, [a.name for a in axioms()]), *LOSE_SEAMS}
+    assert {a.name for a in axioms() if a.name in some and loses_seams(a)} == LOSE_SEAMS
 
 
 def test_a_contradiction_would_be_found():

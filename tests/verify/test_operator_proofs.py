@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_models
-from ci_cases import CI
+from ci_cases import CI, one_in
 from operator_cases import CASES, KINDS
 from parallel_cases import is_key
 from test_table import MUTATIONS
@@ -102,7 +102,7 @@ def test_the_derivative_of_a_small_norm_is_proved(name, shapes):
     assert not faults(check_operator(fn, *sizes))
 
 
-@pytest.mark.parametrize("name", PAIRED)
+@pytest.mark.parametrize("name", one_in(2, PAIRED))
 def test_pairs_of_choices_are_proved(name):
     body, args = operator(name)
     verdicts = check_body(body, (), args) + check_body(body, (2,), args, pairs=True)
