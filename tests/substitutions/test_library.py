@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from ci_cases import CI
 
 from unity.base.errors import RuleError
 from unity.cli import main
@@ -92,8 +93,8 @@ def test_the_default_library_is_proved():
 
 
 def test_the_default_library_is_proved_again():
-    """Every 8th rule, through every layer: types, symbols, axioms, and JAX on devices."""
-    rules = default_library().rules[::8]
+    """Some rules, through every layer: types, symbols, axioms, and JAX on devices."""
+    rules = default_library().rules[:: 24 if CI else 8]
     results = verify(rules, axioms(), execute=True)
     assert [(r.rule.name, r.why) for r in results if r.status != "proved"] == []
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_models
+from ci_cases import by_hand
 from hidden_state import doubled
 
 import unity
@@ -155,7 +156,7 @@ def test_nothing_inside_is_touched_where_nothing_is_asked_for():
     assert programs(whole.with_segments({})).keys() == programs(captured.body).keys()
 
 
-@pytest.mark.parametrize("name", ["gpt_scanned", "lstm"])
+@pytest.mark.parametrize("name", ["lstm", *by_hand("gpt_scanned")])
 def test_models_with_scans_compute_the_same(name):
     model = getattr(small_models, name)()
     with jax.enable_x64(True):

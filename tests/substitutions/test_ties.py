@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import one_in
 from jax import lax
 from operator_cases import CASES
 from parallel_cases import Application, is_key
@@ -119,7 +120,7 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", one_in(2, RULES))
 def test_both_sides_of_every_rule_that_is_no_polynomial_have_equal_derivatives_at_ties(name: str) -> None:
     with jax.enable_x64(True):
         for instance in instances(RULES[name]):
@@ -138,7 +139,7 @@ def chosen_twice(function: Callable[[Any], Any]) -> Callable[..., list[Any]]:
     return fn
 
 
-@pytest.mark.parametrize("name", CHOOSERS)
+@pytest.mark.parametrize("name", one_in(2, CHOOSERS))
 def test_rewritten_programs_have_the_derivatives_of_the_original_ones_at_ties(name: str) -> None:
     fn, types = chosen_twice(CHOOSERS[name]), {"x": tensor((2, 3)), "y": tensor((2, 3))}
     with jax.enable_x64(True):
@@ -183,7 +184,7 @@ class Rounded:
         return np.round(3 * self.rng.normal(size=size))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if chooses(name)])
+@pytest.mark.parametrize("name", one_in(3, [name for name in CASES if chooses(name)]))
 def test_divided_operators_have_the_derivatives_of_whole_ones_at_ties(name: str) -> None:
     fn, args = CASES[name]
     application = Application(fn, [rounded(a() if callable(a) else a) for a in args], (2,))
