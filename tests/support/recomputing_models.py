@@ -55,6 +55,7 @@ def unlike(b: int = 64) -> Small:
 
 MODELS: dict[str, Callable[[], Small]] = {
     "written out": lambda: gpt(layers=4, d=16, vocabulary=32, b=16, s=16),
+    "two layers": lambda: gpt(layers=2, d=16, vocabulary=32, b=16, s=16),
     "scanned": lambda: gpt_scanned(layers=4, b=16, s=16),
     "dropped": dropped,
     "partly": partly,
