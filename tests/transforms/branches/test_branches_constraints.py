@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from ci_cases import by_hand
 from jax.sharding import PartitionSpec as P
 from stepped import stepped
 
@@ -47,7 +48,7 @@ def right(plan: unity.Plan) -> None:
     assert all(line.predicted == line.compiled for line in found.lines), str(found)
 
 
-@pytest.mark.parametrize("options", [{"pipelines": False}, {"pipeline": unity.PipelineShape(2, 4)}])
+@pytest.mark.parametrize("options", [{"pipeline": unity.PipelineShape(2, 4)}, *by_hand({"pipelines": False})])
 def test_a_pinned_argument_lies_as_it_is_pinned_and_is_not_packed(options: dict[str, Any]) -> None:
     free = branched(pack=True, **options)
     pins = [unity.pin("params['v2']", P("device", None)), unity.pin("batch['users']", P("node", None))]

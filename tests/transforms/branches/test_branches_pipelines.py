@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from ci_cases import BY_HAND, by_hand
 from jax import lax
 from stepped import stepped
 
@@ -42,7 +43,7 @@ def close(found: Any, wanted: Any, most: float) -> None:
         assert np.abs(np.asarray(a) - np.asarray(b)).max() <= most * max(1e-3, float(np.abs(np.asarray(b)).max()))
 
 
-@pytest.mark.parametrize(("schedule", "pack"), [("1f1b", True), ("gpipe", False)])
+@pytest.mark.parametrize(("schedule", "pack"), [("1f1b", True), *by_hand(("gpipe", False))])
 def test_both_compute_the_same_and_send_what_was_predicted(schedule: str, pack: bool) -> None:
     with jax.enable_x64(True):
         args = weights(np.float64), batch(dtype=np.float64)
@@ -57,6 +58,7 @@ def test_both_compute_the_same_and_send_what_was_predicted(schedule: str, pack: 
         assert all(line.predicted == line.compiled for line in found.lines), str(found)
 
 
+@BY_HAND
 def test_fifty_steps_have_the_losses_of_one_device() -> None:
     plan = planned(TREE, pack=True)
     params = plan.shard(weights())

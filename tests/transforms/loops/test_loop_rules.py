@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import one_in
 from jax import lax
 
 from unity.pcg.capture.capture import capture
@@ -234,8 +235,9 @@ def total(body):
     return lambda *a: sum(jnp.sin(y).sum() for y in run(body, a) if jnp.issubdtype(y.dtype, jnp.floating))
 
 
-@pytest.mark.parametrize(("fn", "counts"), CASES.values(), ids=CASES)
-def test_values_and_gradients_are_the_same_and_the_result_is_derived(fn, counts):
+@pytest.mark.parametrize("name", one_in(2, CASES))
+def test_values_and_gradients_are_the_same_and_the_result_is_derived(name):
+    fn, counts = CASES[name]
     with jax.enable_x64(True):
         arguments = arrays(W)
         captured = capture(fn, *arguments, argnums=(0, 1, 2))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import by_hand
 from jax.extend.core import Var
 from jax.sharding import AxisType
 from pipelined_models import LAYERS, NEAR, TREE, WIDTH, WORDS, close, language, layers, loss, scored, structs
@@ -79,7 +80,7 @@ class Auxiliary:
         return self.fn(*args)
 
 
-@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 8), (4, 4)])
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 8), *by_hand((4, 4))])
 def test_training_is_that_of_one_device_with_gradients_one_step_late(stages, micro_batches):
     with jax.enable_x64(True):
         params, given = weights(jnp.float64), batches(12, dtype=jnp.float64)
@@ -140,7 +141,7 @@ def test_a_call_of_the_plan_is_the_function():
 
 
 @pytest.mark.usefixtures("as_users_compile")
-@pytest.mark.parametrize(("stages", "exchanges"), [(2, 1), (4, 2)])
+@pytest.mark.parametrize(("stages", "exchanges"), [(2, 1), *by_hand((4, 2))])
 def test_a_step_has_as_many_ticks_as_micro_batches(stages, exchanges):
     """In the prediction, and in the compiled program, which sends just what was predicted, and holds nearly that."""
     args = structs(weights(width=64), *batches(1, 64, 64)[0])

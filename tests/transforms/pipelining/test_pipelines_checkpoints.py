@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from ci_cases import by_hand
 from jax import lax
 from optax_steps import optax_step
 
@@ -63,7 +64,7 @@ def equal(one: Any, other: Any) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.asarray(x), np.asarray(y)), one, other)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", ["1f1b", *by_hand("gpipe")])
 def test_a_training_goes_on_without_the_pipeline_and_back(tmp_path: Path, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     plans = {"with": planned(pipeline=unity.PipelineShape(2, 4, schedule)), "without": planned(pipelines=False)}

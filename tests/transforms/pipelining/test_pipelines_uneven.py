@@ -77,7 +77,7 @@ def test_places_have_all_steps_in_order_and_empty_ones_last(stages, more):
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
-@pytest.mark.parametrize(("count", "axes"), [(5, 1), *by_hand((7, 2)), (9, 3)])
+@pytest.mark.parametrize(("count", "axes"), [(5, 1), *by_hand((7, 2), (9, 3))])
 def test_gradients_are_those_of_the_program(count, axes, kind):
     args = arguments(count)
     plan = planned(loss, args, TREE.axes[-axes:], 16 if axes == 3 else 8, kind)
