@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serial_graph import evaluate
 from small_models import random_point
+from stepped import stepped
 
 from benchmarks.equivalent import CLASSES
 from unity.machine.machine import Machine
@@ -270,6 +271,7 @@ def test_plans_compute_what_the_function_does(fn: Callable[..., Any], dtype: str
         drawn = (assembled.assignment(random_point(assembled, np.random.default_rng(seed))) for seed in (0, *by_hand(1, 2, 3)))
         for candidate in (searched.fastest, *(Candidate(0.0, 0.0, a) for a in drawn)):
             plan = Plan(PlanFamily(fn, captured, searched, 0.0), candidate)
-            jax.tree.map(compare, jax.value_and_grad(plan)(w, x), wanted)
+            found, checked = stepped(plan, w, x)
+            jax.tree.map(compare, found, wanted)
             assert plan.program.check_parallelization()
-        assert Plan(PlanFamily(fn, captured, searched, 0.0), searched.fastest).check().agrees()
+            assert candidate is not searched.fastest or checked.agrees()

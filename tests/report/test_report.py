@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ci_cases import fewer
+from ci_cases import by_hand, fewer
 from hypothesis import given, settings
 from layered_model import EIGHT, arguments, f, loss, scanned, towers, towers_arguments
 from test_graph import small_graphs
@@ -240,7 +240,7 @@ def planned_layers() -> unity.Plan:
     return unity.optimize(layers, *LAYERED, machine=EIGHT, progress=False)
 
 
-@pytest.mark.parametrize("of", [planned, planned_layers])
+@pytest.mark.parametrize("of", [planned, *by_hand(planned_layers)])
 def test_steps_lead_from_the_captured_program_to_the_plan(of: Any) -> None:
     plan = of()
     steps = steps_of(of_plan(plan))

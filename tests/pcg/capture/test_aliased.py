@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ci_cases import fewer
+from ci_cases import by_hand, fewer
 from hypothesis import HealthCheck, example, given, settings
 
 import unity
@@ -59,9 +59,8 @@ def masked(w: Any, x: Any, mask: Any) -> Any:
     "options",
     [
         {},
-        {"pipeline": unity.PipelineShape(2, 4, "gpipe")},
         {"pipeline": unity.PipelineShape(2, 4, "1f1b")},
-        {"search": "unity-rules"},
+        *by_hand({"pipeline": unity.PipelineShape(2, 4, "gpipe")}, {"search": "unity-rules"}),
     ],
 )
 def test_a_checkpointed_step_may_hand_a_carry_on(options: dict[str, Any]) -> None:

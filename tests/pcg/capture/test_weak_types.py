@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ci_cases import fewer
+from ci_cases import by_hand, fewer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -87,7 +87,7 @@ def exported(plan: unity.Plan, folder: Path) -> Any:
     return module.fn
 
 
-@pytest.mark.parametrize("c", [0.5, jnp.float32(0.5)], ids=["weak", "strong"])
+@pytest.mark.parametrize("c", [0.5, *by_hand(jnp.float32(0.5))])
 def test_so_have_those_of_a_file_and_of_an_export(c: Any, tmp_path: Path) -> None:
     plan = planned(everything, W, c, X)
     plan.files.save(tmp_path / "plan.json")
@@ -103,7 +103,7 @@ def test_a_rewritten_plan_has_them_too(own_cache: Path) -> None:
         same(plan(W, 0.5, X), jax.jit(everything)(W, 0.5, X))
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["1f1b", *by_hand("gpipe")])
 def test_pipelines_have_them_too(schedule: str) -> None:
     def fn(params: Any, x: Any, y: Any, c: Any) -> Any:
         return layered_loss(params, x, y), 2.5, c * 2, x[0].astype(jnp.bfloat16) * c

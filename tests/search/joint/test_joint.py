@@ -80,7 +80,7 @@ def arrays(args, seed=0):
     return jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape), s.dtype) / 4, args)
 
 
-@pytest.mark.parametrize("fn", [chained, layers])
+@pytest.mark.parametrize("fn", [chained, *by_hand(layers)])
 def test_a_rewritten_plan_computes_the_same(fn, tmp_path):
     """Values and gradients of the user's own parameters; also after saving and loading."""
     args = ARGUMENTS[fn]
@@ -327,7 +327,7 @@ def test_the_derivation_of_a_plan_replays():
         replace(found.program.rewriting, recorded=Derivation(steps[:-1])).check()
 
 
-@pytest.mark.parametrize("name", ["gpt_scanned", "lstm", "cnn", "gpt"])
+@pytest.mark.parametrize("name", ["gpt_scanned", "cnn", *by_hand("lstm", "gpt")])
 def test_parallel_graphs_without_their_parallelization_are_what_was_derived(name):
     model = getattr(small_models, name)()
     found = unity.optimize(model.loss, model.params, model.batch, machine=MACHINE, progress=False, budget=20)

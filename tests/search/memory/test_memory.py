@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import by_hand
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
@@ -187,7 +188,7 @@ def test_under_a_limit_working_sets_fit_too() -> None:
 
 
 @pytest.mark.usefixtures("as_users_compile")
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("remat", [True, *by_hand(False)])
 def test_the_compiled_program_has_the_predicted_arguments_and_gradients(remat: bool) -> None:
     """To the byte. How well the rest is predicted, `benchmarks/memory.py` measures."""
     model = residual_network(remat)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from ci_cases import by_hand
 from small_models import gpt
 
 from unity.machine.machine import Machine
@@ -40,8 +41,7 @@ def transformer(**options: bool) -> Plan:
     return optimize(model.loss, model.params, model.batch, machine=Machine.grid(1, 8, "a100"), progress=False)
 
 
-@pytest.mark.parametrize("backend", [CPU, GPU], ids=lambda backend: backend.name)
-@pytest.mark.parametrize("gradient", [True, False], ids=["gradient", "forward"])
+@pytest.mark.parametrize(("gradient", "backend"), [(True, CPU), (False, GPU), *by_hand((True, GPU), (False, CPU))])
 def test_the_peak_over_time_is_what_the_search_predicts(backend: Any, gradient: bool) -> None:
     training = Training(gradient)
     for plan in (planned(), transformer()):
