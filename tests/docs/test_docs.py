@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from ci_cases import one_in
 
 import unity
 from unity.machine.machine import Machine
@@ -71,9 +72,9 @@ def test_every_block_runs(page: str) -> None:
         exec(compile(block, page, "exec"), names)
 
 
-@pytest.mark.parametrize(("name", "text"), scripts().items(), ids=scripts())
-def test_a_changed_script_computes_what_it_did(name: str, text: str) -> None:
-    lines = text.splitlines()
+@pytest.mark.parametrize("name", one_in(2, scripts()))
+def test_a_changed_script_computes_what_it_did(name: str) -> None:
+    lines = scripts()[name].splitlines()
     before, after = ("\n".join(line[1:] for line in lines if not line.startswith(sign)) for sign in "+-")
     assert sum(line.startswith("+") for line in lines) <= MOST
     found = []

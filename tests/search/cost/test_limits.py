@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from ci_cases import fewer
+from ci_cases import by_hand, fewer
 from factor_graphs import problems
 from hypothesis import given, settings
 from small_models import MODELS
@@ -22,7 +22,7 @@ from unity.search.solver.problem import Point, Problem
 PARTS = (0.0, 0.1, 0.7, 1.0)
 
 
-@pytest.mark.parametrize("name", ["cnn", "gpt"])
+@pytest.mark.parametrize("name", ["cnn", *by_hand("gpt")])
 def test_more_memory_never_gives_a_slower_plan(name: str) -> None:
     model = MODELS[name]()
     captured = capture(model.loss, model.params, model.batch)
