@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from ci_cases import by_hand
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh
@@ -67,6 +68,12 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
+SHOWN = (
+    *("parts of a level", "a mesh of the user's", "a pipeline", "branches"),
+    *by_hand("whole levels", "an uneven machine", "by substitution"),
+)
+
+
 def planned(name: str, folder: Path) -> unity.Plan:
     fn, args, options = CASES[name]
     every: dict[str, Any] = {"search": "captured", "progress": False, **options}
@@ -105,7 +112,16 @@ def texts(plan: unity.Plan, path: Path, capsys: pytest.CaptureFixture[str]) -> I
     yield "export", path.with_name("exported.py").read_text()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "parts of a level",
+        "a mesh of the user's",
+        "a pipeline",
+        "branches",
+        *by_hand("whole levels", "an uneven machine", "by substitution"),
+    ],
+)
 def test_no_text_names_axes_of_the_search(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = planned(name, tmp_path)
     seen = dict(texts(plan, tmp_path / "plan.json", capsys))

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from ci_cases import fewer
 
 import unity
 from benchmarks.plan_edits import GRID, PLANS, W, X, edited, has_content, outcome, plain, text_of, torn
@@ -20,7 +21,7 @@ from unity.pcg.parallel.check import check
 from unity.plan.files.document import SavedPlan
 from unity.plan.files.plan_file import CHECKSUMS, sealed
 
-EDITS = 250
+EDITS = fewer(250)
 
 
 @pytest.fixture(params=PLANS)
@@ -90,7 +91,7 @@ def test_commands_refuse_edited_files(command: str, saved: Any, monkeypatch: pyt
     monkeypatch.chdir(path.parent)
     (path.parent / "whole.json").write_text(path.read_text())
     data, draw = json.loads(path.read_text()), random.Random(2)
-    for _ in range(10):
+    for _ in range(fewer(10)):
         path.write_bytes(text_of(edited(data, draw)[0]))
         assert main(command.format(path).split()) in (1, 2)
         assert "(docs: " in capsys.readouterr().err

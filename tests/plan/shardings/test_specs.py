@@ -38,7 +38,9 @@ UP = unity.pin("args[0]['layers'][*]['up']", P(None, "device"))
 
 @pytest.fixture(scope="module")
 def pinned():
-    return unity.optimize(loss, PARAMS, struct(64, 64), machine=unity.Machine.grid(2, 4, "a100"), constraints=[UP], progress=False)
+    return unity.optimize(
+        loss, PARAMS, struct(64, 64), machine=unity.Machine.grid(2, 4, "a100"), constraints=[UP], search="captured", progress=False
+    )
 
 
 def test_specs_place_arguments_as_the_plan_does(pinned):
@@ -91,7 +93,9 @@ def test_specs_of_transformed_programs_place_their_arrays_as_the_plan_does(name)
 
 
 def test_no_devices_are_needed():
-    plan = unity.optimize(loss, PARAMS, struct(4096, 64), machine=unity.Machine.grid(64, 8, "h100"), progress=False)
+    plan = unity.optimize(
+        loss, PARAMS, struct(4096, 64), machine=unity.Machine.grid(64, 8, "h100"), search="captured", progress=False
+    )
     assert np.prod(list(plan.mesh_shape.values())) == 512
     assert plan.in_specs[1] != P()
 
@@ -100,7 +104,9 @@ def test_specs_of_whole_levels_are_pins(pinned):
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(PARAMS)]
     specs = jax.tree.leaves(pinned.in_specs[0], is_leaf=lambda x: isinstance(x, P))
     pins = [unity.pin(f"args[0]{path}", spec) for path, spec in zip(paths, specs, strict=True)]
-    again = unity.optimize(loss, PARAMS, struct(64, 64), machine=pinned.inspect.machine, constraints=pins, progress=False)
+    again = unity.optimize(
+        loss, PARAMS, struct(64, 64), machine=pinned.inspect.machine, constraints=pins, search="captured", progress=False
+    )
     assert again.in_specs == pinned.in_specs
 
 
@@ -123,7 +129,7 @@ def test_a_mesh_of_the_axes_of_the_specifications_is_the_plans(pinned):
 
 
 def test_one_device_is_a_mesh_of_one_axis():
-    plan = unity.optimize(loss, PARAMS, struct(64, 64), machine=unity.Machine.grid(1, 1, "a100"), progress=False)
+    plan = unity.optimize(loss, PARAMS, struct(64, 64), machine=unity.Machine.grid(1, 1, "a100"), search="captured", progress=False)
     assert plan.mesh_shape == {"device": 1}
     mesh = jax.make_mesh((1,), ("device",), axis_types=(AxisType.Auto,))
     assert plan.on(mesh).in_shardings[1] == NamedSharding(mesh, PartitionSpec(None, None))
