@@ -161,7 +161,8 @@ def test_a_print_shows_the_whole_value_once(capsys: pytest.CaptureFixture[str]) 
 
 def test_all_plans_of_a_frontier_have_the_effects_of_the_function() -> None:
     fn = partial(model, effect=EFFECTS["debug.callback"])
-    for point in planned(fn).frontier[:: 8 if CI else 4]:
+    frontier = planned(fn).frontier
+    for point in frontier[-1:] if CI else frontier[::4]:
         agrees(fn, point)
 
 
