@@ -14,7 +14,7 @@ from unity.plan.step import step_of
 from unity.planning.ranking import CLEARLY, NEAR, RUN, SIMULATED
 from unity.search.cost.cost import Training
 
-MACHINE = unity.Machine.grid(1, 8, "v100")
+MACHINE = unity.Machine.grid(2, 2, "v100")
 MODEL = gpt()
 
 
