@@ -275,12 +275,15 @@ def path_of(body: Body, ways: Sequence[NumberedRule], library: Library) -> Rewri
 
 
 PROGRAMS = 200  # number of programs that are priced unless a budget is given
+# The patience of a search without a budget. Of fourteen models on 8 H100s or one, each gain of 1 % was found at most 30 programs
+# after the one before; two of less, 0.9 and 0.3 %, after 137.
+PATIENCE = 64
 
 
 def budget_of(budget: Any) -> Budget:
     """Return the user's budget: programs if it is an integer, seconds if it is a float. Raises OptionError otherwise."""
     if budget is None:
-        return Budget(PROGRAMS)
+        return Budget(PROGRAMS, patience=PATIENCE)
     if isinstance(budget, bool) or not isinstance(budget, (int, float)) or budget < 0:
         raise OptionError(f"budget={budget!r} is neither a number of programs (an int) nor of seconds (a float)")
     return Budget(programs=budget) if isinstance(budget, int) else Budget(seconds=budget)

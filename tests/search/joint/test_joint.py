@@ -292,6 +292,32 @@ def test_rules_that_match_for_ever_end(monkeypatch):
     assert 3 < len(priced) <= 2 * 50
 
 
+def test_a_search_without_a_budget_ends_where_it_gains_nothing(monkeypatch):
+    """Not before every segment had its turns; and a gain that is worth it begins the count anew."""
+    monkeypatch.setattr("unity.search.joint.joint.ROUNDS", 1)
+    turn = parse_rule("turn add(x, add(y, z)) = add(y, add(x, z))")
+    captured, body = flat(lambda p, x: jnp.sum(x + (x * 2 + (x * 3 + (x * 4 + p)))), (f(8, 8), f(8, 8)))
+    priced, of = [], Prices.of
+    monkeypatch.setattr(Prices, "of", lambda self, *given: priced.append(given) or of(self, *given))
+    counts = []
+    for patience in (None, 8, 2):
+        priced.clear()
+        list(improvements(body, captured.differentiated, prices(), patterns([turn]), Budget(50, patience=patience)))
+        counts.append(len(priced))
+    assert counts[0] > counts[1] > counts[2] > 0
+    captured, body = flat(chained, CHAINED)
+    patient = [i.price for i in improvements(body, captured.differentiated, prices(), USABLE, Budget(30, patience=8))]
+    assert patient == [i.price for i in improvements(body, captured.differentiated, prices(), USABLE, Budget(30))][: len(patient)]
+    assert len(patient) > 1
+
+
+def test_rounds_are_finished_before_a_search_ends():
+    hopes = Budget(patience=64).hopes
+    assert (hopes(63, 5), hopes(64, 5)) == (True, False)
+    assert (hopes(64, 40), hopes(119, 40), hopes(120, 40)) == (True, True, False)
+    assert Budget(200).hopes(10**6, 1)
+
+
 def test_what_a_plan_file_says_of_rewriting_is_not_believed():
     captured, body = flat(chained, CHAINED)
     *_, best = improvements(body, captured.differentiated, prices(), USABLE, Budget(30))
