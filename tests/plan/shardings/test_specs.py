@@ -141,7 +141,7 @@ def test_a_plan_runs_on_other_devices(pinned):
     args = jax.tree.map(lambda s: jnp.ones(s.shape) / 8, (PARAMS, struct(64, 64)))
     placed = there.shard(*args)
     assert list(there.inspect.mesh.devices.flat) == jax.devices()[::-1]
-    np.testing.assert_allclose(there(*placed)[0], loss(*args)[0], rtol=1e-5)
+    np.testing.assert_allclose(there(*placed)[0], loss(*args)[0], rtol=1e-4)
     assert pinned.on(there.inspect.mesh).inspect.mesh == there.inspect.mesh
     assert all(point.inspect.mesh == there.inspect.mesh for point in there.frontier)
 
