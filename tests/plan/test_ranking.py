@@ -14,7 +14,7 @@ from unity.plan.step import step_of
 from unity.planning.ranking import CLEARLY, NEAR, RUN, SIMULATED
 from unity.search.cost.cost import Training
 
-MACHINE = unity.Machine.grid(2, 2, "v100")
+MACHINE = unity.Machine.grid(2, 2, "v100", intra=(150e9, 1.9e-6), inter=(6.25e9, 4e-6))
 MODEL = gpt()
 
 
