@@ -39,7 +39,7 @@ def test_divided_state_is_gathered_once_and_takes_the_time_of_data_parallelism()
     assert of_weights(whole) == [(BACKWARD, "all-reduce", WEIGHT)] * LAYERS
     # The two halves of an all-reduce, before the update and after it; nothing is gathered again in the backward pass.
     assert of_weights(divided) == [(BACKWARD, "reduce-scatter", WEIGHT)] * LAYERS + [(FORWARD, "all-gather", WEIGHT)] * LAYERS
-    assert divided.time == pytest.approx(whole.time, rel=0.04)  # more messages
+    assert divided.time == pytest.approx(whole.time, rel=0.06)  # more messages
 
 
 def test_divided_state_takes_its_share_of_the_memory() -> None:

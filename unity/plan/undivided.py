@@ -38,7 +38,10 @@ class Undivided:
 
 
 def undivided(program: PlannedProgram) -> tuple[Undivided, ...]:
-    """Return the operators that every device of a plan runs whole, the most expensive first; none if their share is small."""
+    """Return the operators that every device of a plan runs whole, the most expensive first; none if their share is small.
+
+    Those that take no time, such as reshapes, are left out.
+    """
     prediction = program.prediction
     total = prediction.computing
     if program.family.search.machine.devices == 1 or not total:
@@ -46,9 +49,9 @@ def undivided(program: PlannedProgram) -> tuple[Undivided, ...]:
     reasons = _known_reasons(program.pcg)
     rows: dict[tuple[str, str, str], Undivided] = {}
     for term in prediction.operators:
-        if term.share < 1:
-            continue
         node, seconds = term.node, term.forward + term.backward
+        if term.share < 1 or not seconds:
+            continue
         line = short(node.source)
         reason = reasons.get(id(node)) or _reason(node, program.pcg.axes)
         row = rows.get((node.kind, line, reason), Undivided(node.kind, line, 0, 0.0, 0.0, reason))
