@@ -121,7 +121,7 @@ def test_it_says_what_was_rewritten(capsys):
 
 
 def test_equal_segments_are_rewritten_alike():
-    found = planned(layers)
+    found = planned(layers, budget=200)
     assert found.program.rewriting
     ((rule, times),) = found.program.rewriting.applied
     assert rule.rule.startswith("regroup-products")
@@ -344,7 +344,7 @@ def test_what_a_plan_file_says_of_rewriting_is_not_believed():
 
 
 def test_the_derivation_of_a_plan_replays():
-    found = planned(layers)
+    found = planned(layers, budget=200)
     steps = found.program.check_derivation()
     assert [s.rule for s in steps] == ["regroup-products"] * 6
     assert planned(layers, search="captured").program.check_derivation() == ()
