@@ -19,6 +19,7 @@ import numpy as np
 import optax
 import pytest
 from checkpointed_models import saving
+from ci_cases import one_in
 from conftest import FLAGS
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
@@ -129,7 +130,7 @@ EVERY = {**MODELS, "gpt": partial(gpt, d=16, s=8), "mlp": mlp, "dlrm": dlrm, "jo
 QUICK = ("cnn", "dlrm", "mlp")
 
 
-@pytest.mark.parametrize("name", sorted(EVERY))
+@pytest.mark.parametrize("name", one_in(2, sorted(EVERY)))
 def test_the_file_computes_what_the_plan_computes(name: str, tmp_path: Path) -> None:
     model = EVERY[name]()
     plan, path = planned(model, FOUR if name in QUICK else PAIR), tmp_path / "exported.py"

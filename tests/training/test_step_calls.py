@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ci_cases import fewer
 
 import unity
 
@@ -56,7 +57,7 @@ def copies(tree: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(fewer(10)))
 def test_random_steps_compute_what_their_jit_does(seed: int) -> None:
     draw = random.Random(seed)
     step, (state, batch) = random_step(draw), random_arguments(draw)
