@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ci_cases import one_in
+from ci_cases import in_turn
 from jax import lax
 from jax.experimental.ode import odeint
 from precision import in_64_bits
@@ -78,7 +78,7 @@ DIFFERENTIABLE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", one_in(2, DIFFERENTIABLE))
+@pytest.mark.parametrize("name", in_turn(DIFFERENTIABLE))
 def test_values_and_gradients_equal_the_plans(name: str, tmp_path: Path) -> None:
     run = DIFFERENTIABLE[name]
     model, path = Small(lambda w, x: (run(w) ** 2).sum() + jnp.sin(x @ w).sum(), f(4, 4), f(4, 4)), tmp_path / "exported.py"
@@ -112,7 +112,7 @@ VALUES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", one_in(2, VALUES))
+@pytest.mark.parametrize("name", in_turn(VALUES))
 def test_values_equal_the_plans_where_jax_has_no_gradient(name: str, tmp_path: Path) -> None:
     run = VALUES[name]
     model, path = Small(lambda w, x: run(lax.stop_gradient(w)).sum() + jnp.sin(x @ w).sum(), f(4, 4), f(4, 4)), tmp_path / "e.py"

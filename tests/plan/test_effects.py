@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ci_cases import CI, fewer, one_in
+from ci_cases import CI, fewer, in_turn
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -116,7 +116,7 @@ EFFECTS: dict[str, Callable[[str, Any], None]] = {
 }
 
 
-@pytest.mark.parametrize("kind", one_in(2, EFFECTS))
+@pytest.mark.parametrize("kind", in_turn(EFFECTS))
 def test_an_effect_runs_once_with_the_value_of_the_function(kind: str) -> None:
     fn = partial(model, effect=EFFECTS[kind])
     with warnings.catch_warnings():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_models
-from ci_cases import CI, one_in
+from ci_cases import CI, in_turn, one_in
 from operator_cases import CASES, KINDS
 from parallel_cases import is_key
 from test_table import MUTATIONS
@@ -25,8 +25,7 @@ from unity.pcg.types.parallel_type import REPLICATED
 from unity.verify.proofs.operators import GradientProof, OperatorProof, check_body, check_operator, fits
 
 # An older JAX has other primitives and derivatives, which every kind of case meets; the variants of a kind follow from the table.
-NEWEST = jax.__version_info__ >= (0, 12)
-DERIVED = one_in(1 if NEWEST else 2, KINDS if CI or not NEWEST else CASES)
+DERIVED = KINDS if CI or jax.__version_info__ < (0, 12) else CASES
 LARGE = {"batch norm", "group norm"}  # their derivatives: proved on smaller ones
 # They take seconds, and others say the same.
 AGAIN = {"conv, 2-D", "conv, other dimension numbers", "dot product attention"} | ({"conv in a scan"} if CI else set())
@@ -89,7 +88,7 @@ def beyond(name: str, verdicts) -> list[str]:
     return wrong[1:]
 
 
-@pytest.mark.parametrize("name", sorted({*DERIVED} - LARGE - AGAIN))
+@pytest.mark.parametrize("name", in_turn(sorted({*DERIVED} - LARGE - AGAIN)))
 def test_derivatives_are_proved(name):
     body, args = operator(name)
     proof = GradientProof(body, args)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from capture_cases import TABLE, TRAPS, X
-from ci_cases import fewer
+from ci_cases import fewer, in_turn
 from hidden_state import doubled
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,7 +58,7 @@ def same(a: object, b: object, roundings: float) -> None:
         np.testing.assert_allclose(x, y, rtol=roundings * EPSILON, atol=roundings * EPSILON)
 
 
-@pytest.mark.parametrize("name", TRAPS)
+@pytest.mark.parametrize("name", in_turn(TRAPS))
 def test_what_is_captured_computes_the_same(name):
     fn, args = TRAPS[name]
     # compiled and uncompiled programs differ by a few roundings of sums over 64 numbers; of one rounding, in bfloat16

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ci_cases import one_in
+from ci_cases import in_turn
 from jax import lax
 from jax.experimental import hijax
 from test_agreed import SLOW
@@ -113,7 +113,7 @@ def planned(fn: Callable[[Any, Any], Any]) -> tuple[Callable[[Any, Any], Any], A
     return loss, unity.optimize(loss, *arguments(), machine=SLOW, rules=(), progress=False)
 
 
-@pytest.mark.parametrize("name", one_in(2, FUNCTIONS))
+@pytest.mark.parametrize("name", in_turn(FUNCTIONS))
 def test_rows_are_divided(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     loss, plan = planned(FUNCTIONS[name])
     w, x = arguments()
