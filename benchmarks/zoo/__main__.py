@@ -1,9 +1,10 @@
 """Plans training losses of packages on PyPI, unchanged: `python -m benchmarks.zoo [case]...`.
 
-Installs all the packages into an environment of its own, in the user's cache folder (`ZOO_ENVIRONMENT` names another): 3 GB.
+Installs the packages into an environment of its own, in the user's cache folder (`ZOO_ENVIRONMENT` names another): 3 GB.
+A package that needs other versions than the rest has another beside it.
 Plans every case at full size and runs it at a tiny size, each in a process of its own; `ZOO_STAGES=full` or `tiny` does one.
 
-Writes `benchmarks/results/zoo.json`. A package that pip cannot install beside the newest JAX is recorded with pip's reason,
+Writes `benchmarks/results/zoo.json`. A package that uv cannot install beside the newest JAX is recorded with uv's reason,
 a stage that fails or takes more than ten minutes with its error. Results of cases and stages that are not run again stay.
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 
 from benchmarks.record import asked, record, results, show
 from benchmarks.zoo import ENTRIES, Entry
-from benchmarks.zoo.environment import VARIABLES, environment, versions
+from benchmarks.zoo.environment import APART, VARIABLES, environments, versions
 
 STAGES = ("full", "tiny")
 SECONDS = 600  # for one stage of a case
@@ -56,15 +57,15 @@ def main() -> None:
     stages = os.environ.get("ZOO_STAGES", " ".join(STAGES)).split()
     if unknown := set(stages) - set(STAGES):
         raise SystemExit(f"ZOO_STAGES names {', '.join(sorted(unknown))}; the stages are {', '.join(STAGES)}")
-    packages = sorted({entry.package for entry in ENTRIES})
-    python, problems = environment(packages)
-    installed = versions(python, [*packages, "jax"])
+    packages = sorted({entry.package for entry in ENTRIES if entry.package not in APART or entry.label in chosen})
+    interpreters, problems = environments(packages)
+    installed = results("zoo").get("packages", {}) | versions({**interpreters, "jax": interpreters["keras"]})
     for entry in ENTRIES:
         if entry.label not in chosen:
             continue
         for stage in stages:
             problem = problems.get(entry.package)
-            figures = {"not installed": problem} if problem else {stage: measured(entry, stage, python)}
+            figures = {"not installed": problem} if problem else {stage: measured(entry, stage, interpreters[entry.package])}
             rows = recorded()  # now: several commands may run side by side
             before = rows.get((entry.package, entry.name), {})
             kept = {} if problem else {name: before[name] for name in STAGES if name in before}

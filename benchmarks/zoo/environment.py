@@ -14,23 +14,49 @@ import platformdirs
 REQUIRES = (3, 12)  # of several packages
 OWN = ("jax", "flax", "kagglehub", "optax", "equinox", "msgspec", "networkx", "numba", "platformdirs", "rich", "scipy", "z3-solver")
 ALONE = ("keras-hub",)  # its dependencies include TensorFlow, which only its tokenizers need
-BESIDE = {"maxtext": ("pathwaysutils", "fastapi", "drjax", "tiktoken")}  # imported by a package that does not require them
+BESIDE = {  # imported by a package that does not require them, or not in the version that it can import
+    "maxtext": ("pathwaysutils", "fastapi", "drjax", "tiktoken"),
+    "gemma": ("sentencepiece==0.2.0",),
+}
+APART = ("gemma",)  # in an environment of its own, as it needs older packages than others
 VARIABLES = {"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
 
 
-def environment(packages: Sequence[str]) -> tuple[Path, dict[str, str]]:
-    """Create the environment, or reuse it, and install what it lacks.
+def environments(packages: Sequence[str]) -> tuple[Mapping[str, Path], dict[str, str]]:
+    """Create the environments of some packages, or reuse them, and install what they lack.
 
     Returns:
-        its interpreter, and pip's reason for each package that cannot be installed.
+        the interpreter of each package, and the installer's reason for each package that cannot be installed.
+    """
+    together = [package for package in packages if package not in APART]
+    python, problems = environment(together)
+    interpreters = dict.fromkeys(together, python)
+    for package in packages:
+        if package in APART:
+            interpreters[package], problem = environment([package], f"-{package}")
+            problems |= problem
+    return interpreters, problems
+
+
+def environment(packages: Sequence[str], suffix: str = "") -> tuple[Path, dict[str, str]]:
+    """Create an environment, or reuse it, and install what it lacks.
+
+    Args:
+        packages: the packages that it has beside unity's own.
+        suffix: the end of its folder's name.
+
+    Returns:
+        its interpreter, and the installer's reason for each package that cannot be installed.
     """
     if sys.version_info < REQUIRES:
         raise SystemExit(f"the zoo needs Python {REQUIRES[0]}.{REQUIRES[1]} or newer, not {sys.version.split()[0]}")
-    folder = Path(os.environ.get("ZOO_ENVIRONMENT") or platformdirs.user_cache_path("unity") / "zoo")
+    folder = Path(f"{os.environ.get('ZOO_ENVIRONMENT') or platformdirs.user_cache_path('unity') / 'zoo'}{suffix}")
     python = folder / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     installed = _installed(python)
+    if "uv" not in installed:
+        subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "uv"], check=True)
     if absent := [package for package in OWN if package not in installed]:
         if problem := _install(python, *absent):
             raise SystemExit(f"unity's own packages cannot be installed into {folder}: {problem}")
@@ -45,11 +71,11 @@ def environment(packages: Sequence[str]) -> tuple[Path, dict[str, str]]:
 
 
 def _install(python: Path, *arguments: str) -> str:
-    """Install packages, and return pip's first error, or an empty text."""
-    command = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *arguments]
+    """Install packages with uv, which resolves in seconds what pip does in minutes. Return its first error, or an empty text."""
+    command = [python, "-m", "uv", "pip", "install", "-q", "--python", python, *arguments]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
-    errors = [line for line in run.stderr.splitlines() if line.startswith("ERROR: ")]
-    return (errors or [f"pip's exit code is {run.returncode}"])[0] if run.returncode else ""
+    errors = [line.strip() for line in run.stderr.splitlines() if line.startswith(("error:", "  ╰─▶ "))]
+    return (errors or [f"uv's exit code is {run.returncode}"])[0] if run.returncode else ""
 
 
 def _installed(python: Path) -> Mapping[str, str]:
@@ -59,7 +85,7 @@ def _installed(python: Path) -> Mapping[str, str]:
     return {package["name"].lower().replace("_", "-"): package["version"] for package in json.loads(listed.stdout)}
 
 
-def versions(python: Path, packages: Sequence[str]) -> dict[str, str | None]:
-    """Return the versions of some packages, None for those that are not installed."""
-    installed = _installed(python)
-    return {package: installed.get(package) for package in packages}
+def versions(interpreters: Mapping[str, Path]) -> dict[str, str | None]:
+    """Return the versions of packages by the interpreters that have them, None for those that are not installed."""
+    installed = {python: _installed(python) for python in set(interpreters.values())}
+    return {package: installed[python].get(package) for package, python in interpreters.items()}

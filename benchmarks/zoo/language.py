@@ -394,3 +394,21 @@ def maxtext_mixtral(pick: Pick) -> Case:
 @entry("maxtext", "Gemma-3-4B")
 def maxtext_gemma(pick: Pick) -> Case:
     return _maxtext(pick, "gemma3-4b")
+
+
+@entry("gemma", "Gemma-3-270M")
+def gemma_linen(pick: Pick) -> Case:
+    """The next-token loss of the Linen model of Google DeepMind's own library."""
+    from gemma import gm
+
+    config = gm.nn.Gemma3_270M.config
+    sizes = {"num_embed": 64, "embed_dim": 16, "hidden_dim": 32, "head_dim": 8, "sliding_window_size": 4}
+    small = replace(config, attention_types=config.attention_types[4:6], **sizes)
+    network = gm.nn.Gemma3_270M(config=pick(config, small), dtype=pick(jnp.bfloat16, jnp.float32))
+    batch, length = pick(64, 8), pick(1024, 16)
+
+    def loss(weights: Any, tokens: jax.Array) -> jax.Array:
+        logits: Any = network.apply(weights, tokens).logits
+        return cross_entropy(logits[:, :-1], tokens[:, 1:])
+
+    return loss, lambda: (network.init(key(), integers(64, 1, length)), integers(pick(config.num_embed, 64), batch, length))
