@@ -13,8 +13,9 @@ from unity.pcg.propagation.choices import choices_with_moves
 from unity.pcg.propagation.placement import placed
 
 
-def averaged(count: Any, hidden: Any, value: Any) -> Any:
+def averaged(state: Any, value: Any) -> Any:
     """Return the new state of an average without bias, and the average."""
+    count, hidden = state
     hidden = hidden * 0.9 + value * 0.1
     return count + 1, hidden, hidden / (1 - 0.9 ** (count + 1))
 
@@ -23,7 +24,7 @@ def batch_norm(x: Any, mean_state: Any, variance_state: Any, scale: Any, offset:
     """Return the running mean and variance, and the normalized batch, as Haiku computes them."""
     mean = jnp.mean(x, 0, keepdims=True)
     variance = jnp.mean(x**2, 0, keepdims=True) - mean**2
-    states = averaged(*mean_state, mean), averaged(*variance_state, variance)
+    states = [averaged(state, value) for state, value in ((mean_state, mean), (variance_state, variance))]
     return states, jax.nn.relu((x - mean) * (scale * jax.lax.rsqrt(variance + 1e-5)) + offset)
 
 

@@ -323,13 +323,14 @@ def _as_tangents(rule: JvpRule, solution: Solution, unread: Collection[int]) -> 
     A quadratic form of an inverse, for example, may take the matrix, whose tangent alone is read, beside its factor.
     """
     n, inputs = len(solution.operands), rule.body.inputs
-    tangents = dict(zip((k for k, f in enumerate(rule.floating) if f), inputs[n:], strict=True))
-    states = {k: s for k, s in enumerate(solution.operands) if k not in unread}
-    known = {v: s for k, s in states.items() for v in (inputs[k], tangents.get(k)) if v is not None}
+    variables = [[v] for v in inputs[:n]]  # of each operand, and of its tangent
+    for k, tangent in zip((k for k, f in enumerate(rule.floating) if f), inputs[n:], strict=True):
+        variables[k].append(tangent)
+    known = {v: s for k, s in enumerate(solution.operands) if k not in unread for v in variables[k]}
     ruled = _solve_nested(rule.body, known | _result_states(rule.body, solution.results * 2))
     if ruled is None:
         return solution.operands
-    read = {k: [v for v in (inputs[k], tangents.get(k)) if v in rule.body.touching] for k in unread}
+    read = {k: [v for v in variables[k] if v in rule.body.touching] for k in unread}
     return tuple(ruled.states[read[k][0]] if read.get(k) else s for k, s in enumerate(solution.operands))
 
 
