@@ -13,7 +13,7 @@ from unity.pcg.parallel.resharding import absolute, steps
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, misfit, partitioned, slice_count
 
 STATES = (UNUSED, REPLICATED, PARTIAL, partitioned(0), partitioned(1), partitioned(2), partitioned(1, 3))
-SHAPE, NBYTES = (24, 36, 48), 1e6
+SHAPE, NBYTES = (24, 36, 48), 10**6
 DIRECTIONS = {  # what a step runs forward and backward
     "combine": ("all-gather", None),
     "combine_replicate": ("all-gather", "reduce-scatter"),

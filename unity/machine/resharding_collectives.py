@@ -221,7 +221,7 @@ class ChangePass:
         if not len(rows):
             return np.zeros(0, np.int64)
         turned = np.asarray(turned, np.int64)
-        summed = _are(self.now.take(rows, 1), S if name == "forward" else R).any(0)
+        summed = np.asarray(_are(self.now.take(rows, 1), S if name == "forward" else R).any(0))
         numbers = self.collectives.number(kind, self.mask(chosen), self.parts[rows], turned, summed)
         self.sent[name][self.count[name][rows], rows] = numbers
         self.count[name][rows] += numbers != 0
