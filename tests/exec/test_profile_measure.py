@@ -25,7 +25,6 @@ from unity.exec.measure.operator_programs import LocalOperator, local_operands, 
 from unity.exec.measure.operators import CompiledOperator, Timing, measure, traced
 from unity.exec.measure.plan_profile import MeasurementTask, fill, measurement, missing, tasks_of_domains, tasks_of_graph
 from unity.machine.collectives import KINDS, TURNING, collective
-from unity.machine.hardware import Level
 from unity.machine.machine import Machine
 from unity.machine.profiles.profile import Profile
 from unity.machine.profiles.store import Store
@@ -347,7 +346,7 @@ def test_a_measured_curve_is_what_a_group_on_its_level_costs() -> None:
     plain = Machine.grid(2, 4, "a100")
     curve = curves.line("all-gather", 2, [(n, 1e-3 + 1e-8 * n) for n in (1 << 10, 1 << 20)])
     inner = plain.levels[1]
-    machine = Machine("measured", plain.device, (plain.levels[0], Level("device", 4, *_link(inner), curves=(curve,))))
+    machine = Machine("measured", plain.device, (plain.levels[0], replace(inner, curves=(curve,))))
     for axis in machine.axes[1:]:
         line = collective(machine, "all-gather", [axis])
         assert (line.alpha, line.beta) == (curve.alpha, curve.beta)
@@ -360,7 +359,7 @@ def test_a_measured_curve_is_what_a_group_on_its_level_costs() -> None:
 def test_what_is_turned_is_read_and_written_once_more_unless_that_was_measured() -> None:
     plain = Machine.grid(1, 4, "a100")
     curve = curves.line("all-gather", 4, [(n, 1e-3 + 1e-8 * n) for n in (1 << 10, 1 << 20)], turned=True)
-    machine = Machine("measured", plain.device, (Level("device", 4, *_link(plain.levels[-1]), curves=(curve,)),))
+    machine = Machine("measured", plain.device, (replace(plain.levels[-1], curves=(curve,)),))
     once, turned = (collective(plain, "all-gather", plain.axes, t) for t in (False, True))
     assert turned.alpha - once.alpha == pytest.approx(plain.device.launch, rel=1e-9, abs=0)
     assert turned.beta - once.beta == pytest.approx(2 / plain.device.bandwidth, rel=1e-9, abs=0)
@@ -368,10 +367,6 @@ def test_what_is_turned_is_read_and_written_once_more_unless_that_was_measured()
     assert collective(machine, "all-gather", machine.axes, True).alpha == pytest.approx(1e-3)
     assert collective(machine, "all-gather", machine.axes).beta == pytest.approx(once.beta, rel=1e-9, abs=0)
     assert Machine.from_json(machine.to_json()) == machine
-
-
-def _link(level: Level) -> tuple[float, float]:
-    return level.bandwidth, level.latency
 
 
 # Together

@@ -24,7 +24,7 @@ from unity.export.annotations.decisions import planned_values
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
-EIGHT, NODES = unity.Machine.grid(1, 8, "a100"), unity.Machine.grid(2, 4, "v100")
+EIGHT, NODES = unity.Machine.grid(1, 8, "a100", intra=(300e9, 1.9e-6)), unity.Machine.grid(2, 4, "v100")
 
 MODEL = '''"""A model as people write it; ä and 中 take several bytes."""
 
