@@ -16,6 +16,7 @@ FIGURES = (
     st.floats(0, 1e-4),
     st.floats(0.1, 1),
     st.none() | st.floats(1e8, 1e12),
+    st.floats(0, 1e-4),
     st.none() | st.floats(0, 1e-4),
     st.floats(0.1, 1),
 )

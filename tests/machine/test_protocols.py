@@ -43,8 +43,8 @@ def test_an_all_reduce_starts_once():
 def test_between_nodes_a_small_all_reduce_goes_through_a_tree():
     small = collective_seconds(NODES, "all-reduce", NODES.axes, 0)
     assert small == pytest.approx((6.6 + 2 * (7 * 0.6 + log2(16) * 5.0)) * 1e-6)
-    # A ring takes 15 steps between nodes and 112 inside, twice.
-    assert small < collective_seconds(NODES, "all-gather", NODES.axes, 0) == pytest.approx((6.6 + 112 * 0.6 + 15 * 2.7) * 1e-6)
+    # A ring takes 15 steps between nodes and 112 inside, each of at least a microsecond, as it is posted to the network.
+    assert small < collective_seconds(NODES, "all-gather", NODES.axes, 0) == pytest.approx((6.6 + 112 * 1.0 + 15 * 2.7) * 1e-6)
 
 
 def test_a_device_alone_in_its_node_waits_for_each_message():
@@ -119,6 +119,16 @@ def test_levels_without_a_protocol_in_common_are_refused():
         Machine("ours", NODE.device, (levels[0], replace(NODE.levels[1], protocols=(Protocol("Simple", 0.0, 0.0),))))
 
 
+def test_a_level_of_one_unit_needs_no_protocol_in_common():
+    mine = Level("device", 8, 200e9, 2e-6, protocols=(Protocol("mine", 5e-6, 1e-6),))
+    machine = Machine.grid(1, 8, "h100", intra=mine)
+    assert collective_seconds(machine, "all-gather", machine.axes, 0) == pytest.approx(12e-6)
+    with pytest.raises(MachineError, match="no protocol is on all levels"):
+        Machine.grid(2, 8, "h100", intra=mine)
+    with pytest.raises(MachineError, match=r"protocols must be unity\.Protocol"):
+        Level("node", 2, 1e9, 0.0, protocols=("LL",))
+
+
 def test_clusters_of_papers_count_steps_of_rings_alone():
     assert not any(level.protocols for level in Machine.preset("summit").levels)
 
@@ -131,7 +141,7 @@ def test_clusters_of_papers_count_steps_of_rings_alone():
         ({"share": 1.5}, "share.*at most 1"),
         ({"tree_share": 0.0}, "tree_share"),
         ({"most": 0.0}, "most"),
-        ({"tree": -1.0}, "tree"),
+        ({"tree_step": -1.0}, "tree_step"),
     ],
 )
 def test_impossible_figures_are_refused(fields, named):

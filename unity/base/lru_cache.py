@@ -14,8 +14,8 @@ class LRUCache(OrderedDict[K, V]):
     """A dictionary that evicts its least recently used values when all together exceed its capacity, but keeps at least one.
 
     Args:
-        capacity: the bound, in bytes.
-        nbytes: returns the size of a value, in bytes.
+        capacity: the bound, in bytes, or in values of which each counts as one.
+        nbytes: returns the size of a value, in bytes, or one.
     """
 
     def __init__(self, capacity: int, nbytes: Callable[[V], int]) -> None:
@@ -25,6 +25,12 @@ class LRUCache(OrderedDict[K, V]):
     def __getitem__(self, key: K) -> V:
         self.move_to_end(key)
         return super().__getitem__(key)
+
+    def get(self, key: K, default: V | None = None) -> V | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return a value, which becomes the most recently used one, or the default."""
+        if key not in self:
+            return default
+        return self[key]
 
     def __setitem__(self, key: K, value: V) -> None:
         self.used += self.nbytes(value) - (self.nbytes(super().__getitem__(key)) if key in self else 0)

@@ -33,12 +33,12 @@ In an all-to-all each byte crosses only the level at which its sender and its re
 pieces, which reach the bandwidth. Levels with `protocols` have a line for each, and the price is the least of them (NCCL's own
 model, `src/graph/tuning.cc`). With steps of s_i seconds on level i, an all-gather, a reduce-scatter and half an all-reduce take:
 
-    ring    start + sum over i of (k_1 ... k_(i-1)) (k_i - 1) s_i, and beta as above from the shares of B_i, but at least
-            (k-1)/k over the most that the protocol reaches
-    tree    an all-reduce alone: twice the sum over i of log2(k_i) tree steps where the level has trees, else (k_i - 1) s_i, and
-            beta 2 / min_i(m_i B_i), limited likewise
+    ring    start + sum over i of (k_1 ... k_(i-1)) (k_i - 1) s_i, and beta as above from the protocol's shares of the B_i, but at
+            least (k-1)/k over the most that the protocol reaches
+    tree    an all-reduce alone: start + twice the sum over i of floor(log2 k_i) tree steps where the level has trees, else of
+            (k_i - 1) s_i, and beta 2 / min_i(m_i B_i) from the trees' shares, but at least 2 over that most
 
-A group with one device in each unit waits for each of its messages, so a step of its ring takes as long as one of a tree.
+A group with one device in each node waits for each of its messages, so a step of its ring takes as long as one of a tree.
 
 **Measurements.** A measured level has a line for each kind of collective and size of group (`Level.curves`), fitted to what they
 took while all groups of that size communicated at once. It is the price of a group on that level alone. For other sizes, and for
@@ -246,7 +246,7 @@ def _formulas(spans: list[_CrossedLevel], kind: str) -> Iterator[tuple[float, Li
         each = [of_level.get(name) or _of_latency(s.level) for s, of_level in zip(spans, protocols, strict=True)]
         start = max(p.start for p in each)
         yield start, Linear(halves * _ring_alpha(spans, each), halves * _protocol_ring_beta(spans, each))
-        if halves == 2 and any(p.tree is not None for p in each):
+        if halves == 2 and any(p.tree_step is not None for p in each):
             yield start, _tree(spans, each)
 
 
@@ -257,7 +257,8 @@ def _of_latency(level: Level) -> Protocol:
 
 def _ring_alpha(spans: list[_CrossedLevel], protocols: list[Protocol]) -> float:
     """Return the seconds of the steps of one ring over all devices of a group."""
-    steps = (p.tree if s.inside == 1 and p.tree is not None else p.step for s, p in zip(spans, protocols, strict=True))
+    exposed, least = protocols[-1].tree_step is not None, max(p.least_step for p in protocols)
+    steps = (p.tree_step if exposed and p.tree_step is not None else max(p.step, least) for p in protocols)
     return sum(s.outside * (s.size - 1) * step for s, step in zip(spans, steps, strict=True))
 
 
@@ -279,6 +280,6 @@ def _protocol_ring_beta(spans: list[_CrossedLevel], protocols: list[Protocol]) -
 def _tree(spans: list[_CrossedLevel], protocols: list[Protocol]) -> Linear:
     """Return the price of an all-reduce up a tree of the outer units and down again, with chains inside of the units."""
     crossed = list(zip(spans, protocols, strict=True))
-    alpha = sum((s.size - 1) * p.step if p.tree is None else (s.size.bit_length() - 1) * p.tree for s, p in crossed)
+    alpha = sum((s.size - 1) * p.step if p.tree_step is None else (s.size.bit_length() - 1) * p.tree_step for s, p in crossed)
     slowest = min(p.tree_share * s.inside * s.level.bandwidth for s, p in crossed)
     return Linear(2 * alpha, 2 / min(slowest, *(p.most for p in protocols if p.most is not None), inf))

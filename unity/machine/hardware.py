@@ -209,8 +209,9 @@ class Protocol:
         step: seconds of a step of a ring.
         share: the part of the level's bandwidth that it reaches.
         most: bytes/s that a group reaches at most, however fast the links are; None if nothing else limits it.
-        tree: seconds of a step between two units in a tree of all units, which all-reduces can take in place of a ring; None where
-            there are no trees, as inside of nodes.
+        least_step: seconds that each step of a ring that crosses this level takes at least, inside of the units too.
+        tree_step: seconds of a step between two units in a tree of all units, which all-reduces can take in place of a ring; None
+            where there are no trees, as inside of nodes.
         tree_share: the part of the level's bandwidth that a tree reaches.
 
     Raises:
@@ -222,14 +223,16 @@ class Protocol:
     step: float
     share: float = 1.0
     most: float | None = None
-    tree: float | None = None
+    least_step: float = 0.0
+    tree_step: float | None = None
     tree_share: float = 1.0
 
     def __post_init__(self) -> None:
         where = f"protocol {self.name!r}"
-        for field_name, seconds in (("start", self.start), ("step", self.step), ("tree", self.tree)):
-            if seconds is not None:
-                check_not_negative(f"{where}: {field_name}", seconds, "seconds")
+        for field_name, seconds in (("start", self.start), ("step", self.step), ("least_step", self.least_step)):
+            check_not_negative(f"{where}: {field_name}", seconds, "seconds")
+        if self.tree_step is not None:
+            check_not_negative(f"{where}: tree_step", self.tree_step, "seconds")
         for field_name, share in (("share", self.share), ("tree_share", self.tree_share)):
             check_positive(f"{where}: {field_name}", share, "times the bandwidth")
             if share > 1:
@@ -249,12 +252,12 @@ class Level:
         bandwidth: bytes/s per *device*, in one direction, when all devices use the level at once. Several devices that
             share a network card each count their share: one 12.5 GB/s card in a node of 8 devices is 1.5625e9. A group
             that has m members in a node has m shares of that node's cards (see `machine.collectives`).
-        latency: seconds per message, where no protocol says otherwise.
+        latency: seconds per message: of all-to-alls and permutes, and of a step where no protocol says otherwise.
         relative: for each kind of collective that was measured on the whole level: its XLA name, and the factors by which alpha
             and beta exceed the formulas of `machine.collectives`.
         curves: the collectives that were measured in groups on this level alone. They take precedence over `relative`.
-        protocols: the ways in which gathers, reduce-scatters and all-reduces may pass bytes over this level; by default, one that
-            takes `latency` for a step and reaches the bandwidth.
+        protocols: the ways in which gathers, reduce-scatters and all-reduces may pass bytes over this level. Without any, it takes
+            `latency` for a step and reaches the bandwidth in all protocols of the group's other levels.
 
     Raises:
         MachineError: a figure is missing, negative, or not finite.
@@ -276,6 +279,8 @@ class Level:
         for kind, alpha, beta in self.relative:
             check_positive(f"level {self.name!r}: relative {kind}", alpha, "times")
             check_positive(f"level {self.name!r}: relative {kind}", beta, "times")
+        if not all(isinstance(protocol, Protocol) for protocol in self.protocols):
+            raise MachineError(f"level {self.name!r}: protocols must be unity.Protocol, got {self.protocols!r}")
         if len({protocol.name for protocol in self.protocols}) < len(self.protocols):
             raise MachineError(f"level {self.name!r}: two protocols have one name; rename all but one")
 

@@ -33,9 +33,9 @@ def joined(machine: Machine, count: int) -> Machine | None:
 
 def _fastest(levels: Sequence[Level], among: Sequence[Level]) -> tuple[Protocol, ...]:
     """Return, under the name of each of a machine's protocols, one that waits for nothing; none if the levels have none."""
-    trees = {protocol.name for level in levels for protocol in level.protocols if protocol.tree is not None}
+    trees = {protocol.name for level in levels for protocol in level.protocols if protocol.tree_step is not None}
     names = dict.fromkeys(protocol.name for level in among for protocol in level.protocols)
-    fastest = tuple(Protocol(name, 0.0, 0.0, tree=0.0 if name in trees else None) for name in names)
+    fastest = tuple(Protocol(name, 0.0, 0.0, tree_step=0.0 if name in trees else None) for name in names)
     return fastest if any(level.protocols for level in levels) else ()
 
 

@@ -63,7 +63,7 @@ class Machine:
         for name, times in Counter(level.name for level in self.levels).items():
             if times > 1:
                 raise MachineError(f"machine {self.name!r}: {times} levels are named {name!r}; rename all but one")
-        protocols = [{protocol.name for protocol in level.protocols} for level in self.levels if level.protocols]
+        protocols = [{protocol.name for protocol in level.protocols} for level in self.levels if level.protocols and level.size > 1]
         if protocols and not set.intersection(*protocols):
             raise MachineError(f"machine {self.name!r}: no protocol is on all levels that have protocols; a group uses one on all")
         if self.mesh:
@@ -173,8 +173,9 @@ class Machine:
             nodes: how many nodes.
             devices_per_node: devices in each.
             device: a preset's name (`unity.machine.presets.DEVICES`), or a Device.
-            intra: the link inside a node. A preset's name (`presets.LINKS`): every device has one such port. A Level, or a
-                pair: (bytes/s per device in one direction, seconds per message). Default: the device's usual.
+            intra: the link inside a node. A preset's name (`presets.LINKS`): every device has one such port, and collectives
+                its protocols. A Level, or a pair, which has none: (bytes/s per device in one direction, seconds per message).
+                Default: the device's usual.
             inter: the link between nodes. A preset's name: network cards of that kind, which the node's devices share
                 (`Level.bandwidth`). A Level or a pair is taken as it is: per device. Default: the device's usual.
             memory: bytes per device, if other than the device's own.

@@ -96,15 +96,18 @@ class Link:
 
 
 # NCCL's own model of its protocols, src/graph/tuning.cc (baseLatencies, hwLatencies, llMaxBws; of trees, bytes at 0.92 of the
-# bandwidth, and of that 1/3.8 by LL and 120/128 by LL128). The latency of messages is a ring's step by LL128. For 4 KB among 16
-# H100s on two nodes NCCL's log says 25.9 µs by a tree and LL, and 25.4 come out here; of 4 bytes to 4 KB among 8 H20s, 12.5 to 16.7
-# were measured, and 15.0 come out (github.com/NVIDIA/nccl/issues/1453, github.com/deepseek-ai/DeepEP/issues/303).
+# bandwidth, and of that 1/3.8 by LL and 120/128 by LL128; each step of a ring between nodes takes at least what posting it to the
+# network takes, here on Intel's processors). Left out are its corrections for trees of medium sizes and for large all-reduces in
+# rings between nodes, and that LL is faster between two nodes than between many. Devices before the V100 have no LL128.
+# The latency of messages is a ring's step by LL128. For 4 KB among 16 H100s on two nodes NCCL's log says 25.9 µs by a tree and LL,
+# and 25.4 come out here; of 4 bytes to 4 KB among 8 H20s, 12.5 to 16.7 were measured, and 15.0 come out
+# (github.com/NVIDIA/nccl/issues/1453, github.com/deepseek-ai/DeepEP/issues/303).
 # NVLS, by which the switches of H100s add up, is left out: JAX's own guides switch it off, since it takes memory.
 _NVLINK_STEP, _PCIE_STEP, _NETWORK_STEP = 1.9e-6, 2.5e-6, 4.0e-6
 _LL, _LL128, _SIMPLE = 6.6e-6, 14e-6, 8.4e-6  # seconds before the first step
 
 
-def _nvlink(low_latency: float) -> tuple[Protocol, ...]:
+def _nvlink(low_latency: float) -> tuple[Protocol, Protocol, Protocol]:
     """Return the protocols over NVLink. `low_latency`: the bytes/s that LL reaches inside of a node."""
     return (
         Protocol("LL", _LL, 0.6e-6, share=0.5, most=low_latency),
@@ -116,16 +119,16 @@ def _nvlink(low_latency: float) -> tuple[Protocol, ...]:
 _PCIE = (Protocol("LL", _LL, 1.0e-6, share=0.5), Protocol("Simple", _SIMPLE, 5.7e-6))
 # LL between more than two nodes: 19 (AMD) or 20.4 GB/s (Intel).
 _NETWORK = (
-    Protocol("LL", _LL, 2.7e-6, share=0.5, most=20e9, tree=5.0e-6, tree_share=0.92 / 3.8),
-    Protocol("LL128", _LL128, _NETWORK_STEP, share=0.92, tree=8.5e-6, tree_share=0.92 * 120 / 128),
-    Protocol("Simple", _SIMPLE, 14e-6, tree=14e-6, tree_share=0.92),
+    Protocol("LL", _LL, 2.7e-6, share=0.5, most=20e9, least_step=1e-6, tree_step=5.0e-6, tree_share=0.92 / 3.8),
+    Protocol("LL128", _LL128, _NETWORK_STEP, share=0.92, least_step=1e-6, tree_step=8.5e-6, tree_share=0.92 * 120 / 128),
+    Protocol("Simple", _SIMPLE, 14e-6, least_step=3e-6, tree_step=14e-6, tree_share=0.92),
 )
 _VOLTA, _AMPERE, _HOPPER_NVLINK = _nvlink(39e9), _nvlink(87.7e9), _nvlink(141e9)
 
 LINKS: Mapping[str, Link] = {
     # All NVLinks of one GPU together: P100 4 x 20 GB/s, V100 6 x 25, A100 12 x 25, H100 and H200 18 x 25 (data sheets;
     # they print the sum of both directions).
-    "nvlink1": Link(80e9, _NVLINK_STEP, _VOLTA),
+    "nvlink1": Link(80e9, _NVLINK_STEP, (_VOLTA[0], _VOLTA[2])),
     "nvlink2": Link(150e9, _NVLINK_STEP, _VOLTA),
     "nvlink3": Link(300e9, _NVLINK_STEP, _AMPERE),
     "nvlink4": Link(450e9, _NVLINK_STEP, _HOPPER_NVLINK),
@@ -142,7 +145,7 @@ LINKS: Mapping[str, Link] = {
     "xbus": Link(64e9, _PCIE_STEP),
     # One 4x port: 56.25 Gb/s signalled with 64b/66b coding for FDR, 100, 200, 400 Gb/s of data (InfiniBand Trade
     # Association roadmap).
-    "ib-fdr": Link(6.82e9, _NETWORK_STEP, _NETWORK),
+    "ib-fdr": Link(6.82e9, _NETWORK_STEP, (_NETWORK[0], _NETWORK[2])),
     "ib-edr": Link(12.5e9, _NETWORK_STEP, _NETWORK),
     "ib-hdr": Link(25e9, _NETWORK_STEP, _NETWORK),
     "ib-ndr": Link(50e9, _NETWORK_STEP, _NETWORK),

@@ -311,7 +311,7 @@ class Rewriter:
             rules: Any = default_digest()
         else:
             rules = [*(e.hash for e in self.rules.entries), *(rule.name for rule in self.rules.loops)]
-        return {"rules": rules, "budget": [self.budget.programs, self.budget.seconds]}
+        return {"rules": rules, "budget": [self.budget.programs, self.budget.seconds, self.budget.patience]}
 
     def best(self, captured: Captured, prices: Prices, say: Callable[[str], None]) -> tuple[Rewriting | None, bool]:
         """Return the rewriting that makes a program cheapest and whose derivation replays, or None; and whether Ctrl-C was pressed.

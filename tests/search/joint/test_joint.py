@@ -312,10 +312,10 @@ def test_a_search_without_a_budget_ends_where_it_gains_nothing(monkeypatch):
 
 
 def test_rounds_are_finished_before_a_search_ends():
-    hopes = Budget(patience=64).hopes
-    assert (hopes(63, 5), hopes(64, 5)) == (True, False)
-    assert (hopes(64, 40), hopes(119, 40), hopes(120, 40)) == (True, True, False)
-    assert Budget(200).hopes(10**6, 1)
+    is_patient = Budget(patience=64).is_patient
+    assert (is_patient(63, 5), is_patient(64, 5)) == (True, False)
+    assert (is_patient(64, 40), is_patient(119, 40), is_patient(120, 40)) == (True, True, False)
+    assert Budget(200).is_patient(10**6, 1)
 
 
 def test_what_a_plan_file_says_of_rewriting_is_not_believed():

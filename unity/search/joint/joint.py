@@ -22,7 +22,7 @@ from unity.substitutions.rewriting.forms import planning_form
 from unity.substitutions.rewriting.occurrences import Pattern
 from unity.substitutions.rewriting.rewriting import tidy
 
-WORTH = 0.01  # of a step: the gain for which a search goes on
+WORTHWHILE_GAIN = 0.01  # of a step: the gain for which a search goes on
 ROUNDS = 3
 GAIN = 2e-4  # the least gain that a segment's rewriting must promise, and an improvement have, relative to the whole price
 
@@ -35,7 +35,7 @@ class Budget:
         programs: The most programs that are priced, or None.
         seconds: The most seconds, or None.
         patience: The programs, in whole rounds over the segments and at least `ROUNDS`, by which the best one must become
-            shorter by `WORTH`, or the search ends; or None.
+            shorter by `WORTHWHILE_GAIN`, or the search ends; or None.
     """
 
     programs: int | None = None
@@ -47,7 +47,7 @@ class Budget:
         enough = self.programs is None or programs < self.programs
         return enough and (self.seconds is None or time.perf_counter() - started < self.seconds)
 
-    def hopes(self, fruitless: int, segments: int) -> bool:
+    def is_patient(self, fruitless: int, segments: int) -> bool:
         """Return whether the search may go on with a round over some segments after `fruitless` programs without a gain."""
         return self.patience is None or fruitless < max(self.patience, ROUNDS * segments)
 
@@ -111,7 +111,7 @@ def improvements(
         best = plain
         yield best
     worth = (count, best.price)  # the programs that were priced, and the best price, at the last gain that is worth it
-    while turns and budget.hopes(count - worth[0], len(turns)):
+    while turns and budget.is_patient(count - worth[0], len(turns)):
         cheaper: dict[str, RewrittenProgram] = {}
         for turn in list(turns):
             if not budget.left(count, started):
@@ -130,7 +130,7 @@ def improvements(
             other = improvement(attempt)
             if other.price < (1 - GAIN) * best.price:
                 best = other
-                worth = (count, best.price) if best.price < (1 - WORTH) * worth[1] else worth
+                worth = (count, best.price) if best.price < (1 - WORTHWHILE_GAIN) * worth[1] else worth
                 yield best
                 if attempt is cheaper:
                     break
