@@ -422,6 +422,8 @@ def test_table_holds_every_set_of_axes(kind):
         cost = collective(machine, kind, {axis for i, axis in enumerate(machine.axes) if mask & 1 << i})
         for nbytes in (0, 1e4, 1e6, 1e9):
             assert prices.seconds(mask, nbytes) == cost(nbytes)
+        sizes = np.array([0, 1e4, 1e6, 1e9])
+        assert prices.seconds(mask, sizes).tolist() == [cost(nbytes) for nbytes in sizes]
     assert not prices.seconds(0, 1e9)
     assert table(Machine.grid(4, 6, "v100"), kind) is prices
     with pytest.raises(ValueError, match="read-only"):

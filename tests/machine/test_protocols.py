@@ -126,7 +126,7 @@ def test_a_level_of_one_unit_needs_no_protocol_in_common():
     with pytest.raises(MachineError, match="no protocol is on all levels"):
         Machine.grid(2, 8, "h100", intra=mine)
     with pytest.raises(MachineError, match=r"protocols must be unity\.Protocol"):
-        Level("node", 2, 1e9, 0.0, protocols=("LL",))
+        Level("node", 2, 1e9, 0.0, protocols=("LL",))  # pyright: ignore[reportArgumentType]
 
 
 def test_clusters_of_papers_count_steps_of_rings_alone():

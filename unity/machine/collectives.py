@@ -124,6 +124,7 @@ class PriceTable:
 
     def seconds(self, masks: NDArray[np.integer] | int, nbytes: Array | float) -> Array:
         """Return the seconds of collectives over sets of axes. `nbytes`: the bytes on the full side of one device."""
+        masks, nbytes = np.broadcast_arrays(masks, nbytes)
         return (self.alpha[:, masks] + self.beta[:, masks] * nbytes).min(0)
 
 
