@@ -102,7 +102,7 @@ class Link:
 # The latency of messages is a ring's step by LL128. For 4 KB among 16 H100s on two nodes NCCL's log says 25.9 µs by a tree and LL,
 # and 25.4 come out here; of 4 bytes to 4 KB among 8 H20s, 12.5 to 16.7 were measured, and 15.0 come out
 # (github.com/NVIDIA/nccl/issues/1453, github.com/deepseek-ai/DeepEP/issues/303).
-# NVLS, by which the switches of H100s add up, is left out: JAX's own guides switch it off, since it takes memory.
+# NVLS, by which the switches of H100s add up, is left out.
 _NVLINK_STEP, _PCIE_STEP, _NETWORK_STEP = 1.9e-6, 2.5e-6, 4.0e-6
 _LL, _LL128, _SIMPLE = 6.6e-6, 14e-6, 8.4e-6  # seconds before the first step
 

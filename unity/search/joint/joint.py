@@ -110,8 +110,8 @@ def improvements(
     if plain.price < (1 - GAIN) * best.price:  # removing transposes and reshapes alone is a gain
         best = plain
         yield best
-    worth = (count, best.price)  # the programs that were priced, and the best price, at the last gain that is worth it
-    while turns and budget.is_patient(count - worth[0], len(turns)):
+    last_gain, price_then = count, best.price  # the programs that were priced, and the price, at the last worthwhile gain
+    while turns and budget.is_patient(count - last_gain, len(turns)):
         cheaper: dict[str, RewrittenProgram] = {}
         for turn in list(turns):
             if not budget.left(count, started):
@@ -124,16 +124,21 @@ def improvements(
             say(f"best step {best.price * 1e3:.4g} ms; {count} rewritten programs priced, {budget.in_words(count, started)}")
             if turn.promises(rewriting, GAIN * best.price):
                 cheaper[turn.part.key] = rewriting
-        # all at once, and one by one if that is no gain
-        attempts = [cheaper, *({key: rewriting} for key, rewriting in cheaper.items() if len(cheaper) > 1)] if cheaper else []
-        for attempt in attempts:
+        for attempt in _attempts(cheaper):
             other = improvement(attempt)
             if other.price < (1 - GAIN) * best.price:
                 best = other
-                worth = (count, best.price) if best.price < (1 - WORTHWHILE_GAIN) * worth[1] else worth
+                if best.price < (1 - WORTHWHILE_GAIN) * price_then:
+                    last_gain, price_then = count, best.price
                 yield best
                 if attempt is cheaper:
                     break
+
+
+def _attempts(cheaper: Mapping[str, RewrittenProgram]) -> list[Mapping[str, RewrittenProgram]]:
+    """Return what is tried of the cheaper segments of a round: all at once, and each alone, which matters if that is no gain."""
+    alone = ({key: rewriting} for key, rewriting in cheaper.items())
+    return [cheaper, *alone] if len(cheaper) > 1 else list(alone)
 
 
 def _distinct(whole: Program) -> list[tuple[Segment, int]]:
