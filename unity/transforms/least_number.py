@@ -83,8 +83,8 @@ class Programs(Generic[T]):
     known: dict[Hashable, tuple[T, Search]] = field(default_factory=dict)
     worths: dict[Search, tuple[float, float]] = field(default_factory=dict)
 
-    def refine(self, choices: Numbered[T]) -> None:
-        """Search the program of the least number that suffices, and better ones around it."""
+    def refine(self, choices: Numbered[T]) -> int:
+        """Search the program of the least number that suffices, and better ones around it; return the best number, or 0."""
         number = self.least_number(choices)
         numbers = {max(0, number - 1), min(number, choices.count)} | ({choices.count} if self.wish.than is None else set())
         worth = {0: NONE} | {k: self.worth(choices.way(k)) for k in sorted(numbers, reverse=True)}
@@ -96,6 +96,7 @@ class Programs(Generic[T]):
             if not between:
                 break
             worth |= {k: self.worth(choices.way(k)) for k in between}
+        return min(worth, key=lambda k: worth[k])
 
     def least_number(self, choices: Numbered[T]) -> int:
         """Return the least number with which the fastest strategy fits or is too slow; `count` + 1 if none suffices.

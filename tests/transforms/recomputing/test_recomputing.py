@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import runpy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 from ci_cases import CI, by_hand, fewer
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from precision import in_64_bits
 from recomputing_models import MODELS
@@ -191,11 +191,9 @@ def seconds(candidate: Candidate | None) -> float:
     return math.inf if candidate is None else candidate.time
 
 
-@st.composite
-def layered(draw: st.DrawFn) -> Small:
-    """Four layers of random operators, with products of random widths."""
-    kinds = draw(st.lists(st.sampled_from(["gelu", "tanh", "square", "norm"]), min_size=1, max_size=3))
-    wide, rows, bend = draw(st.sampled_from([16, 64])), draw(st.sampled_from([64, 256])), {"gelu": jax.nn.gelu, "tanh": jnp.tanh}
+def four_layers(kinds: Sequence[str], wide: int, rows: int) -> Small:
+    """Four layers of operators between products of a width."""
+    bend = {"gelu": jax.nn.gelu, "tanh": jnp.tanh}
 
     def one(p: Any, x: jax.Array) -> jax.Array:
         h = x @ p["up"]
@@ -211,8 +209,12 @@ def layered(draw: st.DrawFn) -> Small:
     return Small(loss, [{"up": f(16, wide), "down": f(wide, 16)} for _ in range(4)], f(rows, 16))
 
 
+KINDS = st.lists(st.sampled_from(["gelu", "tanh", "square", "norm"]), min_size=1, max_size=3)
+
+
 @settings(max_examples=fewer(3))
-@given(model=layered(), part=st.floats(0.55, 0.98))
+@given(model=st.builds(four_layers, KINDS, st.sampled_from([16, 64]), st.sampled_from([64, 256])), part=st.floats(0.55, 0.98))
+@example(model=four_layers(["norm"], 64, 64), part=0.98)  # the second and the third layer, 5 % faster than the first two
 def test_no_set_of_recomputed_layers_is_better(model: Small, part: float) -> None:
     """Brute force over all sets of layers."""
     captured, searches = capture(model.loss, model.params, model.batch), Searches()

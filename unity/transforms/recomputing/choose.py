@@ -2,6 +2,7 @@
 
 When the backward pass reaches a layer, the residuals of all layers before it are live. So of equal layers the first ones are
 recomputed: few residuals are then live while the inner values of a recomputed layer are. `least_number` chooses how many.
+The very first may differ from the others, for nothing asks for the gradient of a batch; so those after it are a choice, too.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def best(captured: Captured, wish: RecomputingWish) -> RecomputingChoice:
     def numbered(spans: Callable[[int], Spans], count: int, saved: Policy = "nothing") -> Numbered[Recomputing]:
         return Numbered(lambda k: _way(captured, wish, spans(k), saved), count)
 
-    programs.refine(numbered(layered.repeated, layered.count))
+    number = programs.refine(numbered(layered.repeated, layered.count))
+    for fewer in {number, number - 1} - {-1, layered.count}:
+        programs.worth(_way(captured, wish, layered.later(fewer)))
     programs.refine(numbered(layered.every, len(layered.chain.every)))
     programs.refine(numbered(layered.repeated, layered.count, "products"))
     if wish.offload:
@@ -89,6 +92,10 @@ class LayeredProgram:
     def repeated(self, count: int) -> Spans:
         """Return the first `count` repeated layers, and the steps of scans outside of layers."""
         return self.spans(self.chain.repeated[:count])
+
+    def later(self, count: int) -> Spans:
+        """Return `count` repeated layers after the first one, and the steps of scans outside of layers."""
+        return self.spans(self.chain.repeated[1 : 1 + count])
 
     def every(self, count: int) -> Spans:
         """Return the first `count` of the layers and the parts beside them, and the steps of scans outside of layers."""
