@@ -206,6 +206,23 @@ def test_a_residual_sum_is_not_part_of_the_norm_after_it():
     assert kinds(lambda x, y, gain: rms_norm(x + y, gain), X, X, GAIN) == ["add", "rms_norm"]
 
 
+@pytest.mark.parametrize(("gates", "operators"), [(4, 1), (8, 3)])
+def test_many_sums_of_products_that_meet_are_separated(gates, operators):
+    """Each sum may be of partial products, whatever the others are: one operator of k sums has 2 to the power of k choices."""
+
+    def cell(weights, x, h):
+        parts = [jnp.tanh(x @ w + h @ u) for w, u in weights]
+        while len(parts) > 1:
+            parts = [jnp.tanh(a * b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
+
+    weights = [(jnp.ones((64, 32)), jnp.ones((64, 32)))] * gates
+    captured = capture(cell, weights, X[0], X[1])
+    found = [node.body for node in captured.graph.nodes if node.body is not None and node.kind != "dot_general"]
+    assert len(found) == operators
+    assert max(len(choices(body)) for body in found) < 64
+
+
 def test_random_keys_are_split_in_one_operator():
     def loss(x, key):
         for _ in range(6):

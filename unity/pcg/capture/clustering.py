@@ -8,19 +8,21 @@ if joining them would lose a factor that could pay off (`lossless`). Two normali
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from unity.pcg.capture.heavy_operators import SMALL, Reduction, Uses, constants, crosses, light, reduces, reductions
 from unity.pcg.capture.lossless import keeps
 from unity.pcg.capture.merging import LARGEST, Merging
 from unity.pcg.ir.dead_code import extract
-from unity.pcg.ir.program import Body, Equation
+from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.propagation.choices import choices
+from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL
 
 CUTS = 8  # the most variables at which a tree is cut tentatively
+SUMS = 4  # the most sums of several inputs of a tree before its branches are separated: the choices of k are 2 to the power of k
 LARGEST_TREE = 8 * LARGEST  # the most equations of a tree before its branches are separated, so that it is not cut within a branch
 
 
@@ -38,7 +40,8 @@ def clusters(body: Body, constant: Mapping[int, int] | None = None) -> list[Equa
     uses = Uses(body)
     trees = _trees(uses, _varying_equations(body, constant), frozenset(), LARGEST_TREE)
     separate = [part for tree in trees for part in _separate_branches(uses, tree, constant)]
-    small = [part for tree in separate for part in ([tree] if len(tree) <= LARGEST else _trees(uses, tree, frozenset()))]
+    few = [part for tree in separate for part in _separate_sums(uses, tree, constant)]
+    small = [part for tree in few for part in ([tree] if len(tree) <= LARGEST else _trees(uses, tree, frozenset()))]
     lossless = [part for tree in small for part in _lossless_parts(uses, tree, constant)]
     return _with_outputs(uses, Merging(uses, lossless, constant).run())
 
@@ -187,6 +190,36 @@ def _cut_trees(uses: Uses, tree: list[int], cut: frozenset[int], residual: froze
         if cut.isdisjoint(light_ends - residual):
             return parts
         cut -= light_ends - residual
+
+
+def _separate_sums(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[list[int]]:
+    """Cut a tree where branches meet that have more than `SUMS` sums of several inputs together.
+
+    The summands, such as two products of each gate of a recurrent cell, may be partial in one sum and partitioned in another.
+    """
+    body, inside = uses.body, set(tree)
+    read = {a for i in tree for a in body.equations[i].operands if isinstance(a, int) and a not in constant}
+    inputs = {a for a in read if uses.maker.get(a) not in inside}
+    sums: dict[int, frozenset[int]] = {}  # variable of the tree → the sums that it depends on, since the last cut
+    cut = frozenset[int]()
+    for i in tree:
+        e = body.equations[i]
+        branches = {a: sums[a] for a in e.operands if isinstance(a, int) and a in sums}
+        below = frozenset[int]().union(*branches.values())
+        if len(below) > SUMS:
+            cut, below = cut | {a for a, some in branches.items() if some}, frozenset()
+        elif any(inputs.issuperset(some) for some in _summands(body, e)):
+            below |= {i}
+        sums |= dict.fromkeys(e.results, below)
+    return _trees(uses, tree, cut, LARGEST_TREE) if cut else [tree]
+
+
+def _summands(body: Body, equation: Equation) -> Iterator[tuple[Atom, ...]]:
+    """Yield the operands of which an equation is the sum, where they are several: if all of them are partial, its result is."""
+    spec = spec_of(body, equation)
+    for group in () if spec is None else spec.linear:
+        if len({equation.operands[k] for k in group}) > 1:
+            yield tuple(equation.operands[k] for k in group)
 
 
 def _parts_at_statistics(uses: Uses, tree: Sequence[int], constant: Mapping[int, int]) -> list[list[int]] | None:
