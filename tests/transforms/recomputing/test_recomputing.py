@@ -312,3 +312,9 @@ def test_repeated_layers_of_empty_values_are_not_layers() -> None:
     body = capture(fn, jnp.ones((3, 0)), jnp.ones((3, 4)), argnums=(0, 1)).body
     equations = equations_in_layers(body)
     assert layers(body, equations, Places.of(body, equations)).repeated == ()
+
+
+def test_layers_that_repeat_smaller_parts_are_detected() -> None:
+    """The slice of each expert's weight is another equation, and the others are equal for all experts and layers."""
+    layer = ["norm", *itertools.chain.from_iterable((f"slice {k}", "product", "gelu", "product") for k in range(40)), "sum"]
+    assert repeated(["embed", *layer * 3, "loss"]) == (1, len(layer), 3)

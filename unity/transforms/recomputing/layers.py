@@ -21,6 +21,7 @@ from unity.search.joint.segments import shared
 
 LONGEST = 2048  # the maximal number of equations of a repeated layer
 ALIKE = 16  # the number of earlier equal equations whose distance may be a layer's length
+RARE = 16  # the number of distances that are tried because letters recur at them that are rare
 PIECES = 8  # the number of layers of a program in which nothing repeats
 SMALL = 0.25  # of a layer's bytes: a smaller part beside the layers is none
 AROUND = 0.8  # of a part's bytes: how far from an even division a cut may lie
@@ -135,14 +136,21 @@ def repeated(letters: Sequence[str]) -> tuple[int, int, int]:
 
 
 def _distances(letters: Sequence[str]) -> list[int]:
-    """Return the distances at which at least as many letters recur as a part has, ascending."""
+    """Return the distances at which equal parts may follow one another, ascending.
+
+    At such a distance at least as many letters recur as a part has, or many of those that are rare: where a layer repeats smaller
+    parts itself, as one of a hundred experts does, letters of these are equal far more often than layers are.
+    """
+    occurrences = Counter(letters)
     last: dict[str, deque[int]] = {}
-    recurrences: Counter[int] = Counter()
+    recurrences, rare = Counter[int](), Counter[int]()
     for i, letter in enumerate(letters):
         known = last.setdefault(letter, deque(maxlen=ALIKE))
-        recurrences.update(i - j for j in known if i - j <= LONGEST)
+        (rare if occurrences[letter] <= ALIKE else recurrences).update(i - j for j in known)
         known.append(i)
-    return sorted(p for p, count in recurrences.items() if count >= p > 1)
+    recurrences += rare
+    often = {p for p, count in recurrences.items() if count >= p and p <= LONGEST}
+    return sorted(p for p in often.union(p for p, _ in rare.most_common(RARE)) if p > 1)
 
 
 def together(spans: Sequence[Span], count: int) -> list[Span]:
