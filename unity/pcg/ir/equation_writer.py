@@ -13,11 +13,15 @@ from unity.pcg.ir.tracing import trace
 
 @dataclass(eq=False)
 class EquationWriter:
-    """The equations of a program that is being built, the types of its variables, and the numbers of new ones."""
+    """The equations of a program that is being built, the types of its variables, and the numbers of new ones.
+
+    `aliases` are variables that no equation computes, as they are other atoms.
+    """
 
     tensors: dict[int, Tensor]
     numbers: Iterator[int]
     equations: list[Equation] = field(default_factory=list)
+    aliases: dict[int, Atom] = field(default_factory=dict)
 
     @classmethod
     def beside(cls, body: Body) -> EquationWriter:
@@ -27,6 +31,19 @@ class EquationWriter:
     def tensor(self, atom: Atom) -> Tensor:
         """Return the type of an atom."""
         return atom.tensor if isinstance(atom, Literal) else self.tensors[atom]
+
+    def body(self, inputs: Sequence[int], outputs: Sequence[Atom]) -> Body:
+        """Return the program, with the atoms in the place of their aliases."""
+        if not self.aliases:
+            return Body(tuple(inputs), tuple(outputs), tuple(self.equations), self.tensors)
+        equations = (e.reading(tuple(map(self._atom, e.operands))) for e in self.equations)
+        return Body(tuple(inputs), tuple(map(self._atom, outputs)), tuple(equations), self.tensors)
+
+    def _atom(self, a: Atom) -> Atom:
+        """Return the atom that an alias, or an alias of that, stands for."""
+        while isinstance(a, int) and a in self.aliases:
+            a = self.aliases[a]
+        return a
 
     def new(self, tensor: Tensor) -> int:
         """Return a new variable."""

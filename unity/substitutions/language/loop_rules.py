@@ -103,8 +103,15 @@ UNROLLED = LoopRule(
     "A loop that takes several steps in a round takes the same steps.",
     "recurrent networks whose steps are small: what the steps stack for the backward pass is written once a round",
 )
+WRITTEN_OUT = LoopRule(
+    "written-out-loop",
+    "scan(c: step(c))",
+    "step(step(… step(c)))",
+    "A loop takes its steps one after the other, as they are taken where they are written out.",
+    "few small steps: the first and the last may be divided another way than those between, and no step stacks anything",
+)
 LOOP_RULES: Mapping[str, LoopRule] = {
-    rule.name: rule for rule in (JOINED, LOOK_UPS, PRODUCTS, INVARIANTS, SUMS, RESULTS, BATCHED, MAPPED, UNROLLED)
+    rule.name: rule for rule in (JOINED, LOOK_UPS, PRODUCTS, INVARIANTS, SUMS, RESULTS, BATCHED, MAPPED, UNROLLED, WRITTEN_OUT)
 }
 
 SUM_OVER_STEPS, PRODUCT_OF_JOINED = "sum-of-dot-over-steps", "product-of-joined"  # the lemmas of two other rules

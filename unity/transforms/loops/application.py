@@ -19,6 +19,7 @@ from unity.substitutions.language.loop_rules import (
     RESULTS,
     SUMS,
     UNROLLED,
+    WRITTEN_OUT,
     LoopRule,
 )
 from unity.transforms.loops.batching import equal_loops, with_batched
@@ -28,7 +29,7 @@ from unity.transforms.loops.joined import add_with_parts, joined_products
 from unity.transforms.loops.maps_of_loops import add_map_at_once, loops_of_map
 from unity.transforms.loops.results import add_with_final_results, final_equations
 from unity.transforms.loops.sums import add_with_sums, summed_products
-from unity.transforms.loops.unrolling import add_unrolled, unrollable
+from unity.transforms.loops.unrolling import add_unrolled, add_written_out, short, unrollable
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ WAYS: Mapping[str, _Way] = {
     RESULTS.name: _Way(final_equations, add_with_final_results),
     MAPPED.name: _Way(loops_of_map, add_map_at_once),
     UNROLLED.name: _Way(unrollable, add_unrolled),
+    WRITTEN_OUT.name: _Way(short, add_written_out),
 }
 
 
@@ -93,4 +95,4 @@ def applied(body: Body, rule: LoopRule, step: str) -> Body:
         if other is not program:
             e, changed = replace(e, params={**e.params, "jaxpr": other}, origin=None), True
         writer.equations.append(e)
-    return Body(body.inputs, body.outputs, tuple(writer.equations), writer.tensors) if changed else body
+    return writer.body(body.inputs, body.outputs) if changed else body

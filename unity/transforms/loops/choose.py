@@ -9,11 +9,12 @@ from unity.pcg.ir.program import Body
 from unity.search.cost.operator_runs import operator_runs, program_facts
 from unity.search.joint.joint import GAIN
 from unity.search.joint.pricing import Prices
-from unity.substitutions.language.loop_rules import BATCHED, MAPPED, UNROLLED, LoopRule
+from unity.substitutions.language.loop_rules import BATCHED, MAPPED, UNROLLED, WRITTEN_OUT, LoopRule
 from unity.transforms.loops.loop_rewriting import LoopApplication, LoopRewriting, applicable, apply, loop_rewriting
 
 MOST = 16  # programs that are priced, without the captured one
-UNROLLING_GAIN = 0.05  # the least gain of an unrolled loop, relative to the whole price: XLA takes longer to compile one
+UNROLLING_GAIN = 0.05  # the least gain of fewer rounds, relative to the whole price: XLA takes longer to compile them
+FEWER_ROUNDS = (WRITTEN_OUT, UNROLLED)
 
 Path = tuple[LoopApplication, ...]
 
@@ -28,30 +29,27 @@ def best(
     """Return the rules of loops that make a program cheapest, or None if none makes it cheaper.
 
     All rules of single loops are tried together first, wherever they apply, then that of loops beside each other, too, then each
-    rule at the scans with equal steps, and unrolled loops last.
+    rule at the scans with equal steps, then loops written out, and unrolled loops last.
 
     Args:
         captured: the program.
         rules: the rules that may be applied.
         prices: the prices of programs.
-        seconds: those of a plan of the program. Nothing is priced if unrolling alone applies and can save a small part of them.
+        seconds: those of a plan of the program. Nothing is priced if fewer rounds alone apply and can save a small part of them.
         say: receives a line of progress for every program that is priced.
     """
     path, body, count = (), captured.body, 0
     applying = [rule for rule in rules if applicable(body, rule)]
-    if not applying or (applying == [UNROLLED] and seconds_of_rows(captured, body, prices) < UNROLLING_GAIN * seconds):
+    if all(rule in FEWER_ROUNDS for rule in applying) and not _may_gain(applying, captured, body, prices, seconds):
         return None
     price = prices.whole(body, captured.differentiated)
     improved = True
     while improved:
-        improved, rows = False, seconds_of_rows(captured, body, prices) if UNROLLED in rules else 0.0
-        for more, other in attempts(body, rules):
-            unrolls = any(a.rule == UNROLLED.name for a in more)
-            gain = UNROLLING_GAIN if unrolls else GAIN
+        improved, worth = False, [rule for rule in FEWER_ROUNDS if _may_gain([rule], captured, body, prices, price)]
+        for more, other in attempts(body, [rule for rule in rules if rule not in FEWER_ROUNDS or rule in worth]):
+            gain = UNROLLING_GAIN if any(a.rule == rule.name for a in more for rule in FEWER_ROUNDS) else GAIN
             if count == MOST:
                 break
-            if unrolls and rows < gain * price:
-                continue
             count += 1
             say(f"rules of loops: {count} programs priced")
             cost = prices.whole(other, captured.differentiated, (1 - gain) * price)
@@ -62,31 +60,41 @@ def best(
 
 
 def seconds_of_rows(captured: Captured, body: Body, prices: Prices) -> float:
-    """Return the seconds in which the loops of a program write rows of stacked values: the most that unrolling can save."""
+    """Return the seconds in which the loops of a program write rows of stacked values: the most that fewer of these can save."""
     graph = prices.graph(body)
     every = operator_runs(graph, program_facts(graph, captured.differentiated if prices.training.backward else ()))
     return sum(runs.count * sum(runs.stacking.seconds(prices.machine.device.launch)) for runs in every)
 
 
+def _may_gain(rules: Sequence[LoopRule], captured: Captured, body: Body, prices: Prices, seconds: float) -> bool:
+    """Return whether some rules for fewer rounds may make a program of some seconds cheaper by a gain that is worth it.
+
+    They save the writing of rows; with the steps written out, a carry may have another type in each step, too.
+    """
+    if WRITTEN_OUT in rules and prices.machine.devices > 1:
+        return True
+    return bool(rules) and seconds_of_rows(captured, body, prices) >= UNROLLING_GAIN * seconds
+
+
 def attempts(body: Body, rules: Sequence[LoopRule]) -> Iterator[tuple[Path, Body]]:
     """Yield applications of rules to a program, with the program after them: all until none applies, and each one alone.
 
-    Loops are made one after all else that applies to each, and only if that is still cheaper; they are unrolled last.
+    Loops are made one after all else that applies to each, and only if that is still cheaper; they are written out, and unrolled, last.
     """
     tried = set[Path]()
-    single = [rule for rule in rules if rule not in (BATCHED, MAPPED, UNROLLED)]
+    single = [rule for rule in rules if rule not in (BATCHED, MAPPED, *FEWER_ROUNDS)]
     for some in (single, [rule for rule in rules if rule in (*single, BATCHED)]):
         every, after = everywhere(body, some)
         if every and every not in tried:
             tried.add(every)
             yield every, after
-    for application in (a for rule in rules if rule is not UNROLLED for a in applicable(body, rule)):
+    for application in (a for rule in rules if rule not in FEWER_ROUNDS for a in applicable(body, rule)):
         if (application,) not in tried:
             yield (application,), apply(body, application)
-    if UNROLLED in rules:
-        every, after = everywhere(body, [UNROLLED])
+    for rule in (rule for rule in FEWER_ROUNDS if rule in rules):
+        every, after = everywhere(body, [rule])
         yield from [(every, after)] if every else []
-        loops = [(a,) for a in applicable(body, UNROLLED)]
+        loops = [(a,) for a in applicable(body, rule)]
         yield from ((path, apply(body, *path)) for path in loops if path != every)
 
 

@@ -14,7 +14,7 @@ from unity.pcg.capture.capture import Bodies, Captured
 from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.program import Body
 from unity.pcg.parallel.axis_names import AxisNames
-from unity.substitutions.language.loop_rules import BATCHED, LOOP_RULES, MAPPED, UNROLLED, LoopRule
+from unity.substitutions.language.loop_rules import BATCHED, LOOP_RULES, MAPPED, UNROLLED, WRITTEN_OUT, LoopRule
 from unity.transforms.loops.application import ChangedScan, applied, changed_scans
 from unity.transforms.transformation import RewrittenLines, Transformation, TransformationRecord, TransformationSource
 from unity.verify.derivations.batched_loops import check_batched_loops
@@ -51,11 +51,15 @@ class LoopRewritingRecord(TransformationRecord, tag="loop rules"):
 
 @dataclass(frozen=True, eq=False)
 class _RewrittenBody:
-    """A program after a rule of loops, and the scans of the program before the rule that it changed; or the captured program."""
+    """A program after a rule of loops, and the scans of the program before the rule that it changed; or the captured program.
+
+    `step` is the content hash of the steps of these scans.
+    """
 
     body: Body
     rule: LoopRule | None = None
     scans: tuple[ChangedScan, ...] = ()
+    step: str = ""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -76,19 +80,21 @@ class LoopRewriting(Transformation):
     def check(self) -> None:
         """Derive that each program on the way computes the one before, with none of the code that applies rules."""
         for before, after in pairwise(self._rewritten_bodies):
-            check = check_batched_loops if after.rule in (BATCHED, MAPPED) else check_loops
-            check(before.body, after.body)
+            if after.rule in (BATCHED, MAPPED):
+                check_batched_loops(before.body, after.body)
+            else:
+                check_loops(before.body, after.body, after.step if after.rule is WRITTEN_OUT else "")
         if self.before.of(self._rewritten_bodies[-1].body).graph.key != self.after.graph.key:
             raise DerivationError("the rules of loops lead to another program than the one after them")
 
     def with_less_memory(self) -> Iterator[LoopRewriting]:
-        """Yield the rewriting without unrolled loops, then without maps taken at once, too: both may need more memory.
+        """Yield the rewriting without unrolled and written-out loops, then without maps taken at once, too: they may need more memory.
 
         Rules that apply to nothing then are left out as well.
         """
         applications = self.applications
-        for rule in (UNROLLED, MAPPED):
-            others = tuple(a for a in applications if a.rule != rule.name)
+        for rules in ((UNROLLED.name, WRITTEN_OUT.name), (MAPPED.name,)):
+            others = tuple(a for a in applications if a.rule not in rules)
             if others != applications and (others := _that_apply(self.before.body, others)):
                 yield loop_rewriting(self.before, others)
             applications = others
@@ -150,7 +156,7 @@ def _rewritten(body: Body, applications: Sequence[LoopApplication]) -> list[_Rew
         rule = LOOP_RULES[application.rule]
         changed = tuple(scan for scan in changed_scans(body, rule) if scan.parts.step.key == application.step)
         body = apply(body, application)
-        bodies.append(_RewrittenBody(body, rule, changed))
+        bodies.append(_RewrittenBody(body, rule, changed, application.step))
     return bodies
 
 

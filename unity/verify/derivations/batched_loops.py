@@ -17,10 +17,8 @@ from jax import lax
 
 from unity.base.errors import DerivationError
 from unity.pcg.ir.program import Atom, Body, Equation
-from unity.pcg.ir.tracing import trace
 from unity.pcg.jaxprs.jaxprs import SCANNED
 from unity.pcg.propagation.scan_programs import inside
-from unity.verify.derivations.canonical_form import apply_body
 from unity.verify.derivations.evaluation import (
     Evaluation,
     Scan,
@@ -203,7 +201,7 @@ def _in_order(batched: Scan, old: Scan, stack: CanonicalValue) -> CanonicalValue
     """Return a stack in the order of another loop's steps: a loop in the other direction is one over reversed stacks."""
     if batched.equation.params["reverse"] == old.equation.params["reverse"]:
         return stack
-    return _function(batched.around.store, lambda x: lax.rev(x, (0,)), stack)
+    return function_value(batched.around.store, lambda x: lax.rev(x, (0,)), [stack])
 
 
 def _lane(around: Evaluation, a: Atom, d: int, lane: int) -> CanonicalValue | None:
@@ -218,18 +216,13 @@ def _lane(around: Evaluation, a: Atom, d: int, lane: int) -> CanonicalValue | No
         part = next((x for x, end in zip(e.operands, accumulate(sizes), strict=True) if lane < end), None)
         if part is None or around.of(part).shape[d] != 1:
             return None
-        return _function(around.store, lambda x: lax.squeeze(x, (d,)), around.of(part))
+        return function_value(around.store, lambda x: lax.squeeze(x, (d,)), [around.of(part)])
     step = single_step(e, around.body, d) if e.name == "broadcast_in_dim" else None
     if step is None or step.dims != (None,):
         return None
     (x,) = (around.of(x) for x in e.operands)
-    return _function(around.store, lambda x: e.primitive.bind(x, **step.params), x)
+    return function_value(around.store, lambda x: e.primitive.bind(x, **step.params), [x])
 
 
 def _part(store: NodeStore, x: CanonicalValue, d: int, lane: int) -> CanonicalValue:
-    return _function(store, lambda x: lax.index_in_dim(x, lane, d, keepdims=False), x)
-
-
-def _function(store: NodeStore, function: Callable[[Any], Any], x: CanonicalValue) -> CanonicalValue:
-    """Return a JAX function of a value."""
-    return apply_body(store, trace(function, [tensor_of(x, x.shape).struct]), [x]).outputs[0]
+    return function_value(store, lambda x: lax.index_in_dim(x, lane, d, keepdims=False), [x])

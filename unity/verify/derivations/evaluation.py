@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from unity.base.errors import DerivationError
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, tensor_type
+from unity.pcg.ir.tracing import trace
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.propagation.scan_programs import inside
 from unity.verify.derivations.canonical_form import apply_body
@@ -23,10 +24,17 @@ _OneStep = tuple[Atom, int | None]  # an atom, and the dimension of the steps; N
 
 
 class Evaluation:
-    """The canonical values of a program's variables, equation by equation, and the equation of each."""
+    """The canonical values of a program's variables, equation by equation, and the equation of each.
 
-    def __init__(self, store: NodeStore, body: Body, arguments: Values) -> None:
-        self.store, self.body = store, body
+    Args:
+        store: the nodes.
+        body: the program.
+        arguments: the values of its inputs.
+        place: the numbers that tell it from other programs which the same program runs, if one runs it.
+    """
+
+    def __init__(self, store: NodeStore, body: Body, arguments: Values, place: tuple[int, ...] = ()) -> None:
+        self.store, self.body, self.place = store, body, place
         self.values: dict[int, CanonicalValue] = dict(zip(body.inputs, arguments, strict=True))
         self.producers = {v: e for e in body.equations for v in e.results}
         self.remaining = iter(body.equations)
@@ -60,7 +68,12 @@ class Evaluation:
             name: tells results of different equations apart.
             body: the program of the equation, if it is another.
         """
-        return self.store.unarranged("loop", (self.count, k, *name), (), (body or self.body).tensors[e.results[k]])
+        return self.store.unarranged("loop", (*self.name, k, *name), (), (body or self.body).tensors[e.results[k]])
+
+    @property
+    def name(self) -> tuple[int, ...]:
+        """The numbers that tell the scan or checkpoint that was reached last from all others."""
+        return (*self.place, self.count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,6 +235,11 @@ def applied(store: NodeStore, e: Equation, body: Body, operands: Values) -> list
     types: Mapping[int, Tensor] = {v: tensor_of(x, x.shape) for v, x in zip(inputs, operands, strict=True)}
     alone = Body(inputs, e.results, (replace(e, operands=inputs),), {**types, **{v: body.tensors[v] for v in e.results}})
     return list(apply_body(store, alone, operands).outputs)
+
+
+def function_value(store: NodeStore, function: Callable[..., Any], operands: Values) -> CanonicalValue:
+    """Return a JAX function of values."""
+    return apply_body(store, trace(function, [tensor_of(x, x.shape).struct for x in operands]), operands).outputs[0]
 
 
 def literal_value(store: NodeStore, a: Literal) -> CanonicalValue:

@@ -8,6 +8,7 @@ steps must be equal then, and so must those of the programs' outputs. None of th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from unity.verify.derivations.evaluation import (
     Values,
     applied,
     compare,
+    function_value,
     nested_input,
     require_types,
     tensor_of,
@@ -32,50 +34,81 @@ from unity.verify.derivations.evaluation import (
 from unity.verify.derivations.nodes import CanonicalValue, NodeStore
 from unity.verify.derivations.products_by_parts import by_parts
 
+_OTHER_NUMBER = "the program after rules of loops has another number of scans and checkpoints"
 
-def check_loops(before: Body, after: Body) -> None:
-    """Check that a program after rules of loops computes the one before. Raises DerivationError where that is not derived."""
+
+def check_loops(before: Body, after: Body, written_out: str = "") -> None:
+    """Check that a program after rules of loops computes the one before. Raises DerivationError where that is not derived.
+
+    Args:
+        before: the program before.
+        after: the program after.
+        written_out: the content hash of the steps of loops in whose place the program after has the steps.
+    """
     require_types(before, after)
     try:
-        _check_programs(before, after)
+        _check_programs(before, after, written_out)
     except DerivationError:
-        _check_programs(by_parts(before), by_parts(after))
+        _check_programs(by_parts(before), by_parts(after), written_out)
 
 
-def _check_programs(before: Body, after: Body) -> None:
+def _check_programs(before: Body, after: Body, written_out: str) -> None:
     """Check that two programs of the same inputs have equal outputs. Raises DerivationError."""
     store = NodeStore()
     inputs = [store.unarranged("input", (k,), (), before.tensors[v]) for k, v in enumerate(before.inputs)]
-    _check_equal(store, before, inputs, after, inputs)
+    _check_equal(store, (before, after), (inputs, inputs), written_out)
 
 
-def _check_equal(store: NodeStore, before: Body, arguments: Values, after: Body, arguments_after: Values) -> None:
+def _check_equal(store: NodeStore, programs: tuple[Body, Body], arguments: tuple[Values, Values], written_out: str) -> None:
     """Check that two programs have equal outputs on values. Raises DerivationError."""
-    first, second = _walked(store, before, arguments, after, arguments_after)
-    compare(first, before.outputs, second, after.outputs)
+    first, second = _walked(store, programs, arguments, written_out)
+    compare(first, programs[0].outputs, second, programs[1].outputs)
 
 
 def _walked(
-    store: NodeStore, before: Body, arguments: Values, after: Body, arguments_after: Values
+    store: NodeStore, programs: tuple[Body, Body], arguments: tuple[Values, Values], written_out: str
 ) -> tuple[Evaluation, Evaluation]:
     """Evaluate two programs on values, and check that their scans and checkpoints, in order, compute the same."""
-    first, second = Evaluation(store, before, arguments), Evaluation(store, after, arguments_after)
-    while True:
-        one, other = first.until_nested(), second.until_nested()
-        if one is None or other is None:
-            break
+    first, second = (Evaluation(store, *program) for program in zip(programs, arguments, strict=True))
+    for around, one in _nested(first, written_out):
+        other = second.until_nested()
+        if other is None:
+            raise DerivationError(_OTHER_NUMBER)
         if one.name != other.name:
             raise DerivationError(f"where the program has a {one.name}, the program after rules of loops has a {other.name}")
         if one.name in SCANNED:
-            _check_scans(first, one, second, other)
+            _check_scans(around, one, second, other, written_out)
         else:
-            _check_checkpoints(first, one, second, other)
-    if one is not other:
-        raise DerivationError("the program after rules of loops has another number of scans and checkpoints")
+            _check_checkpoints(around, one, second, other, written_out)
+    if second.until_nested() is not None:
+        raise DerivationError(_OTHER_NUMBER)
     return first, second
 
 
-def _check_checkpoints(first: Evaluation, one: Equation, second: Evaluation, other: Equation) -> None:
+def _nested(program: Evaluation, written_out: str) -> Iterator[tuple[Evaluation, Equation]]:
+    """Evaluate a program, and yield its scans and checkpoints, each with the evaluation that has to know its results.
+
+    The steps of a loop that is written out are evaluated one after the other, and scans and checkpoints in them are yielded.
+    """
+    while (e := program.until_nested()) is not None:
+        scan = Scan.of(program, e) if e.name in SCANNED and e.params["length"] else None
+        if scan is None or scan.step.key != written_out:
+            yield program, e
+            continue
+        carry, rows = scan.initial, dict[int, Values]()
+        steps = range(e.params["length"])
+        for k in reversed(steps) if e.params["reverse"] else steps:
+            slices = [function_value(program.store, lambda x, k=k: x[k], [stack]) for stack in scan.stacks]
+            step = Evaluation(program.store, scan.step, [*scan.constants, *carry, *slices], (*program.name, k))
+            yield from _nested(step, written_out)
+            outputs = [step.of(a) for a in scan.step.outputs]
+            carry, rows[k] = outputs[: len(carry)], outputs[len(carry) :]
+        emitted = zip(*(rows[k] for k in steps), strict=True)
+        stacks = [function_value(program.store, lambda *x: jnp.stack(x), values) for values in emitted]
+        program.know(e, [*carry, *stacks])
+
+
+def _check_checkpoints(first: Evaluation, one: Equation, second: Evaluation, other: Equation, written_out: str) -> None:
     """Check that two checkpoints, one of each program, compute the same."""
     old, new, operands = inside(one), inside(other), [first.of(a) for a in one.operands]
     assert old is not None
@@ -83,12 +116,12 @@ def _check_checkpoints(first: Evaluation, one: Equation, second: Evaluation, oth
     if operands != [second.of(a) for a in other.operands] or one.params.get("policy") is not other.params.get("policy"):
         raise DerivationError(f"the program after rules of loops has a {one.name} of other operands")
     arguments = [nested_input(first.store, "operand", x, x.shape) for x in operands]
-    _check_equal(first.store, old, arguments, new, arguments)
+    _check_equal(first.store, (old, new), (arguments, arguments), written_out)
     first.know(one, [first.opaque(one, k) for k in range(len(one.results))])
     second.know(other, [first.values[v] for v in one.results])
 
 
-def _check_scans(first: Evaluation, one: Equation, second: Evaluation, other: Equation) -> None:
+def _check_scans(first: Evaluation, one: Equation, second: Evaluation, other: Equation, written_out: str) -> None:
     """Check that two scans, one of each program, compute the same, and learn their results.
 
     The second may lack carries of the first that only add up values.
@@ -108,7 +141,7 @@ def _check_scans(first: Evaluation, one: Equation, second: Evaluation, other: Eq
     arguments = [*map(steps.constant, old.constants), *carried, *map(steps.slice, old.stacks)]
     slices = [steps.at(a, 0) for a in new.atoms[1]]
     arguments_after = [*(steps.at(a, None) for a in new.atoms[0]), *carried_after, *slices]
-    inner, inner_after = _walked(store, old.step, arguments, new.step, arguments_after)
+    inner, inner_after = _walked(store, (old.step, new.step), (arguments, arguments_after), written_out)
     origins = _origins(old, inner, new, inner_after)
     # equal results of a step are equal in all steps at once, and so are a result and the stack of which it is a slice
     stacked = dict(zip(slices, new.stacks, strict=True)) | {steps.slice(x): x for x in old.stacks}
@@ -180,7 +213,7 @@ def _sum_over_steps(
         value, tensor = inner.of(added), old.step.tensors[added]
         whole = tensor_type((steps.length, *tensor.shape), tensor.dtype)
         if value not in stacked:
-            name = (old.around.count, k, "added")
+            name = (*old.around.name, k, "added")
             stacked[value] = steps.missing[value] = inner.store.unarranged("loop", name, (), whole)
         sums = apply_body(inner.store, trace(lambda x: jnp.sum(x, 0), [whole.struct]), [stacked[value]]).outputs
         return applied(inner.store, addition, inner.body, [old.initial[k], *sums])[0]
