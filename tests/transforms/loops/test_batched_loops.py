@@ -11,7 +11,7 @@ from jax import lax
 
 from unity.pcg.capture.capture import capture
 from unity.pcg.local.interpreter import run_body
-from unity.substitutions.language.loop_rules import BATCHED, LOOP_RULES, UNROLLED
+from unity.substitutions.language.loop_rules import BATCHED, FEWER_ROUNDS, LOOP_RULES
 from unity.transforms.loops import applicable, loop_rewriting, scans
 from unity.transforms.loops.choose import everywhere
 from unity.transforms.loops.dependences import ScanParts
@@ -40,7 +40,7 @@ def normalized(w, state, row):
     return (jnp.tanh(w["h"].T @ h.T).T + jnp.concatenate([row, row], 1)[:, 1 : D + 1],), (h.sum(), jnp.ones(2))
 
 
-OTHER_RULES = tuple(rule for rule in LOOP_RULES.values() if rule is not UNROLLED)
+OTHER_RULES = tuple(rule for rule in LOOP_RULES.values() if rule not in FEWER_ROUNDS)
 CELLS = {"elman": (elman, 1), "lstm": (lstm, 2), "normalized": (normalized, 1)}
 
 

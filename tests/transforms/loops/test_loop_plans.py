@@ -50,8 +50,8 @@ def arguments(batch=64, width=512, steps=20):
 
 
 def planned(fn, *args, without=(), **options):
-    """Return a plan without unrolled loops (`test_unrolling.py`), and without the other rules that match the names."""
-    excluded = unity.without_rules("unrolled-loop", *without)
+    """Return a plan without rules for fewer rounds (`test_unrolling.py`), and without the other rules that match the names."""
+    excluded = unity.without_rules("unrolled-loop", "written-out-loop", *without)
     return unity.optimize(fn, *args, **{"machine": MACHINE, "progress": False, "constraints": excluded} | options)
 
 

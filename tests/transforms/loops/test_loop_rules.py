@@ -9,13 +9,13 @@ from jax import lax
 
 from unity.pcg.capture.capture import capture
 from unity.pcg.local.interpreter import run_body
-from unity.substitutions.language.loop_rules import INVARIANTS, JOINED, LOOK_UPS, LOOP_RULES, PRODUCTS, RESULTS, SUMS, UNROLLED
+from unity.substitutions.language.loop_rules import FEWER_ROUNDS, INVARIANTS, JOINED, LOOK_UPS, LOOP_RULES, PRODUCTS, RESULTS, SUMS
 from unity.transforms.loops import applicable, loop_rewriting, scans
 from unity.transforms.loops.choose import everywhere
 from unity.transforms.loops.dependences import ScanParts
 
 T, B, D = 5, 4, 3
-OTHER_RULES = tuple(rule for rule in LOOP_RULES.values() if rule is not UNROLLED)
+OTHER_RULES = tuple(rule for rule in LOOP_RULES.values() if rule not in FEWER_ROUNDS)
 W = ((D, D), (D, D), (T, B, D))
 """The shapes of two weights, `x` and `h`, and of a sequence."""
 

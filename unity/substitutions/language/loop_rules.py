@@ -113,6 +113,7 @@ WRITTEN_OUT = LoopRule(
 LOOP_RULES: Mapping[str, LoopRule] = {
     rule.name: rule for rule in (JOINED, LOOK_UPS, PRODUCTS, INVARIANTS, SUMS, RESULTS, BATCHED, MAPPED, UNROLLED, WRITTEN_OUT)
 }
+FEWER_ROUNDS = (WRITTEN_OUT, UNROLLED)  # the rules that leave the steps of a loop as they are
 
 SUM_OVER_STEPS, PRODUCT_OF_JOINED = "sum-of-dot-over-steps", "product-of-joined"  # the lemmas of two other rules
 LANES = ("first-of-joined", "last-of-joined", "step-of-reversed")  # and those of lanes, which are beside each other in a loop

@@ -9,12 +9,11 @@ from unity.pcg.ir.program import Body
 from unity.search.cost.operator_runs import operator_runs, program_facts
 from unity.search.joint.joint import GAIN
 from unity.search.joint.pricing import Prices
-from unity.substitutions.language.loop_rules import BATCHED, MAPPED, UNROLLED, WRITTEN_OUT, LoopRule
+from unity.substitutions.language.loop_rules import BATCHED, FEWER_ROUNDS, MAPPED, WRITTEN_OUT, LoopRule
 from unity.transforms.loops.loop_rewriting import LoopApplication, LoopRewriting, applicable, apply, loop_rewriting
 
 MOST = 16  # programs that are priced, without the captured one
 UNROLLING_GAIN = 0.05  # the least gain of fewer rounds, relative to the whole price: XLA takes longer to compile them
-FEWER_ROUNDS = (WRITTEN_OUT, UNROLLED)
 
 Path = tuple[LoopApplication, ...]
 
@@ -79,7 +78,7 @@ def _may_gain(rules: Sequence[LoopRule], captured: Captured, body: Body, prices:
 def attempts(body: Body, rules: Sequence[LoopRule]) -> Iterator[tuple[Path, Body]]:
     """Yield applications of rules to a program, with the program after them: all until none applies, and each one alone.
 
-    Loops are made one after all else that applies to each, and only if that is still cheaper; they are written out, and unrolled, last.
+    Loops are made one after all else that applies to each, and only if that is still cheaper. Rounds become fewer last.
     """
     tried = set[Path]()
     single = [rule for rule in rules if rule not in (BATCHED, MAPPED, *FEWER_ROUNDS)]

@@ -14,7 +14,7 @@ from unity.pcg.capture.capture import Bodies, Captured
 from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.program import Body
 from unity.pcg.parallel.axis_names import AxisNames
-from unity.substitutions.language.loop_rules import BATCHED, LOOP_RULES, MAPPED, UNROLLED, WRITTEN_OUT, LoopRule
+from unity.substitutions.language.loop_rules import BATCHED, FEWER_ROUNDS, LOOP_RULES, MAPPED, WRITTEN_OUT, LoopRule
 from unity.transforms.loops.application import ChangedScan, applied, changed_scans
 from unity.transforms.transformation import RewrittenLines, Transformation, TransformationRecord, TransformationSource
 from unity.verify.derivations.batched_loops import check_batched_loops
@@ -88,13 +88,13 @@ class LoopRewriting(Transformation):
             raise DerivationError("the rules of loops lead to another program than the one after them")
 
     def with_less_memory(self) -> Iterator[LoopRewriting]:
-        """Yield the rewriting without unrolled and written-out loops, then without maps taken at once, too: they may need more memory.
+        """Yield the rewriting without unrolled or written-out loops, then without maps taken at once: all may need more memory.
 
         Rules that apply to nothing then are left out as well.
         """
         applications = self.applications
-        for rules in ((UNROLLED.name, WRITTEN_OUT.name), (MAPPED.name,)):
-            others = tuple(a for a in applications if a.rule not in rules)
+        for rules in (FEWER_ROUNDS, [MAPPED]):
+            others = tuple(a for a in applications if LOOP_RULES[a.rule] not in rules)
             if others != applications and (others := _that_apply(self.before.body, others)):
                 yield loop_rewriting(self.before, others)
             applications = others

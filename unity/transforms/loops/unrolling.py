@@ -17,7 +17,7 @@ from unity.transforms.loops.dependences import ScanParts
 # Four steps in a round leave a quarter of the kernels that write rows. Eight leave an eighth and need more memory: an LSTM that is
 # compiled for an H200 17 and 43 % more than without (`python -m benchmarks.unrolled_loops`).
 STEPS = 4
-LARGEST = 128  # equations of written-out steps: the operators of more take long to plan and to rewrite
+LARGEST = 64  # equations of written-out steps: rewriting the operators of more takes minutes
 
 
 def unrollable(parts: ScanParts) -> list[Equation]:

@@ -9,9 +9,8 @@ of a map (`maps_of_loops.py`). None of the code that applies rules is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any
 
 from jax import lax
 
@@ -25,6 +24,7 @@ from unity.verify.derivations.evaluation import (
     Values,
     applied,
     compare,
+    function_value,
     nested_input,
     require_types,
     tensor_of,
