@@ -173,7 +173,7 @@ CLASSES: dict[str, Equivalence] = {
         unrolled=orthogonal(repeated, newton), fori=orthogonal(by_fori_times, newton), scan=orthogonal(by_scan_times, newton),
         einsum=orthogonal(by_scan_times, newton_einsum),
         differences=dict.fromkeys(
-            ("fori", "scan", "einsum"), "the first step gathers, too, and each stacks what its derivative reads; rule: written-out-loop"
+            ("fori", "scan", "einsum"), "all steps gather, and stack what derivatives read; rule: written-out-loop"
         ),
     ),
     "gradient penalty": same(

@@ -157,7 +157,7 @@ def test_steps_that_are_others_are_not_derived():
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 4), (2, 2)], ids=str)
 def test_a_short_loop_is_as_fast_as_its_steps_written_out(shape):
-    """Its first step reads the weight as it is stored, the last one returns it as the product reads it, and no step stacks anything."""
+    """The first step reads the weight as it is stored, the last returns it as the product reads it, and none stacks anything."""
     options = {"machine": unity.Machine.grid(*shape, "h100"), "progress": False}
     args = structs(1024, 8192)
     loop = unity.optimize(by_loop, *args, rules=Library((), loops=(WRITTEN_OUT,)), **options)
