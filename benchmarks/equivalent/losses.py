@@ -127,6 +127,29 @@ def overlap(sums: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any, Any, 
     return loss
 
 
+def boxes(ratio: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    """One less the mean ratio of the intersection to the union of boxes, given by the coordinates of two corners."""
+    return lambda w, x, y: 1 - ratio(jax.nn.sigmoid(x @ w), y).mean()
+
+
+def by_coordinates(a: Any, b: Any) -> Any:
+    (ax, ay, ax2, ay2), (bx, by, bx2, by2) = (tuple(z[..., k] for k in range(4)) for z in (a, b))
+    both = jnp.maximum(jnp.minimum(ax2, bx2) - jnp.maximum(ax, bx), 0) * jnp.maximum(jnp.minimum(ay2, by2) - jnp.maximum(ay, by), 0)
+    return both / (4 + (ax2 - ax) * (ay2 - ay) + (bx2 - bx) * (by2 - by) - both)
+
+
+def by_sides(a: Any, b: Any) -> Any:
+    sides = jnp.maximum(jnp.minimum(a[..., 2:], b[..., 2:]) - jnp.maximum(a[..., :2], b[..., :2]), 0)
+    areas = [(z[..., 2] - z[..., 0]) * (z[..., 3] - z[..., 1]) for z in (a, b)]
+    return sides[..., 0] * sides[..., 1] / (4 + sum(areas) - sides[..., 0] * sides[..., 1])
+
+
+def by_corners(a: Any, b: Any) -> Any:
+    both = jnp.maximum(jnp.minimum(a[..., 2:], b[..., 2:]) - jnp.maximum(a[..., :2], b[..., :2]), 0).prod(-1)
+    areas = [(z[..., 2:] - z[..., :2]).prod(-1) for z in (a, b)]
+    return both / (4 + sum(areas) - both)
+
+
 def quantile(errors: Any, quantiles: Any) -> Any:
     return jnp.maximum(quantiles * errors, (quantiles - 1) * errors).mean()
 
@@ -138,6 +161,10 @@ def each_quantile(w: Any, x: Any, y: Any) -> Any:
 SUMMED = "a row's cotangents are summed over devices; rule: picked log-probabilities are logits less their logsumexp"
 
 CLASSES: dict[str, Equivalence] = {
+    "boxes": same(
+        *("D 4", "B D", "B 4"), coordinates=boxes(by_coordinates), sides=boxes(by_sides), corners=boxes(by_corners),
+        vmap=boxes(jax.vmap(by_coordinates)),
+    ),
     "cross-entropy": same(
         *("D V", "B D", "B < V"),
         one_hot=one_hot, log_softmax=log_softmax, one_hot_log_softmax=one_hot_log_softmax, logsumexp=logsumexp, vmap=by_vmap,

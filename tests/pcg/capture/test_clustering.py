@@ -19,6 +19,7 @@ from small_models import MODELS
 from test_capture import interpret, programs
 
 from benchmarks import models
+from benchmarks.equivalent import CLASSES
 from unity.pcg.capture.capture import capture
 from unity.pcg.capture.clustering import clusters
 from unity.pcg.capture.heavy_operators import Uses, constants, light, reduces
@@ -572,3 +573,16 @@ def test_what_a_small_part_needs_whole_is_divided_beside_it() -> None:
     x = jax.ShapeDtypeStruct((1024, 64), jnp.float32)
     graph = capture(lambda x: jnp.exp(jnp.sin(x) * x[:, :1]), x).graph
     assert len(operators(graph)) == 2
+
+
+@pytest.mark.parametrize("form", CLASSES["boxes"].forms)
+def test_few_coordinates_beside_a_large_batch_are_one_operator(form: str) -> None:
+    """No device is left over that could divide them, and a product of two sides is no statistic of them."""
+    shapes = CLASSES["boxes"].structs(form)
+    assert kinds(CLASSES["boxes"].forms[form].run, *shapes) == ["dot_general", "reduce_sum"]
+
+
+def test_few_coordinates_beside_a_small_batch_can_be_divided() -> None:
+    fn = CLASSES["boxes"].forms["corners"].run
+    w, x, y = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 4), (8, 64), (8, 4)))
+    assert len(kinds(fn, w, x, y)) > 2

@@ -141,6 +141,11 @@ def _separate_branches(uses: Uses, tree: list[int], constant: Mapping[int, int])
         aligned = body.tensors[a].ndim > 0 and body.tensors[a].shape == body.tensors[b].shape
         return small and aligned and crosses(reduced.get(a, ()), reduced.get(b, ()))
 
+    def is_statistic(e: Equation, operands: set[int]) -> bool:
+        """Return whether an equation reduces values that are large beside its result: no product of a box's two sides does."""
+        result = body.tensors[e.results[0]] if reduces(body, e) else None
+        return result is not None and result.floating and any(sizes[a] >= SMALL * result.nbytes for a in operands)
+
     for i in tree:
         e = body.equations[i]
         operands = {a for a in e.operands if isinstance(a, int) and a not in constant}
@@ -159,7 +164,7 @@ def _separate_branches(uses: Uses, tree: list[int], constant: Mapping[int, int])
         reads.update((v, below) for v in e.results)
         depends = reductions(body, [e]).union(*(reduced.get(a, frozenset()) for a in operands))
         reduced.update((v, depends) for v in e.results if v not in large)
-        if set(branches) - alone or (reduces(body, e) and body.tensors[e.results[0]].floating):
+        if set(branches) - alone or is_statistic(e, operands):
             sums.update(e.results)
     return _cut_trees(uses, tree, frozenset(cut | residual), frozenset(residual)) if cut or residual else [tree]
 

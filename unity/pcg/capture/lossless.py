@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -17,6 +17,8 @@ from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import TABLE, Slot, facts_of
 
 LOSSLESS: dict[str, bool] = {}  # a cache of `lossless`, by the composite's pattern
+# Coordinates of a box, or a real and an imaginary part, beside a batch: no device is left over that could divide them.
+FEW, MANY = 4, 1024
 
 
 def keeps(uses: Uses, members: Sequence[int], outputs: Sequence[int], constant: Mapping[int, int]) -> bool:
@@ -42,16 +44,16 @@ def lossless(composite: Body) -> bool:
 
     The digit may differ: a bias added before a split into query, key and value is partitioned as the split is. Optional factors may
     be lost, and dimensions that must be whole for a value that the equation meets: to write all of `roll(x)` takes longer than to
-    compute all of `x - roll(x)` instead.
+    compute all of `x - roll(x)` instead. So may dimensions of few elements beside one of many, which all devices can divide.
     """
     inputs = set(composite.inputs)
     whole = _whole_beside(composite)
+    alone = [_partitioned_alone(composite, e) if inputs.intersection(_variables(e)) else [] for e in composite.equations]
     missing = {
         (v, dim)
-        for i, e in enumerate(composite.equations)
-        if inputs.intersection(_variables(e))
-        for v, dim in _partitioned_alone(composite, e)
-        if v in inputs and (v, dim) not in whole[i]
+        for i, partitioned in enumerate(alone)
+        for v, dim in partitioned
+        if v in inputs and (v, dim) not in whole[i] and not _is_minor(composite, v, dim, partitioned)
     }
     relaxed = Relaxed(composite)
     if not all(relaxed.may_partition(v, dim) for v, dim in missing):
@@ -63,6 +65,12 @@ def lossless(composite: Body) -> bool:
             return False
         missing.difference_update((v, s.dim) for v, s in zip(composite.inputs, states, strict=True))
     return True
+
+
+def _is_minor(composite: Body, v: int, dim: int, partitioned: Collection[tuple[int, int]]) -> bool:
+    """Return whether a dimension of a variable has few elements, and another one of those that can be partitioned has many."""
+    shape = composite.tensors[v].shape
+    return shape[dim] <= FEW and any(u == v and shape[d] >= MANY for u, d in partitioned)
 
 
 def _whole_beside(composite: Body) -> list[set[tuple[int, int]]]:
@@ -138,14 +146,15 @@ def _dimensions(single: _SingleEquation) -> frozenset[tuple[int, int]]:
 def pattern(composite: Body) -> str:
     """Return a key of a composite without its sizes: its factors depend on which sizes are equal, and which are 1.
 
-    Sizes count only if one divides another (a reshape that splits or merges dimensions), or if they are parameters.
+    Sizes count only if one divides another (a reshape that splits or merges dimensions), or if they are parameters. Few elements
+    and many are told apart.
     """
     names: dict[int, str] = {1: "1"}
     numbers: dict[int, int] = {v: k for k, v in enumerate(composite.inputs)}
 
     def shape(atom: Atom) -> str:
         tensor = composite.tensor(atom)
-        return f"{_text(tensor.dtype)}{[names.setdefault(n, f's{len(names)}') for n in tensor.shape]}"
+        return f"{_text(tensor.dtype)}{[names.setdefault(n, f'{_amount(n)}{len(names)}') for n in tensor.shape]}"
 
     text = [shape(v) for v in composite.inputs]
     for e in composite.equations:
@@ -153,6 +162,11 @@ def pattern(composite: Body) -> str:
         operands = [shape(a) if isinstance(a, Literal) else numbers[a] for a in e.operands]
         text.append(f"{_sizeless(composite, e)} {operands} {[shape(v) for v in e.results]}")
     return "\n".join([*text, str([a if isinstance(a, Literal) else numbers[a] for a in composite.outputs])])
+
+
+def _amount(size: int) -> str:
+    """Return a letter for a size: few elements, many, or some."""
+    return "f" if size <= FEW else "m" if size >= MANY else "s"
 
 
 @lru_cache(maxsize=256)
