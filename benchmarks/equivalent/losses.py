@@ -129,7 +129,8 @@ def overlap(sums: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any, Any, 
 
 def boxes(ratio: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
     """One less the mean ratio of the intersection to the union of boxes, given by the coordinates of two corners."""
-    return lambda w, x, y: 1 - ratio(jax.nn.sigmoid(x @ w), y).mean()
+    corners = np.array([-2.0, -2.0, 2.0, 2.0], np.float32)
+    return lambda w, x, y: 1 - ratio(jax.nn.sigmoid(x @ w) + corners, jnp.tanh(y) + corners).mean()
 
 
 def by_coordinates(a: Any, b: Any) -> Any:
