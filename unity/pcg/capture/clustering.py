@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from unity.pcg.capture.heavy_operators import SMALL, Reduction, Uses, constants, crosses, light, reduces, reductions
-from unity.pcg.capture.lossless import keeps
+from unity.pcg.capture.lossless import FEW, keeps
 from unity.pcg.capture.merging import LARGEST, Merging
 from unity.pcg.ir.dead_code import extract
 from unity.pcg.ir.program import Atom, Body, Equation
@@ -141,10 +141,12 @@ def _separate_branches(uses: Uses, tree: list[int], constant: Mapping[int, int])
         aligned = body.tensors[a].ndim > 0 and body.tensors[a].shape == body.tensors[b].shape
         return small and aligned and crosses(reduced.get(a, ()), reduced.get(b, ()))
 
-    def is_statistic(e: Equation, operands: set[int]) -> bool:
-        """Return whether an equation reduces values that are large beside its result: no product of a box's two sides does."""
-        result = body.tensors[e.results[0]] if reduces(body, e) else None
-        return result is not None and result.floating and any(sizes[a] >= SMALL * result.nbytes for a in operands)
+    def is_statistic(e: Equation) -> bool:
+        """Return whether an equation reduces floating-point values: not a few that lie together, as for the area of a box."""
+        if not reduces(body, e) or not body.tensors[e.results[0]].floating:
+            return False
+        shape = body.tensor(e.operands[0]).shape
+        return e.params.get("axes") != (len(shape) - 1,) or shape[-1] > FEW
 
     for i in tree:
         e = body.equations[i]
@@ -164,7 +166,7 @@ def _separate_branches(uses: Uses, tree: list[int], constant: Mapping[int, int])
         reads.update((v, below) for v in e.results)
         depends = reductions(body, [e]).union(*(reduced.get(a, frozenset()) for a in operands))
         reduced.update((v, depends) for v in e.results if v not in large)
-        if set(branches) - alone or is_statistic(e, operands):
+        if set(branches) - alone or is_statistic(e):
             sums.update(e.results)
     return _cut_trees(uses, tree, frozenset(cut | residual), frozenset(residual)) if cut or residual else [tree]
 
