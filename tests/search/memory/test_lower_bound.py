@@ -103,4 +103,5 @@ def test_the_bound_of_a_language_model_is_near_its_leanest_plan(remat: bool) -> 
     model = get("llama3_8b", layers=8, seq=2048, vocab=2048, remat=remat)
     captured = capture(model.loss, model.params, model.batch)
     search = Search(captured.graph, captured.differentiated, Machine.preset("dgx-h100"), Training())
-    assert 0.75 * search.leanest.memory < search.least_memory.total <= search.leanest.memory
+    # what the bound leaves out is mostly the softmax's inner value in float32, twice as wide as the scores
+    assert 0.7 * search.leanest.memory < search.least_memory.total <= search.leanest.memory

@@ -26,6 +26,7 @@ from unity.pcg.types.factors import facts_of
 
 # Recompute a value if its sources take at most this multiple of its bytes, such as a bias beside the sum's other operand.
 SLACK = 1.1
+WIDER = 2  # float32 over bfloat16
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,17 @@ def read_backward(body: Body, differentiated: tuple[bool, ...], stacked: bool = 
     return frozenset(derivative.read_atoms | control_flow | {v for v, _ in derivative.extra})
 
 
+@lru_cache(maxsize=65536)
+def invariant(body: Body, differentiated: tuple[bool, ...]) -> frozenset[int]:
+    """Return the variables that the derivative of an operator reads and that depend on no operand, such as the mask of attention.
+
+    In a step of a loop JAX computes them once, before the loop.
+    """
+    derivative = _Derivative(body, stacked=False)
+    derivative.differentiate({v for v, flag in zip(body.inputs, differentiated, strict=True) if flag})
+    return frozenset(derivative.invariant)
+
+
 def recomputable(body: Body, kept: Residuals) -> bool:
     """Return whether an operator's inner residuals follow from operands that are residuals, and none of its results is one."""
     sources = ancestors(body, (v for v, _ in kept.inner))
@@ -95,6 +107,7 @@ class _Derivative:
     Attributes:
         needed: the variables that it reads, in order; of equal ones, the first.
         read_atoms: the variables that it reads, equal ones included.
+        invariant: the variables that it reads and that do not depend on inputs.
         elementwise: the needed variables that others than reductions read.
         extra: further residuals, as in `Residuals.inner`.
         hosted: the positions in `extra` of those in the memory of the host.
@@ -107,6 +120,7 @@ class _Derivative:
         self.producers = {v: e for e in body.equations for v in e.results}
         self.needed: dict[int, None] = {}
         self.read_atoms: set[int] = set()
+        self.invariant: set[int] = set()
         self.elementwise: set[int] = set()
         self.extra: list[tuple[int, int]] = []
         self.hosted: list[int] = []
@@ -150,8 +164,10 @@ class _Derivative:
 
     def need(self, atoms: Iterable[Atom], elementwise: bool = True) -> None:
         """Record that the derivative reads these atoms, elementwise or in a reduction."""
+        atoms = list(atoms)
         read = [a for a in atoms if isinstance(a, int) and a in self.varying]
         self.read_atoms.update(read)
+        self.invariant.update(a for a in atoms if isinstance(a, int) and a not in self.varying)
         firsts = [self.first_equal[a] for a in read]
         self.needed.update(dict.fromkeys(firsts))
         self.elementwise.update(firsts if elementwise else ())
@@ -285,9 +301,15 @@ class _Derivative:
         """Return whether a variable follows elementwise from others."""
         return v in self.producers and facts_of(self.producers[v].name).recomputed
 
+    def is_widened(self, v: int) -> bool:
+        """Return whether a GPU's fusion computes a wide variable, such as an exponential, from narrow ones, which are there."""
+        if self.buffered or v not in self.producers or not facts_of(self.producers[v].name).pointwise:
+            return False
+        return WIDER * sum(self.body.tensors[s].nbytes for s in self.sources(v)) <= SLACK * self.body.tensors[v].nbytes
+
     def is_cheap(self, v: int) -> bool:
         """Return whether a variable is recomputable and no reduction reads it from a buffer."""
-        return self.is_recomputable(v) and v not in self.buffers
+        return (self.is_recomputable(v) or self.is_widened(v)) and v not in self.buffers
 
     def sources(self, v: int) -> set[int]:
         """Return the variables from which a recomputable one follows through cheap ones."""

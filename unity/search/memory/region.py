@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from math import prod
 
+from unity.pcg.analysis.residuals import invariant
 from unity.pcg.ir.graph import (
     BRANCHES,
     LOOPS,
@@ -112,6 +113,7 @@ class Region(ResidualCollector):
         self.saved: list[tuple[int, Held]] = []  # values that policies of remats around the graph save, by the depth of the remat
         self.offloaded: list[Held] = []  # values that such policies save in the memory of the host, all runs together
         self.fetched = 0.0  # bytes of those of the graph's own operators: while they are used, a copy is on its way
+        self.invariant = 0.0  # bytes of values that the operators' derivatives read and that depend on no operand
         self.inside: dict[int, Region] = {}  # by id(node): the sweeps of the graphs inside nodes
         residuals, moments = [], []
         for node in self.nodes:
@@ -261,6 +263,7 @@ class Region(ResidualCollector):
         self.own[id(node)] = turned + largest
         if not cotangents:
             return residuals, [Held(WORKING, node, values + turned + largest)]
+        self.invariant += sum(inner.local(v, inner.body.tensors[v].nbytes) for v in invariant(inner.body, self.flows(node)))
         more = self.backend.extra(node, self.graph.axes, self.local, self.argument, inner.looked_up)
         residuals += [self.held(BACKEND, node, more.kept)] if more.kept else []
         # Values of the forward pass alone are dead before any gradient is computed.
@@ -335,6 +338,7 @@ class Region(ResidualCollector):
         stacked = {v for v in (*node.operands[carried.stop :], *node.results[len(carried) :]) if not self.argument(v)}
         zeros = self.zeros_of_gradients(node)
         residuals += [Held(BACKEND, node, zeros)] if zeros else []
+        residuals += [Held(KEPT, node, inside.invariant)] if inside.invariant else []  # once for all steps
         return residuals, [*moment, Held(WORKING, node, sum(self.own_bytes[v] for v in stacked) - zeros)]
 
     def other_steps_of_a_round(self, loop: Node, inside: Region) -> float:
@@ -431,6 +435,7 @@ class Region(ResidualCollector):
         self.offloaded += inside.offloaded
         residuals += self.zeros_ahead(node, inside.zeros_inside)
         self.momentary += (inside.steps + inside.momentary) / self.remats
+        self.invariant += inside.invariant
         again = [_as(AGAIN, h) if h.why != WORKING else h for h in inside.peak]
         again += [Held(WORKING, node, inside.fetched)] if inside.fetched else []
         self.own[id(node)] = sum(h.nbytes for h in again)

@@ -1,0 +1,72 @@
+"""Attention in a narrow type, and the mask in a loop's step, as a GPU's buffer assignments hold them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from unity.pcg.analysis.residuals import invariant, residuals
+from unity.pcg.capture.capture import capture
+from unity.pcg.ir.graph import PCG, Node
+from unity.pcg.parallel.parallelize import on_one_device
+from unity.search.cost.cost import Training
+from unity.search.memory.backend import CPU, GPU, Backend
+from unity.search.memory.memory import MemoryPrediction, predict_memory
+from unity.search.space.live_buffers import KEPT
+
+ROWS, WIDTH, STEPS = 128, 4, 3
+SCORES = ROWS * ROWS  # elements
+
+
+def masked(scores: jax.Array) -> jax.Array:
+    allowed = jnp.tril(jnp.ones((ROWS, ROWS), bool))
+    return jax.nn.softmax(jnp.where(allowed, scores.astype(jnp.float32), -1e9)).astype(scores.dtype)
+
+
+def attended(x: jax.Array, w: jax.Array) -> jax.Array:
+    return masked(x @ (w @ x.T)) @ x
+
+
+def once(w: Any, x: jax.Array) -> jax.Array:
+    return jnp.sum(attended(x, w).astype(jnp.float32))
+
+
+def looped(w: Any, x: jax.Array) -> jax.Array:
+    x, _ = lax.scan(jax.checkpoint(lambda x, w: (attended(x, w), None)), x, w)
+    return jnp.sum(x.astype(jnp.float32))
+
+
+def predicted(fn: Any, weights: tuple[int, ...], dtype: Any, backend: Backend) -> tuple[PCG, MemoryPrediction]:
+    args = jax.ShapeDtypeStruct(weights, dtype), jax.ShapeDtypeStruct((ROWS, WIDTH), dtype)
+    captured = capture(fn, *args)
+    graph = on_one_device(captured.graph)
+    return graph, predict_memory(graph, captured.differentiated, Training(), backend)
+
+
+def softmax_of(graph: PCG) -> Node:
+    return next(node for node, _ in graph.walk() if node.kind == "softmax")
+
+
+def test_a_fusion_keeps_narrow_scores_and_not_their_wide_exponentials() -> None:
+    graph, _ = predicted(once, (WIDTH, WIDTH), jnp.bfloat16, GPU)
+    body = softmax_of(graph).body
+    assert body is not None
+    on_gpu, on_cpu = (residuals(body, (True,) * len(body.inputs), buffered=flag) for flag in (False, True))
+    assert any(on_gpu.operands)
+    assert max(nbytes for _, nbytes in on_gpu.inner) <= ROWS * 4  # a number for each row
+    assert max(nbytes for _, nbytes in on_cpu.inner) == 4 * SCORES
+
+
+@pytest.mark.parametrize("backend", [GPU, CPU], ids=lambda b: b.name)
+def test_the_mask_in_a_step_is_live_throughout_the_loop(backend: Backend) -> None:
+    graph, found = predicted(looped, (STEPS, WIDTH, WIDTH), jnp.float32, backend)
+    body = softmax_of(graph).body
+    assert body is not None
+    (mask,) = invariant(body, (True,) * len(body.inputs))
+    assert body.tensors[mask].nbytes == SCORES
+    assert any(h.why == KEPT and h.node.kind == "scan" and h.nbytes == SCORES for h in found.held)
+    assert not any(h.nbytes == SCORES for h in predicted(once, (WIDTH, WIDTH), jnp.float32, backend)[1].held)
