@@ -104,6 +104,17 @@ def test_a_value_that_moves_inside_an_operator_runs_as_predicted() -> None:
             jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-10 * np.abs(y).max()), got, wanted)
 
 
+def test_a_check_compiles_with_further_options_of_xla() -> None:
+    plan = unity.optimize(
+        lambda w, x: jnp.sum((x @ w) ** 2), f(8, 8), f(16, 8), machine=unity.Machine.grid(1, 2, "a100"), progress=False
+    )
+    found = plan.check(compiler_options={"xla_cpu_enable_fast_math": True})
+    assert found.agrees()
+    assert found.lines == plan.check().lines
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
+        plan.check(compiler_options={"no_such_option": True})
+
+
 def test_a_result_may_be_any_array_whose_cotangent_is_data() -> None:
     def fn(w: jax.Array) -> jax.Array:
         return jnp.sin(w)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -80,12 +80,12 @@ class PlannedStep:
         weights = self.weights
         return [[leaves[k] for k in weights], [x for k, x in enumerate(leaves) if k not in weights]]
 
-    def compile(self) -> Any:
-        """Compile the step. Nothing is allocated.
+    def compile(self, options: Mapping[str, str | bool] | None = None) -> Any:
+        """Compile the step, with `options` of XLA beside those of `compiler_options`. Nothing is allocated.
 
         The program takes `grouped` inputs, or for a 2BW pipeline a flight and all inputs.
         """
-        options = compiler_options(platform_of(self.mesh))
+        options = {**compiler_options(platform_of(self.mesh)), **(options or {})}
         with without_mesh(), precision_of(self.structs):
             if self.training.backward and undrained(self.graph) and not self.partitioned:
                 streamed = Streamed(self.graph, self.mesh, tuple(sorted(self.differentiated)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from html import escape
@@ -213,7 +213,12 @@ class Plan:
         explain(self, file)
 
     def check(
-        self, *, gradient: bool | None = None, devices: Sequence[Any] | Mesh | None = None, partitioned: bool = False
+        self,
+        *,
+        gradient: bool | None = None,
+        devices: Sequence[Any] | Mesh | None = None,
+        partitioned: bool = False,
+        compiler_options: Mapping[str, str | bool] | None = None,
     ) -> Check:
         """Compile the plan and compare the program's collectives and memory with the prediction, line by line. Nothing is run.
 
@@ -222,6 +227,7 @@ class Plan:
             devices: devices to compile for, or a mesh of them, instead of those of this process. They may be those of a topology
                 (`jax.experimental.topologies`) that is not present (docs: plan#check).
             partitioned: whether to compile `constrained()`, whose collectives XLA's partitioner chooses.
+            compiler_options: further options of XLA, as `jax.jit` takes them (docs: memory#late-gradients-on-gpus).
 
         Raises:
             PlanError: there are fewer devices than planned for.
@@ -229,7 +235,8 @@ class Plan:
         from unity.exec.compiled.check import compare
 
         plan = self if devices is None else self.on(devices)
-        return compare(replace(step_of(plan, self.program.training(gradient)), partitioned=partitioned))
+        step = replace(step_of(plan, self.program.training(gradient)), partitioned=partitioned)
+        return compare(step, step.compile(compiler_options))
 
     def _repr_html_(self) -> str:
         """Show the plan's decisions in a notebook."""
