@@ -51,14 +51,19 @@ def softmax_of(graph: PCG) -> Node:
     return next(node for node, _ in graph.walk() if node.kind == "softmax")
 
 
-def test_a_fusion_keeps_narrow_scores_and_not_their_wide_exponentials() -> None:
-    graph, _ = predicted(once, (WIDTH, WIDTH), jnp.bfloat16, GPU)
+@pytest.mark.parametrize(("length", "kept"), [(1024, "scores"), (197, "exponentials")])  # GPT-2 and ViT, compiled for H200s
+def test_a_gpu_keeps_narrow_scores_where_a_softmax_is_one_kernel(length: int, kept: str) -> None:
+    def loss(scores: jax.Array) -> jax.Array:
+        return jnp.sum(jax.nn.softmax(scores.astype(jnp.float32)).astype(scores.dtype) ** 2)
+
+    graph = on_one_device(capture(loss, jax.ShapeDtypeStruct((64, length), jnp.bfloat16)).graph)
     body = softmax_of(graph).body
     assert body is not None
-    on_gpu, on_cpu = (residuals(body, (True,) * len(body.inputs), buffered=flag) for flag in (False, True))
-    assert any(on_gpu.operands)
-    assert max(nbytes for _, nbytes in on_gpu.inner) <= ROWS * 4  # a number for each row
-    assert max(nbytes for _, nbytes in on_cpu.inner) == 4 * SCORES
+    on_gpu, on_cpu = (residuals(body, (True,), buffered=flag) for flag in (False, True))
+    assert on_gpu.operands == (kept == "scores",)
+    wide = 4 * 64 * length
+    assert [nbytes for _, nbytes in on_gpu.inner if nbytes == wide] == ([wide] if kept == "exponentials" else [])
+    assert [nbytes for _, nbytes in on_cpu.inner if nbytes == wide] == [wide]
 
 
 @pytest.mark.parametrize("backend", [GPU, CPU], ids=lambda b: b.name)

@@ -27,6 +27,7 @@ from unity.pcg.types.factors import facts_of
 # Recompute a value if its sources take at most this multiple of its bytes, such as a bias beside the sum's other operand.
 SLACK = 1.1
 WIDER = 2  # float32 over bfloat16
+ROW = 16  # bytes
 
 
 @dataclass(frozen=True)
@@ -302,10 +303,17 @@ class _Derivative:
         return v in self.producers and facts_of(self.producers[v].name).recomputed
 
     def is_widened(self, v: int) -> bool:
-        """Return whether a GPU's fusion computes a wide variable, such as an exponential, from narrow ones, which are there."""
+        """Return whether a GPU computes a wide variable, such as a softmax's exponentials, from narrow ones, which are there.
+
+        Its compiler makes a softmax one kernel where rows are multiples of `ROW` bytes, and keeps exponentials of others.
+        """
         if self.buffered or v not in self.producers or not facts_of(self.producers[v].name).pointwise:
             return False
-        return WIDER * sum(self.body.tensors[s].nbytes for s in self.sources(v)) <= SLACK * self.body.tensors[v].nbytes
+        wide, sources = self.body.tensors[v], [self.body.tensors[s] for s in self.sources(v)]
+        narrow = min((s.itemsize for s in sources), default=wide.itemsize)
+        if narrow >= wide.itemsize or not wide.ndim or wide.shape[-1] * narrow % ROW:
+            return False
+        return WIDER * sum(s.nbytes for s in sources) <= SLACK * wide.nbytes
 
     def is_cheap(self, v: int) -> bool:
         """Return whether a variable is recomputable and no reduction reads it from a buffer."""
