@@ -15,12 +15,13 @@ from jax import lax
 from small_models import MACHINE, MODELS, Small, made, named, random_point
 
 from unity.machine.machine import Machine
-from unity.pcg.capture.capture import Captured
+from unity.pcg.capture.capture import Captured, capture
 from unity.pcg.ir.graph import PCG
-from unity.pcg.parallel.parallelize import parallelize
+from unity.pcg.parallel.parallelize import on_one_device, parallelize
 from unity.search.cost.assembly import Assembled
 from unity.search.cost.prediction import predict
 from unity.search.simulator import DirectedLink, Simulation, SimulationError, Topology, simulate
+from unity.search.simulator.program import program_of
 from unity.search.solver.minimizer import Minimizer
 
 DRAWN = {"name": st.sampled_from(sorted(MODELS)), "seed": st.integers(0, 2**32 - 1)}
@@ -177,3 +178,21 @@ def test_a_simulation_is_shown_in_a_line() -> None:
     assert f"each of {MACHINE.devices} devices {next(iter(one.busy.values())) * 1e3:.4g}" in repr(one)
     assert len(repr(all_)) < 600, "not all devices and links by name"
     assert repr(all_).endswith(", …>")
+
+
+def test_a_value_that_is_recomputed_for_several_readers_is_computed_once_before_them() -> None:
+    """A gate is read by the sum, which is recomputed too, and by the product behind that."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        gate = jnp.tanh(x @ w)
+        both = jnp.sin(gate) + x
+        return jnp.sum((both @ w) @ (gate @ w).T)
+
+    captured = capture(loss, jax.ShapeDtypeStruct((64, 64), jnp.float32), jax.ShapeDtypeStruct((64, 64), jnp.float32))
+    rerun = frozenset(id(node) for node in captured.graph.nodes if node.kind in ("tanh", "sin", "add"))
+    graph = on_one_device(captured.graph, rerun=rerun)
+    program = program_of(graph, Machine.grid(1, 1, "h100"), captured.differentiated)
+    names = [i.name for i in program.instructions]
+    assert len(names) == len(set(names))
+    assert all(set(i.before) <= set(names[:k]) for k, i in enumerate(program.instructions))
+    assert sum(i.label == "tanh, again" for i in program.instructions) == 1

@@ -306,8 +306,10 @@ class _Region:
             while producer.kind == "view":
                 producer = producer.operands[0].node
             if runs_again(producer):
-                after = self.compute(producer, Phase.RECOMPUTE, self._recompute_operands(producer, after))
-                self.repeated[id(producer)] = after
+                if id(producer) not in self.repeated:  # its runs for several readers are one instruction
+                    ready = self._recompute_operands(producer, after)
+                    self.repeated[id(producer)] = self.compute(producer, Phase.RECOMPUTE, ready)
+                after = union((after, self.repeated[id(producer)]))
             for value in reversed(changed):
                 after = self.communicate(value.node, Phase.RECOMPUTE, after)
         return after
