@@ -552,3 +552,15 @@ def test_a_sparse_matrix_is_captured():
     w = jnp.arange(32.0).reshape(8, 4)
     captured = capture(loss, w)
     assert captured.body.key == capture(loss, w).body.key
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_loop_of_no_steps_is_what_it_carries(reverse):
+    def fn(w, x):
+        (a, b), ys = jax.lax.scan(lambda c, _: ((jnp.tanh(c[1] @ w), c[0]), c[0].sum(0)), (x @ w, x), None, 0, reverse)
+        return a * b, ys
+
+    w, x = X[:8, :8] / 8, X[:, :8]
+    captured = capture(fn, w, x)
+    assert "scan" not in {node.kind for node in captured.graph.nodes}
+    same(run(captured, (w, x)), fn(w, x), roundings=4)

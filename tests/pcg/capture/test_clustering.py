@@ -207,12 +207,20 @@ def test_a_residual_sum_is_not_part_of_the_norm_after_it():
     assert kinds(lambda x, y, gain: rms_norm(x + y, gain), X, X, GAIN) == ["add", "rms_norm"]
 
 
+GATES = {
+    "plain": lambda x, h: x + h,
+    "scaled": lambda x, h: x - 2 * h,
+    "biased": lambda x, h: (x + GAIN[:32]) + (h + CHANNEL),
+}
+
+
+@pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize(("gates", "operators"), [(4, 1), (8, 3)])
-def test_many_sums_of_products_that_meet_are_separated(gates, operators):
+def test_many_sums_of_products_that_meet_are_separated(gates, operators, gate):
     """Each sum may be of partial products, whatever the others are: one operator of k sums has 2 to the power of k choices."""
 
     def cell(weights, x, h):
-        parts = [jnp.tanh(x @ w + h @ u) for w, u in weights]
+        parts = [jnp.tanh(GATES[gate](x @ w, h @ u)) for w, u in weights]
         while len(parts) > 1:
             parts = [jnp.tanh(a * b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
         return parts[0]

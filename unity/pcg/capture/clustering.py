@@ -15,7 +15,7 @@ from unity.pcg.capture.heavy_operators import SMALL, Reduction, Uses, constants,
 from unity.pcg.capture.lossless import FEW, keeps
 from unity.pcg.capture.merging import LARGEST, Merging
 from unity.pcg.ir.dead_code import extract
-from unity.pcg.ir.program import Atom, Body, Equation
+from unity.pcg.ir.program import Body, Equation
 from unity.pcg.propagation.choices import choices
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import facts_of
@@ -202,31 +202,43 @@ def _cut_trees(uses: Uses, tree: list[int], cut: frozenset[int], residual: froze
 def _separate_sums(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> list[list[int]]:
     """Cut a tree where branches meet that have more than `SUMS` sums of several inputs together.
 
-    The summands, such as two products of each gate of a recurrent cell, may be partial in one sum and partitioned in another.
+    The summands, such as two products of each gate of a recurrent cell, may be partial in one sum and partitioned in another. They
+    may be scaled, or cast; a sum of sums is one.
     """
     body, inside = uses.body, set(tree)
     read = {a for i in tree for a in body.equations[i].operands if isinstance(a, int) and a not in constant}
-    inputs = {a for a in read if uses.maker.get(a) not in inside}
-    sums: dict[int, frozenset[int]] = {}  # variable of the tree → the sums that it depends on, since the last cut
+    summed = {a: body.tensors[a].nbytes for a in read if uses.maker.get(a) not in inside}  # variable linear in inputs → their bytes
+    sum_of: dict[int, int] = {}  # variable of the tree → the sum that it is, perhaps scaled
+    below: dict[int, frozenset[int]] = {}  # variable of the tree → the sums that it depends on, since the last cut
     cut = frozenset[int]()
     for i in tree:
         e = body.equations[i]
-        branches = {a: sums[a] for a in e.operands if isinstance(a, int) and a in sums}
-        below = frozenset[int]().union(*branches.values())
-        if len(below) > SUMS:
-            cut, below = cut | {a for a, some in branches.items() if some}, frozenset()
-        elif any(inputs.issuperset(some) for some in _summands(body, e)):
-            below |= {i}
-        sums |= dict.fromkeys(e.results, below)
+        branches = {a: below[a] for a in e.operands if isinstance(a, int) and below.get(a)}
+        sums = frozenset[int]().union(*branches.values())
+        summands = next((some for some in _summands(body, e, constant) if summed.keys() >= some), None)
+        if len(sums) > SUMS:
+            cut, sums, summands = cut | branches.keys(), frozenset(), None
+        if summands is not None:
+            own = {sum_of[a] for a in summands if a in sum_of}
+            large = [a for a in summands if SMALL * summed[a] >= body.tensors[e.results[0]].nbytes]
+            if own or len(large) > 1:
+                sums = sums - own | {i}
+                sum_of |= dict.fromkeys(e.results, i)
+            summed |= dict.fromkeys(e.results, max(summed[a] for a in summands))
+        below |= dict.fromkeys(e.results, sums)
     return _trees(uses, tree, cut, LARGEST_TREE) if cut else [tree]
 
 
-def _summands(body: Body, equation: Equation) -> Iterator[tuple[Atom, ...]]:
-    """Yield the operands of which an equation is the sum, where they are several: if all of them are partial, its result is."""
+def _summands(body: Body, equation: Equation, constant: Mapping[int, int]) -> Iterator[set[int]]:
+    """Yield the variables in which an equation is linear together: if all of them are partial sums, so is its result.
+
+    Constants are left out: one device adds them to its partial sum.
+    """
     spec = spec_of(body, equation)
     for group in () if spec is None else spec.linear:
-        if len({equation.operands[k] for k in group}) > 1:
-            yield tuple(equation.operands[k] for k in group)
+        variables = {a for a in (equation.operands[k] for k in group) if isinstance(a, int) and a not in constant}
+        if variables:
+            yield variables
 
 
 def _parts_at_statistics(uses: Uses, tree: Sequence[int], constant: Mapping[int, int]) -> list[list[int]] | None:

@@ -23,7 +23,7 @@ from unity.base.documents import Record
 from unity.base.errors import CaptureError
 from unity.pcg.jaxprs.foreign_primitives import HELD, adopted, name_of
 from unity.pcg.jaxprs.jaxprs import BRANCHED, RULED, Program, each, floating, is_reference
-from unity.pcg.jaxprs.loops import predicates, with_one_predicate
+from unity.pcg.jaxprs.loops import equal_program
 from unity.pcg.jaxprs.parameter_text import array_text, identities, text_of
 from unity.pcg.jaxprs.source_lines import Place, place_of
 from unity.pcg.jaxprs.weak_types import changes_weak_type_alone
@@ -354,10 +354,11 @@ class _Builder:
                 results = self.inline(taken.jaxpr, (*closed, *operands[1:]), group, place)
                 env.update(zip(eqn.outvars, results, strict=True))
                 continue
-            if predicates(eqn):
-                loop = jax.make_jaxpr(with_one_predicate(eqn))(*(v.aval for v in eqn.invars))
-                closed = [self.constant(c) for c in loop.consts]
-                env.update(zip(eqn.outvars, self.inline(loop.jaxpr, (*closed, *operands), group, place), strict=True))
+            equal = equal_program(eqn)
+            if equal is not None:
+                program = jax.make_jaxpr(equal)(*(v.aval for v in eqn.invars))
+                closed = [self.constant(c) for c in program.consts]
+                env.update(zip(eqn.outvars, self.inline(program.jaxpr, (*closed, *operands), group, place), strict=True))
                 continue
             numbers = tuple(self.new(v.aval, place.line) for v in eqn.outvars)
             env.update(zip(eqn.outvars, numbers, strict=True))

@@ -1,10 +1,12 @@
-"""Loops of jaxprs: the parts of a scan's operands, and `while` loops with a predicate for each element, as `vmap` makes them."""
+"""Loops of jaxprs: a scan's operands, and equal programs of scans without steps and of `while` loops with several predicates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
@@ -23,6 +25,31 @@ def constants_and_carry(params: Mapping[str, Any]) -> tuple[int, int]:
 def predicates(eqn: core.JaxprEqn) -> int:
     """Return the rank of the predicate of a `while` loop, 0 for any other equation."""
     return eqn.params["cond_jaxpr"].jaxpr.outvars[0].aval.ndim if eqn.primitive.name == "while" else 0
+
+
+def equal_program(eqn: core.JaxprEqn) -> Callable[..., Sequence[Any]] | None:
+    """Return a program that is to be captured in the place of a loop; None if the loop itself, or any other equation, is.
+
+    It has one predicate for all elements (`with_one_predicate`), or no loop at all where that takes no step.
+    """
+    if predicates(eqn):
+        return with_one_predicate(eqn)
+    stacked = eqn.outvars[constants_and_carry(eqn.params)[1] :] if eqn.primitive.name == "scan" else []
+    if eqn.primitive.name != "scan" or eqn.params["length"] or any(_is_key(v.aval) for v in stacked):
+        return None
+    return without_steps(eqn)
+
+
+def _is_key(aval: Any) -> bool:
+    """Return whether an array has keys of random numbers as its elements, of which there is no zero."""
+    return jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+
+
+def without_steps(eqn: core.JaxprEqn) -> Callable[..., Sequence[Any]]:
+    """Return the results of a scan of no steps: what it carries, as it is, and stacks of nothing."""
+    constants, carry = constants_and_carry(eqn.params)
+    avals: list[Any] = [v.aval for v in eqn.outvars[carry:]]
+    return lambda *operands: [*operands[constants : constants + carry], *(jnp.zeros(a.shape, a.dtype) for a in avals)]
 
 
 def with_one_predicate(eqn: core.JaxprEqn) -> Callable[..., Sequence[Any]]:
