@@ -215,3 +215,31 @@ def test_a_rule_may_ask_whether_an_operand_that_it_does_not_read_is_differentiat
     found = jax.jit(jax.value_and_grad(plan))(*plan.shard(*args))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, wanted)
     assert np.abs(np.asarray(found[1])).max() > 1e-3
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_rule_may_have_another_derivative_where_an_operand_has_no_tangent(read: bool) -> None:
+    """It is planned as if all had one; what has none is known when the plan is differentiated."""
+
+    @jax.custom_jvp
+    def scaled(m: Any, x: Any) -> Any:
+        return jnp.tanh(x) * m if read else jnp.tanh(x)
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        m_tangent, x_tangent = (None if isinstance(t, SymbolicZero) else t for t in tangents)
+        from_x = 0 * primals[1] if x_tangent is None else x_tangent * primals[0]
+        return scaled(*primals), 3 * from_x if m_tangent is None else from_x + m_tangent
+
+    scaled.defjvp(rule, symbolic_zeros=True)
+
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean(scaled(x, jnp.sin(x @ w)) ** 2)
+
+    shapes = f(16, 16), f(64, 16)
+    plan, args = planned(loss, *shapes)[0], arrays(shapes)
+    assert any(s.kind == "P" for node in plan.program.pcg.nodes if node.kind == "input" for t in node.types for s in t)
+    placed = plan.shard(*args)
+    for argnums in (0, 1, (0, 1)):
+        wanted = jax.jit(jax.value_and_grad(loss, argnums))(*args)
+        found = jax.jit(jax.value_and_grad(plan, argnums))(*placed)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, wanted)

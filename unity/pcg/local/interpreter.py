@@ -25,6 +25,7 @@ from unity.pcg.jaxprs.trace_contexts import default_promotion
 from unity.pcg.local import replicated_calls
 from unity.pcg.local import varying_loops as loops
 from unity.pcg.local.collectives import apply, contribute
+from unity.pcg.local.forward_rules import rule_for, solutions_of
 from unity.pcg.local.halo_exchange import exchanged
 from unity.pcg.local.second_derivatives import with_checked_derivative, without_derivative
 from unity.pcg.local.widening import applied, rounded, sent, widens
@@ -288,8 +289,7 @@ def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[
         return _custom_vjp(equation, operands, layout, axes)
     body, rule = nested_body(equation), jvp_body(equation)
     types, results = _types(layout.operands), _types(layout.results)
-    tangent_types = tuple(t for t, f in zip(types, rule.floating, strict=True) if f)
-    ruled = BodyInterpreter(rule.body, placing(rule.body, types + tangent_types, results * 2, len(axes)), axes)
+    ruled = BodyInterpreter(rule.body, solutions_of(rule, types, results, len(axes)), axes)
     if widens(layout) or _has_wide_tangents(ruled, set(rule.body.inputs[len(types) :])):  # a widened operator has no transpose
         assert equation.origin is not None
         narrow_axes = without_widening(axes)
@@ -307,14 +307,16 @@ def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[
     def call(*primals: Any) -> Any:
         return varied(run_body(body, primals, types, results, axes), layout.results)
 
-    @call.defjvp
     def derivative(primals: Any, tangents: Any) -> Any:
-        chosen = [t for t, f in zip(tangents, rule.floating, strict=True) if f]
+        rule, solutions = rule_for(equation, tangents, types, results, len(axes))
+        zero = [isinstance(t, SymbolicZero) for t in tangents]
+        flagged = zip(tangents, zero, layout.operands, rule.floating, strict=True)
+        chosen = [vary(jnp.zeros(t.shape, t.dtype), _names_of(p)) if z else t for t, z, p, f in flagged if f]
         primals = primals if widened else with_checked_derivative(primals, rule.calls, equation.source)
-        out = run_body(rule.body, (*primals, *chosen), types + tangent_types, results + results, axes)
-        out = varied(out, layout.results * 2)
+        out = varied(BodyInterpreter(rule.body, solutions, axes).run((*primals, *chosen)), layout.results * 2)
         return out[: len(results)], out[len(results) :]
 
+    call.defjvp(derivative, symbolic_zeros=equation.params["symbolic_zeros"])
     return call(*operands)
 
 
