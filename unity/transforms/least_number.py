@@ -84,7 +84,10 @@ class Programs(Generic[T]):
     worths: dict[Search, tuple[float, float]] = field(default_factory=dict)
 
     def refine(self, choices: Numbered[T]) -> int:
-        """Search the program of the least number that suffices, and better ones around it; return the best number, or 0."""
+        """Search the program of the least number that suffices, and better ones around it.
+
+        Returns the best number, or 0 if none is better than what was found before.
+        """
         number = self.least_number(choices)
         numbers = {max(0, number - 1), min(number, choices.count)} | ({choices.count} if self.wish.than is None else set())
         worth = {0: NONE} | {k: self.worth(choices.way(k)) for k in sorted(numbers, reverse=True)}

@@ -40,6 +40,13 @@ def looped(w: Any, x: jax.Array) -> jax.Array:
     return jnp.sum(x.astype(jnp.float32))
 
 
+def looped_in_a_loop(w: Any, x: jax.Array) -> jax.Array:
+    def layers(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
+        return lax.scan(jax.checkpoint(lambda x, w: (attended(x, w), None)), x, w)[0], None
+
+    return jnp.sum(lax.scan(layers, x, w)[0].astype(jnp.float32))
+
+
 def predicted(fn: Any, weights: tuple[int, ...], dtype: Any, backend: Backend) -> tuple[PCG, MemoryPrediction]:
     args = jax.ShapeDtypeStruct(weights, dtype), jax.ShapeDtypeStruct((ROWS, WIDTH), dtype)
     captured = capture(fn, *args)
@@ -75,3 +82,10 @@ def test_the_mask_in_a_step_is_live_throughout_the_loop(backend: Backend) -> Non
     assert body.tensors[mask].nbytes == SCORES
     assert any(h.why == KEPT and h.node.kind == "scan" and h.nbytes == SCORES for h in found.held)
     assert not any(h.nbytes == SCORES for h in predicted(once, (WIDTH, WIDTH), jnp.float32, backend)[1].held)
+
+
+@pytest.mark.parametrize("backend", [GPU, CPU], ids=lambda b: b.name)
+def test_the_mask_of_a_loop_in_a_loop_is_there_once(backend: Backend) -> None:
+    _, found = predicted(looped_in_a_loop, (2, STEPS, WIDTH, WIDTH), jnp.float32, backend)
+    masks = [h for h in found.held if h.why == KEPT and h.node.kind == "scan" and h.nbytes in (SCORES, 2 * SCORES)]
+    assert [h.nbytes for h in masks] == [SCORES]

@@ -77,6 +77,15 @@ def around_long(w, x):
     return jnp.mean(lax.scan(step, x, None, 2)[0] ** 2)
 
 
+def few_and_many(w, x):
+    """Two loops of equal steps, of which one has too many."""
+
+    def step(h, _):
+        return jnp.tanh(h @ w), None
+
+    return jnp.mean(lax.scan(step, x, None, 3)[0] * lax.scan(step, x + 1, None, 100)[0])
+
+
 FORMS = {
     "no slices": by_loop,
     "forward": numbered(reverse=False),
@@ -84,6 +93,7 @@ FORMS = {
     "exchanged carries": exchanged,
     "nested": nested,
     "around a long loop": around_long,
+    "few and many steps": few_and_many,
 }
 
 
@@ -119,7 +129,7 @@ def test_values_and_gradients_are_the_same_and_the_result_is_derived(name):
         captured = capture(FORMS[name], *args)
         rewriting = written_out(captured)
         rewriting.check()
-        assert len(list(scans(rewriting.after.body))) == (2 if name == "around a long loop" else 0)
+        assert len(list(scans(rewriting.after.body))) == {"around a long loop": 2, "few and many steps": 1}.get(name, 0)
         after, before = (values_and_gradients(body, args) for body in (rewriting.after.body, captured.body))
         for a, b in zip(after, before, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
@@ -129,6 +139,28 @@ def test_values_and_gradients_are_the_same_and_the_result_is_derived(name):
 def test_few_steps_are_written_out(steps, is_short):
     captured = capture(lambda w, x: by_loop(w, x, steps), *structs(WIDTH, BATCH))
     assert bool(applicable(captured.body, WRITTEN_OUT)) == is_short
+
+
+def exchanging(w, x):
+    """A loop without equations in its step, whose results are stacked."""
+    (_, b), stack = lax.scan(lambda c, _: ((c[1], c[0]), c[0]), (x, x + 1), None, 100)
+    return jnp.mean(stack @ w) * b.sum()
+
+
+def deep(w, x):
+    """Few equations, which short loops in each other repeat often."""
+
+    def inner(h, _):
+        return jnp.tanh(h @ w), None
+
+    return jnp.mean(lax.scan(lambda h, _: (lax.scan(inner, h, None, 15)[0], None), x, None, 10)[0])
+
+
+@pytest.mark.parametrize(("fn", "applications"), [(exchanging, 0), (deep, 1)])
+def test_loops_that_would_become_many_equations_stay_loops(fn, applications):
+    captured = capture(fn, *structs(WIDTH, BATCH))
+    assert len(written_out(captured).applications) == applications
+    assert len(list(scans(captured.body))) - len(list(scans(written_out(captured).after.body))) == applications
 
 
 def test_layers_and_loops_that_are_unrolled_stay_loops():
@@ -149,10 +181,11 @@ def test_steps_that_are_others_are_not_derived():
         capture(fn, *structs(WIDTH, BATCH)) for fn in (by_loop, partial(by_loop, steps=3), partial(by_loop, scale=2.0))
     )
     (scan,) = applicable(first.body, WRITTEN_OUT)
-    check_loops(first.body, written_out(first).after.body, scan.step)
+    loops = frozenset({(scan.step, 4, 1)})
+    check_loops(first.body, written_out(first).after.body, written_out=loops)
     for captured in (fewer, other):
         with pytest.raises(DerivationError):
-            check_loops(first.body, written_out(captured).after.body, scan.step)
+            check_loops(first.body, written_out(captured).after.body, written_out=loops)
     with pytest.raises(DerivationError, match="number of scans"):
         check_loops(first.body, written_out(first).after.body)
 

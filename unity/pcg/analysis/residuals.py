@@ -114,6 +114,7 @@ class _Derivative:
         hosted: the positions in `extra` of those in the memory of the host.
         buffers: variables that are read from memory, so that they are not fused into their users.
         varying: variables that depend on inputs.
+        known_sources: the results of `sources`.
     """
 
     def __init__(self, body: Body, stacked: bool, buffered: bool = False, rule: bool = False) -> None:
@@ -125,6 +126,7 @@ class _Derivative:
         self.elementwise: set[int] = set()
         self.extra: list[tuple[int, int]] = []
         self.hosted: list[int] = []
+        self.known_sources: dict[int, frozenset[int]] = {}
         self.buffers = {v for e in body.equations if self.reads_buffers(e) for v in self.buffers_of(e)}
         self.varying = set(body.inputs)
         for e in body.equations:
@@ -303,7 +305,7 @@ class _Derivative:
         return v in self.producers and facts_of(self.producers[v].name).recomputed
 
     def is_widened(self, v: int) -> bool:
-        """Return whether a GPU computes a wide variable, such as a softmax's exponentials, from narrow ones, which are there.
+        """Return whether a GPU recomputes a wide variable, such as a softmax's exponentials in float32, from narrow residuals.
 
         Its compiler makes a softmax one kernel where rows are multiples of `ROW` bytes, and keeps exponentials of others.
         """
@@ -319,13 +321,13 @@ class _Derivative:
         """Return whether a variable is recomputable and no reduction reads it from a buffer."""
         return (self.is_recomputable(v) or self.is_widened(v)) and v not in self.buffers
 
-    def sources(self, v: int) -> set[int]:
-        """Return the variables from which a recomputable one follows through cheap ones."""
-        sources: set[int] = set()
-        for a in _variables(self.producers[v]):
-            if a in self.varying:
-                sources |= self.sources(a) if self.is_cheap(a) else {self.first_equal[a]}
-        return sources
+    def sources(self, v: int) -> frozenset[int]:
+        """Return the variables from which a recomputable one follows through cheap ones. All reads must be recorded before."""
+        if v not in self.known_sources:
+            varying = (a for a in _variables(self.producers[v]) if a in self.varying)
+            sources = (self.sources(a) if self.is_cheap(a) else {self.first_equal[a]} for a in varying)
+            self.known_sources[v] = frozenset[int]().union(*sources)
+        return self.known_sources[v]
 
 
 def _variables(e: Equation) -> list[int]:

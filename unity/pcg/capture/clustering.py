@@ -142,7 +142,7 @@ def _separate_branches(uses: Uses, tree: list[int], constant: Mapping[int, int])
         return small and aligned and crosses(reduced.get(a, ()), reduced.get(b, ()))
 
     def is_statistic(e: Equation) -> bool:
-        """Return whether an equation reduces floating-point values: not a few that lie together, as for the area of a box."""
+        """Return whether an equation reduces floating-point values, but over a last dimension of few, as the sides of a box are."""
         if not reduces(body, e) or not body.tensors[e.results[0]].floating:
             return False
         shape = body.tensor(e.operands[0]).shape
@@ -218,6 +218,7 @@ def _separate_sums(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> 
         summands = next((some for some in _summands(body, e, constant) if summed.keys() >= some), None)
         if len(sums) > SUMS:
             cut, sums, summands = cut | branches.keys(), frozenset(), None
+            below |= dict.fromkeys(branches, sums)
         if summands is not None:
             own = {sum_of[a] for a in summands if a in sum_of}
             large = [a for a in summands if SMALL * summed[a] >= body.tensors[e.results[0]].nbytes]
@@ -237,7 +238,8 @@ def _summands(body: Body, equation: Equation, constant: Mapping[int, int]) -> It
     spec = spec_of(body, equation)
     for group in () if spec is None else spec.linear:
         variables = {a for a in (equation.operands[k] for k in group) if isinstance(a, int) and a not in constant}
-        if variables:
+        others = {a for k, a in enumerate(equation.operands) if k not in group}
+        if variables and variables.isdisjoint(others):
             yield variables
 
 

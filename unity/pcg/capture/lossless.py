@@ -17,8 +17,9 @@ from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import TABLE, Slot, facts_of
 
 LOSSLESS: dict[str, bool] = {}  # a cache of `lossless`, by the composite's pattern
-# Coordinates of a box, or a real and an imaginary part, beside a batch: no device is left over that could divide them.
-FEW, MANY = 4, 1024
+# A dimension of at most `FEW` elements, such as the coordinates of a box, may stay whole beside one of `MANY` or more, a multiple
+# of `DIVISOR`, such as a batch: the devices divide that one.
+FEW, MANY, DIVISOR = 4, 1024, 64
 
 
 def keeps(uses: Uses, members: Sequence[int], outputs: Sequence[int], constant: Mapping[int, int]) -> bool:
@@ -70,7 +71,12 @@ def lossless(composite: Body) -> bool:
 def _is_minor(composite: Body, v: int, dim: int, partitioned: Collection[tuple[int, int]]) -> bool:
     """Return whether a dimension of a variable has few elements, and another one of those that can be partitioned has many."""
     shape = composite.tensors[v].shape
-    return shape[dim] <= FEW and any(u == v and shape[d] >= MANY for u, d in partitioned)
+    return shape[dim] <= FEW and any(u == v and _is_many(shape[d]) for u, d in partitioned)
+
+
+def _is_many(size: int) -> bool:
+    """Return whether a dimension has so many elements that devices divide it, and no short one beside it."""
+    return size >= MANY and size % DIVISOR == 0
 
 
 def _whole_beside(composite: Body) -> list[set[tuple[int, int]]]:
@@ -166,7 +172,7 @@ def pattern(composite: Body) -> str:
 
 def _amount(size: int) -> str:
     """Return a letter for a size: few elements, many, or some."""
-    return "f" if size <= FEW else "m" if size >= MANY else "s"
+    return "f" if size <= FEW else "m" if _is_many(size) else "s"
 
 
 @lru_cache(maxsize=256)

@@ -28,9 +28,9 @@ def predicates(eqn: core.JaxprEqn) -> int:
 
 
 def equal_program(eqn: core.JaxprEqn) -> Callable[..., Sequence[Any]] | None:
-    """Return a program that is to be captured in the place of a loop; None if the loop itself, or any other equation, is.
+    """Return the function to capture in the place of an equation; None if the equation is captured unchanged.
 
-    It has one predicate for all elements (`with_one_predicate`), or no loop at all where that takes no step.
+    A `while` loop under `vmap` gets one predicate for all elements (`with_one_predicate`), and a scan of no steps disappears.
     """
     if predicates(eqn):
         return with_one_predicate(eqn)
@@ -46,7 +46,7 @@ def _is_key(aval: Any) -> bool:
 
 
 def without_steps(eqn: core.JaxprEqn) -> Callable[..., Sequence[Any]]:
-    """Return the results of a scan of no steps: what it carries, as it is, and stacks of nothing."""
+    """Return a function that computes a scan of no steps: its carries unchanged, and empty stacks."""
     constants, carry = constants_and_carry(eqn.params)
     avals: list[Any] = [v.aval for v in eqn.outvars[carry:]]
     return lambda *operands: [*operands[constants : constants + carry], *(jnp.zeros(a.shape, a.dtype) for a in avals)]

@@ -1,4 +1,4 @@
-"""The rule of a `custom_jvp` on pieces, for the operands that are differentiated when it runs.
+"""The derivative rule of a `custom_jvp` on pieces, for the operands that have tangents when it runs.
 
 With `symbolic_zeros`, a rule may ask which operands have a tangent, and return another derivative where one has none. It is planned
 as if all had one.
@@ -29,7 +29,7 @@ def rule_for(
 
     Args:
         equation: the call.
-        tangents: those of its operands, or symbolic zeros.
+        tangents: the tangents of its operands, `SymbolicZero` where there is none.
         types, results: the parallel types of its operands and results.
         n_axes: the number of axes of the mesh.
     """

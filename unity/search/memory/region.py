@@ -338,7 +338,10 @@ class Region(ResidualCollector):
         stacked = {v for v in (*node.operands[carried.stop :], *node.results[len(carried) :]) if not self.argument(v)}
         zeros = self.zeros_of_gradients(node)
         residuals += [Held(BACKEND, node, zeros)] if zeros else []
-        residuals += [Held(KEPT, node, inside.invariant)] if inside.invariant else []  # once for all steps
+        if not self.straight:  # the loop around computes them before its first step, too
+            self.invariant += inside.invariant
+        elif inside.invariant:
+            residuals.append(Held(KEPT, node, inside.invariant))
         return residuals, [*moment, Held(WORKING, node, sum(self.own_bytes[v] for v in stacked) - zeros)]
 
     def other_steps_of_a_round(self, loop: Node, inside: Region) -> float:

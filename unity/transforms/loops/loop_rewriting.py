@@ -51,15 +51,17 @@ class LoopRewritingRecord(TransformationRecord, tag="loop rules"):
 
 @dataclass(frozen=True, eq=False)
 class _RewrittenBody:
-    """A program after a rule of loops, and the scans of the program before the rule that it changed; or the captured program.
-
-    `step` is the content hash of the steps of these scans.
-    """
+    """A program after a rule of loops, and the scans of the program before the rule that it changed; or the captured program."""
 
     body: Body
     rule: LoopRule | None = None
     scans: tuple[ChangedScan, ...] = ()
-    step: str = ""
+
+    @property
+    def written_out(self) -> frozenset[tuple[str, int, int]]:
+        """The scans that are written out, as `check_loops` takes them."""
+        scans = (scan.parts for scan in self.scans) if self.rule is WRITTEN_OUT else ()
+        return frozenset((parts.step.key, parts.length, parts.scan.params["unroll"]) for parts in scans)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -83,7 +85,7 @@ class LoopRewriting(Transformation):
             if after.rule in (BATCHED, MAPPED):
                 check_batched_loops(before.body, after.body)
             else:
-                check_loops(before.body, after.body, after.step if after.rule is WRITTEN_OUT else "")
+                check_loops(before.body, after.body, written_out=after.written_out)
         if self.before.of(self._rewritten_bodies[-1].body).graph.key != self.after.graph.key:
             raise DerivationError("the rules of loops lead to another program than the one after them")
 
@@ -156,7 +158,7 @@ def _rewritten(body: Body, applications: Sequence[LoopApplication]) -> list[_Rew
         rule = LOOP_RULES[application.rule]
         changed = tuple(scan for scan in changed_scans(body, rule) if scan.parts.step.key == application.step)
         body = apply(body, application)
-        bodies.append(_RewrittenBody(body, rule, changed, application.step))
+        bodies.append(_RewrittenBody(body, rule, changed))
     return bodies
 
 

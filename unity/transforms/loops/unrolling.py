@@ -47,7 +47,7 @@ def short(parts: ScanParts) -> list[Equation]:
     A loop that slices floating-point values is left: these are the weights of layers, whose loop a pipeline divides, or a sequence.
     """
     slices_floats = any(parts.step.tensors[v].floating for v in parts.slices)
-    fits = parts.length * _equations(parts.step) <= LARGEST
+    fits = parts.length * max(1, _equations(parts.step)) <= LARGEST
     return [parts.scan] if parts.scan.params["unroll"] == 1 and fits and not slices_floats else []
 
 
@@ -90,5 +90,11 @@ def _add_step(writer: EquationWriter, step: Body, operands: Sequence[Atom]) -> t
 
 
 def _equations(body: Body) -> int:
-    """Return the number of equations of a program and of its nested programs."""
-    return len(body.equations) + sum(_equations(nested_body(e)) for e in body.equations if nests(e))
+    """Return the number of equations of a program and of its nested programs, with short loops in it written out."""
+    count = len(body.equations)
+    for e in body.equations:
+        if nests(e):
+            inner = _equations(nested_body(e))
+            written_out = e.params.get("length", 1) * inner
+            count += written_out if written_out <= LARGEST else inner
+    return count

@@ -45,7 +45,7 @@ def best(captured: Captured, wish: RecomputingWish) -> RecomputingChoice:
         return Numbered(lambda k: _way(captured, wish, spans(k), saved), count)
 
     number = programs.refine(numbered(layered.repeated, layered.count))
-    for fewer in {number, number - 1} - {-1, layered.count}:
+    for fewer in {number, number - 1} - {-1, 0, layered.count}:
         programs.worth(_way(captured, wish, layered.later(fewer)))
     programs.refine(numbered(layered.every, len(layered.chain.every)))
     programs.refine(numbered(layered.repeated, layered.count, "products"))

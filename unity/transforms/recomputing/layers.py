@@ -19,7 +19,7 @@ from unity.pcg.ir.program import Body
 from unity.pcg.jaxprs.jaxprs import SCANNED
 from unity.search.joint.segments import shared
 
-LONGEST = 2048  # the maximal number of equations of a repeated layer
+LONGEST = 2048  # the maximal number of equations of a repeated layer, unless rare ones show it
 ALIKE = 16  # the number of earlier equal equations whose distance may be a layer's length
 RARE = 16  # the number of distances that are tried because letters recur at them that are rare
 PIECES = 8  # the number of layers of a program in which nothing repeats

@@ -37,36 +37,41 @@ from unity.verify.derivations.products_by_parts import by_parts
 _OTHER_NUMBER = "the program after rules of loops has another number of scans and checkpoints"
 
 
-def check_loops(before: Body, after: Body, written_out: str = "") -> None:
+Loops = frozenset[tuple[str, int, int]]  # each by the content hash of its step, its number of steps, and its `unroll`
+
+
+def check_loops(before: Body, after: Body, *, written_out: Loops = frozenset()) -> None:
     """Check that a program after rules of loops computes the one before. Raises DerivationError where that is not derived.
 
     Args:
         before: the program before.
         after: the program after.
-        written_out: the content hash of the steps of loops in whose place the program after has the steps.
+        written_out: the loops in whose place the program after has the steps.
     """
     require_types(before, after)
     try:
         _check_programs(before, after, written_out)
     except DerivationError:
+        if written_out:  # whose steps would be other ones by parts
+            raise
         _check_programs(by_parts(before), by_parts(after), written_out)
 
 
-def _check_programs(before: Body, after: Body, written_out: str) -> None:
+def _check_programs(before: Body, after: Body, written_out: Loops) -> None:
     """Check that two programs of the same inputs have equal outputs. Raises DerivationError."""
     store = NodeStore()
     inputs = [store.unarranged("input", (k,), (), before.tensors[v]) for k, v in enumerate(before.inputs)]
     _check_equal(store, (before, after), (inputs, inputs), written_out)
 
 
-def _check_equal(store: NodeStore, programs: tuple[Body, Body], arguments: tuple[Values, Values], written_out: str) -> None:
+def _check_equal(store: NodeStore, programs: tuple[Body, Body], arguments: tuple[Values, Values], written_out: Loops) -> None:
     """Check that two programs have equal outputs on values. Raises DerivationError."""
     first, second = _walked(store, programs, arguments, written_out)
     compare(first, programs[0].outputs, second, programs[1].outputs)
 
 
 def _walked(
-    store: NodeStore, programs: tuple[Body, Body], arguments: tuple[Values, Values], written_out: str
+    store: NodeStore, programs: tuple[Body, Body], arguments: tuple[Values, Values], written_out: Loops
 ) -> tuple[Evaluation, Evaluation]:
     """Evaluate two programs on values, and check that their scans and checkpoints, in order, compute the same."""
     first, second = (Evaluation(store, *program) for program in zip(programs, arguments, strict=True))
@@ -85,14 +90,14 @@ def _walked(
     return first, second
 
 
-def _nested(program: Evaluation, written_out: str) -> Iterator[tuple[Evaluation, Equation]]:
-    """Evaluate a program, and yield its scans and checkpoints, each with the evaluation that has to know its results.
+def _nested(program: Evaluation, written_out: Loops) -> Iterator[tuple[Evaluation, Equation]]:
+    """Evaluate a program, and yield its scans and checkpoints in order, each with the evaluation that has to know its results.
 
     The steps of a loop that is written out are evaluated one after the other, and scans and checkpoints in them are yielded.
     """
     while (e := program.until_nested()) is not None:
         scan = Scan.of(program, e) if e.name in SCANNED and e.params["length"] else None
-        if scan is None or scan.step.key != written_out:
+        if scan is None or (scan.step.key, e.params["length"], e.params["unroll"]) not in written_out:
             yield program, e
             continue
         carry, rows = scan.initial, dict[int, Values]()
@@ -108,7 +113,7 @@ def _nested(program: Evaluation, written_out: str) -> Iterator[tuple[Evaluation,
         program.know(e, [*carry, *stacks])
 
 
-def _check_checkpoints(first: Evaluation, one: Equation, second: Evaluation, other: Equation, written_out: str) -> None:
+def _check_checkpoints(first: Evaluation, one: Equation, second: Evaluation, other: Equation, written_out: Loops) -> None:
     """Check that two checkpoints, one of each program, compute the same."""
     old, new, operands = inside(one), inside(other), [first.of(a) for a in one.operands]
     assert old is not None
@@ -121,7 +126,7 @@ def _check_checkpoints(first: Evaluation, one: Equation, second: Evaluation, oth
     second.know(other, [first.values[v] for v in one.results])
 
 
-def _check_scans(first: Evaluation, one: Equation, second: Evaluation, other: Equation, written_out: str) -> None:
+def _check_scans(first: Evaluation, one: Equation, second: Evaluation, other: Equation, written_out: Loops) -> None:
     """Check that two scans, one of each program, compute the same, and learn their results.
 
     The second may lack carries of the first that only add up values.
