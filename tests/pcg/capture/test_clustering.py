@@ -232,6 +232,25 @@ def test_many_sums_of_products_that_meet_are_separated(gates, operators, gate):
     assert max(len(choices(body)) for body in found) < 64
 
 
+@pytest.mark.parametrize(("boxes", "is_one"), [(1024, True), (1031, False)])
+def test_a_box_is_one_operator_where_the_boxes_can_be_divided(boxes, is_one):
+    def areas(x):
+        t = jnp.tanh(x)
+        return t[:, 0] * t[:, 1] + t[:, 2] * t[:, 3]
+
+    assert (len(operators(capture(areas, np.ones((boxes, 4), np.float32)).graph)) == 1) == is_one
+
+
+def test_a_square_is_no_sum():
+    """Of partial values a square is no partial sum: five sums of squares that meet are one operator."""
+
+    def fn(*pairs):
+        sums = [jnp.tanh(a * a + b * b) for a, b in zip(pairs[::2], pairs[1::2], strict=True)]
+        return functools.reduce(lambda x, y: x * y, sums)
+
+    assert len(operators(capture(fn, *[X[0]] * 10).graph)) == 1
+
+
 def test_random_keys_are_split_in_one_operator():
     def loss(x, key):
         for _ in range(6):

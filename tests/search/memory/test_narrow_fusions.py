@@ -89,3 +89,16 @@ def test_the_mask_of_a_loop_in_a_loop_is_there_once(backend: Backend) -> None:
     _, found = predicted(looped_in_a_loop, (2, STEPS, WIDTH, WIDTH), jnp.float32, backend)
     masks = [h for h in found.held if h.why == KEPT and h.node.kind == "scan" and h.nbytes in (SCORES, 2 * SCORES)]
     assert [h.nbytes for h in masks] == [SCORES]
+
+
+def test_the_residuals_of_a_long_chain_of_wide_values_are_found() -> None:
+    """What a value is computed from is found once for all that read it: twice as long with each operator, it would take years."""
+
+    def loss(x: jax.Array) -> jax.Array:
+        y = x.astype(jnp.float32)
+        for _ in range(40):
+            y = jnp.exp(y) + jnp.tanh(y)
+        return jnp.sum(y)
+
+    body = capture(loss, jax.ShapeDtypeStruct((64, 1024), jnp.bfloat16)).body
+    assert residuals(body, (True,)).operands == (True,)
