@@ -141,13 +141,6 @@ def _separate_branches(uses: Uses, tree: list[int], constant: Mapping[int, int])
         aligned = body.tensors[a].ndim > 0 and body.tensors[a].shape == body.tensors[b].shape
         return small and aligned and crosses(reduced.get(a, ()), reduced.get(b, ()))
 
-    def is_statistic(e: Equation) -> bool:
-        """Return whether an equation reduces floating-point values, but over a last dimension of few, as the sides of a box are."""
-        if not reduces(body, e) or not body.tensors[e.results[0]].floating:
-            return False
-        shape = body.tensor(e.operands[0]).shape
-        return e.params.get("axes") != (len(shape) - 1,) or shape[-1] > FEW
-
     for i in tree:
         e = body.equations[i]
         operands = {a for a in e.operands if isinstance(a, int) and a not in constant}
@@ -166,9 +159,17 @@ def _separate_branches(uses: Uses, tree: list[int], constant: Mapping[int, int])
         reads.update((v, below) for v in e.results)
         depends = reductions(body, [e]).union(*(reduced.get(a, frozenset()) for a in operands))
         reduced.update((v, depends) for v in e.results if v not in large)
-        if set(branches) - alone or is_statistic(e):
+        if set(branches) - alone or _reduces_many(body, e):
             sums.update(e.results)
     return _cut_trees(uses, tree, frozenset(cut | residual), frozenset(residual)) if cut or residual else [tree]
+
+
+def _reduces_many(body: Body, equation: Equation) -> bool:
+    """Return whether an equation reduces floating-point values, except over a short last dimension, as of a box."""
+    if not reduces(body, equation) or not body.tensors[equation.results[0]].floating:
+        return False
+    shape = body.tensor(equation.operands[0]).shape
+    return equation.params.get("axes") != (len(shape) - 1,) or shape[-1] > FEW
 
 
 def _cut_trees(uses: Uses, tree: list[int], cut: frozenset[int], residual: frozenset[int]) -> list[list[int]]:
@@ -207,7 +208,8 @@ def _separate_sums(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> 
     """
     body, inside = uses.body, set(tree)
     read = {a for i in tree for a in body.equations[i].operands if isinstance(a, int) and a not in constant}
-    summed = {a: body.tensors[a].nbytes for a in read if uses.maker.get(a) not in inside}  # variable linear in inputs → their bytes
+    inputs = [a for a in read if uses.maker.get(a) not in inside]
+    linear_bytes = {a: body.tensors[a].nbytes for a in inputs}  # variable that is linear in inputs → bytes of the largest one
     sum_of: dict[int, int] = {}  # variable of the tree → the sum that it is, perhaps scaled
     below: dict[int, frozenset[int]] = {}  # variable of the tree → the sums that it depends on, since the last cut
     cut = frozenset[int]()
@@ -215,17 +217,17 @@ def _separate_sums(uses: Uses, tree: list[int], constant: Mapping[int, int]) -> 
         e = body.equations[i]
         branches = {a: below[a] for a in e.operands if isinstance(a, int) and below.get(a)}
         sums = frozenset[int]().union(*branches.values())
-        summands = next((some for some in _summands(body, e, constant) if summed.keys() >= some), None)
+        summands = next((some for some in _summands(body, e, constant) if linear_bytes.keys() >= some), None)
         if len(sums) > SUMS:
             cut, sums, summands = cut | branches.keys(), frozenset(), None
             below |= dict.fromkeys(branches, sums)
         if summands is not None:
             own = {sum_of[a] for a in summands if a in sum_of}
-            large = [a for a in summands if SMALL * summed[a] >= body.tensors[e.results[0]].nbytes]
+            large = [a for a in summands if SMALL * linear_bytes[a] >= body.tensors[e.results[0]].nbytes]
             if own or len(large) > 1:
                 sums = sums - own | {i}
                 sum_of |= dict.fromkeys(e.results, i)
-            summed |= dict.fromkeys(e.results, max(summed[a] for a in summands))
+            linear_bytes |= dict.fromkeys(e.results, max(linear_bytes[a] for a in summands))
         below |= dict.fromkeys(e.results, sums)
     return _trees(uses, tree, cut, LARGEST_TREE) if cut else [tree]
 

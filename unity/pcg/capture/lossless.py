@@ -75,7 +75,7 @@ def _is_minor(composite: Body, v: int, dim: int, partitioned: Collection[tuple[i
 
 
 def _is_many(size: int) -> bool:
-    """Return whether a dimension has so many elements that devices divide it, and no short one beside it."""
+    """Return whether devices can divide a dimension, so that a short one beside it may stay whole."""
     return size >= MANY and size % DIVISOR == 0
 
 

@@ -22,7 +22,7 @@ from unity.pcg.types.parallel_type import Type
 def rule_for(
     equation: Equation, tangents: Sequence[Any], types: tuple[Type, ...], results: tuple[Type, ...], n_axes: int
 ) -> tuple[JvpRule, Placing]:
-    """Return the rule of a call for the tangents that are no symbolic zeros, and its solution along each axis.
+    """Return the rule of a call for the operands that have tangents, and its solution along each axis.
 
     Operands that the call does not read count as if they had a tangent: zeros may be in their place (`capture.unread_operands`).
     If pieces of that rule's results are no pieces of the derivative, the rule for all tangents is returned, which takes zeros.
@@ -54,7 +54,10 @@ def solutions_of(rule: JvpRule, types: tuple[Type, ...], results: tuple[Type, ..
 
 def _has_results(body: Body, solutions: Placing, types: Sequence[Type]) -> bool:
     """Return whether solutions along all axes lead to results of these types; a constant has any."""
-    found = ((k, s.results) for k, s in enumerate(solutions) if s is not None)
+    results = ((k, s.results) for k, s in enumerate(solutions) if s is not None)
     return all(
-        state == t[k] for k, states in found for a, state, t in zip(body.outputs, states, types, strict=True) if isinstance(a, int)
+        state == t[k]
+        for k, states in results
+        for a, state, t in zip(body.outputs, states, types, strict=True)
+        if isinstance(a, int)
     )
