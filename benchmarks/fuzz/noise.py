@@ -2,13 +2,15 @@
 
 A program is evaluated several times, each inexact result moved by an ulp or two. What that changes is how far a program that rounds
 elsewhere, such as a plan, may be from it. The perturbation is a hash of the value, so that what is equal stays equal (ties in a
-maximum, a value minus itself); values on a coarse binary grid, such as small integers, are computed exactly and stay.
+maximum, a value minus itself); values on a coarse binary grid, such as small integers, are computed exactly and stay. A plan may
+add the summands of equal sums in unlike orders, though, where devices hold partial sums. So a salt can say that sums are perturbed
+by their places too, which breaks ties among them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -97,6 +99,7 @@ EXACT = frozenset(
     }
 )
 WIDENED = frozenset({"dot_general", "conv_general_dilated", "reduce_sum", "cumsum", "reduce_window_sum", "ragged_dot_general"})
+SUMS = WIDENED | {"add", "sub", "add_any", "cumlogsumexp", "scatter-add", "scatter-sub"}
 CALLS = {
     "pjit": "jaxpr",
     "jit": "jaxpr",
@@ -110,6 +113,18 @@ CALLS = {
 }
 JUMPING = frozenset({"rem"})  # operators that jump where their operands are equal: perturbed apart, these are not
 GRIDS = {53: (2.0**10, 2.0**40), 24: (2.0**6, 2.0**14), 11: (2.0**3, 2.0**5), 8: (2.0, 2.0**4)}
+
+
+class Salt(NamedTuple):
+    """What the errors of an evaluation are drawn from. `apart`: 1 if equal sums in different places may differ, else 0."""
+
+    number: Any
+    apart: Any
+
+    def in_places(self, x: Any) -> Any:
+        """Return numbers for the elements of a sum, odd or even as `number` is."""
+        places = lax.iota(jnp.uint32, max(x.size, 1))[: x.size].reshape(x.shape)
+        return self.number ^ (self.apart * places * jnp.uint32(0x85EBCA6A))
 
 
 def moved(x: Any, salt: Any) -> Any:
@@ -136,11 +151,11 @@ def moved(x: Any, salt: Any) -> Any:
 
 
 def noisy(closed: Any) -> Callable[..., list[Any]]:
-    """A jaxpr as a function of a salt and its arguments, with rounding errors at random."""
+    """A jaxpr as a function of a `Salt` and its arguments, with rounding errors at random."""
     return lambda salt, *args: _run(closed.jaxpr, closed.consts, args, salt)
 
 
-def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], salt: Any) -> list[Any]:
+def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], salt: Salt) -> list[Any]:
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
 
     def read(v: Any) -> Any:
@@ -152,12 +167,12 @@ def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], salt: Any) -> l
     return [read(v) for v in jaxpr.outvars]
 
 
-def _closed(inner: Any, operands: Sequence[Any], salt: Any) -> list[Any]:
+def _closed(inner: Any, operands: Sequence[Any], salt: Salt) -> list[Any]:
     jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
     return _run(jaxpr, consts, operands, salt)
 
 
-def _equation(e: Any, operands: list[Any], salt: Any) -> list[Any]:
+def _equation(e: Any, operands: list[Any], salt: Salt) -> list[Any]:
     name, params = e.primitive.name, e.params
     if name in CALLS:
         return _closed(params[CALLS[name]], operands, salt)
@@ -178,23 +193,24 @@ def _equation(e: Any, operands: list[Any], salt: Any) -> list[Any]:
     if name == "scan":
         return _scan(params, operands, salt)
     if name == "convert_element_type":
-        return [_converted(e, operands[0], salt)]
+        return [_converted(e, operands[0], salt.number)]
     floats = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in e.outvars]
     if name in EXACT or not any(floats):
         return _bound(e, operands)
     if name in JUMPING:
-        operands = [moved(x, salt ^ jnp.uint32(0x51ED270 * k)) for k, x in enumerate(operands)]
+        operands = [moved(x, salt.number ^ jnp.uint32(0x51ED270 * k)) for k, x in enumerate(operands)]
     shapes = {v.aval.shape for v in (*e.invars, *e.outvars)} - {()}
     if len(shapes) > 1 or name in WIDENED or (len(shapes) == 1 and all(v.aval.shape == () for v in e.outvars)):
         operands, narrow = _widened(e, operands)
-        operands = [moved(x, salt) if jnp.issubdtype(x.dtype, jnp.inexact) else x for x in operands]
+        operands = [moved(x, salt.number) if jnp.issubdtype(x.dtype, jnp.inexact) else x for x in operands]
         results = _bound(e, operands, narrow)
     else:
         results = _bound(e, operands)
-    return [moved(x, salt) if is_float else x for x, is_float in zip(results, floats, strict=True)]
+    salts = [salt.in_places(x) if name in SUMS else salt.number for x in results]
+    return [moved(x, one) if is_float else x for x, one, is_float in zip(results, salts, floats, strict=True)]
 
 
-def _scan(params: dict[str, Any], operands: list[Any], salt: Any) -> list[Any]:
+def _scan(params: dict[str, Any], operands: list[Any], salt: Salt) -> list[Any]:
     c, k = constants_and_carry(params)
     consts, carry, xs = operands[:c], operands[c : c + k], operands[c + k :]
 
@@ -231,13 +247,16 @@ def _converted(e: Any, x: Any, salt: Any) -> Any:
 
 
 def perturber(step: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Callable[..., list[list[Any]]]:
-    """Compiles perturbed evaluations of a step: a function of arguments like these and of how many evaluations there should be."""
+    """Compiles perturbed evaluations of a step: a function of arguments like these, of how many evaluations there should be, and
+    of whether equal sums are perturbed apart."""
     leaves, tree = jax.tree.flatten(args)
     closed = jax.make_jaxpr(lambda *flat: jax.tree.leaves(step(*jax.tree.unflatten(tree, flat))))(*leaves)
-    run: Any = jax.jit(noisy(closed)).lower(np.uint32(1), *leaves).compile(compiler_options=options)
+    one = Salt(np.uint32(1), np.uint32(0))
+    run: Any = jax.jit(noisy(closed)).lower(one, *leaves).compile(compiler_options=options)
 
-    def draws(args: Sequence[Any], count: int) -> list[list[Any]]:
+    def draws(args: Sequence[Any], count: int, apart: bool = False) -> list[list[Any]]:
         """Salts are odd and even by turns."""
-        return [run(np.uint32(0x1234567 * (k + 1) % 2**32), *jax.tree.leaves(args)) for k in range(count)]
+        salts = [Salt(np.uint32(0x1234567 * (k + 1) % 2**32), np.uint32(apart)) for k in range(count)]
+        return [run(salt, *jax.tree.leaves(args)) for salt in salts]
 
     return draws

@@ -18,7 +18,10 @@ from benchmarks.fuzz.noise import perturber
 INFINITE = " (infinite in the place of NaN)"  # docs/numerics.md, "Rules and overflow": what a rule may make of a NaN
 NAN = " (NaN may be, for an infinity beside a partial sum)"  # docs/numerics.md, "What is promised?"
 QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-DRAWS, MORE = 6, 40  # perturbed evaluations, before anybody is accused and before it is certain
+DRAWS, MORE = (
+    6,
+    40,
+)  # perturbed evaluations, before anybody is accused and before it is certain (these break ties of sums, too)
 TIMES, PART = 12.0, 0.02  # allowed: of an element's own spread; of the largest in the array
 COARSE = 2.0  # allowed: of the spread that rounding to float8 has, whose ulps are large and few
 
@@ -155,9 +158,12 @@ class Reference:
         return ("gradient of " if k < n else "second derivative of ") + self.names[self.floating[k % n]]
 
     def perturbed(self, count: int) -> list[list[np.ndarray]]:
-        """Results and gradients of so many perturbed evaluations."""
+        """Results and gradients of so many perturbed evaluations; of `MORE`, as many again that perturb equal sums apart."""
         if len(self._known) < count:
-            self._known[:] = [[plain(x) for x in one] for one in self.perturber((self.args, self.cotangents), count)]
+            draws = self.perturber((self.args, self.cotangents), count)
+            if count == MORE:
+                draws += self.perturber((self.args, self.cotangents), count, apart=True)
+            self._known[:] = [[plain(x) for x in one] for one in draws]
         return self._known
 
     @cached_property
