@@ -133,20 +133,33 @@ def test_a_dense_graph_needs_heuristic_elimination_only_beyond_the_budget() -> N
 RESIDUAL = ((0, 1), (1, 2), (2, 3), (0, 3))
 
 
+def tangle(seed: int, count: int, edges: int) -> Problem:
+    """A problem of a random graph. Sizes differ, so that not all variables have few neighbours."""
+    rng = np.random.default_rng(seed)
+    sizes = tuple(int(n) for n in rng.integers(1, 4, count))
+    pairs = {(int(a), int(b)) for a, b in rng.integers(0, count, (edges, 2)) if a < b}
+    unary = tuple(Cost(f"{n}", np.zeros((1, n)), np.zeros((1, n))) for n in sizes)
+    shapes = {(a, b): (1, sizes[a], sizes[b]) for a, b in pairs}
+    return Problem(sizes, unary, tuple(Edge(a, b, Cost(f"{s}", np.zeros(s), np.zeros(s))) for (a, b), s in shapes.items()))
+
+
 @settings(max_examples=fewer(40), deadline=None)
-@given(problems())
-def test_the_edges_that_eliminations_add_are_counted_as_the_graph_changes(problem: Problem) -> None:
+@given(st.builds(tangle, st.integers(0, 10**6), st.integers(2, 16), st.integers(0, 60)), st.sampled_from([BUDGET, 100]))
+def test_what_is_known_of_variables_is_kept_as_the_graph_changes(problem: Problem, budget: int) -> None:
+    """How many edges an elimination would add, and which variables have tables of a size, or few neighbours."""
     smallest = _EliminationOrder._smallest
 
     def checked(order: _EliminationOrder) -> list[int]:
         chosen = smallest(order)
         for v, fill in order._fills.items():
-            around = order.neighbours(v)
-            assert fill == sum(a not in order.neighbours(b) for a, b in combinations(around, 2))
+            assert fill == sum(a not in order.neighbours(b) for a, b in combinations(order.neighbours(v), 2))
+        known = {v: entries for entries, some in order._by_entries.items() for v in some}
+        assert known == {v: math.prod(order.sizes[n] for n in order.neighbours(v)) for v in order.alive}
+        assert order._nodes == {v for v in order.alive if len(order.neighbours(v)) <= 2}
         return chosen
 
     with patch.object(_EliminationOrder, "_smallest", checked):
-        schedule(problem, all_values(problem), BUDGET)
+        schedule(problem, all_values(problem), budget)
 
 
 def test_equal_segments_are_solved_once() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import combinations
 from math import prod
 
 from unity.search.solver.domains import Domains
@@ -143,6 +144,9 @@ class _EliminationOrder:
         self._neighbours: dict[int, tuple[int, ...]] = {}
         self._neighbour_sets: dict[int, frozenset[int]] = {}
         self._table_entries: dict[int, int] = {}  # the entries of a table on the neighbours
+        self._by_entries: dict[int, set[int]] = {}  # variables by these
+        self._nodes: set[int] = set()  # variables with at most two neighbours
+        self._unsorted = set(self.alive)  # variables that may have to be elsewhere in these two
         self._fills: dict[int, int] = {}  # the edges that a variable's elimination adds
         self._inputs_by_content: dict[tuple[str, int, int, bool, int], int] = {}  # operations of the problem's tables, by content
         self.leaves = [self._leaf(i, scope, cost.key, domains) for i, (scope, cost) in enumerate(problem.tables)]
@@ -171,10 +175,6 @@ class _EliminationOrder:
         for v in factor.scope:
             self.at[v].append(factor)
             self._forget(v)
-        for v in factor.scope if self._fills else ():  # what replaces factors joins at least their remaining variables
-            self._fills.pop(v, None)
-            for neighbour in self.neighbours(v):
-                self._fills.pop(neighbour, None)
 
     def _remove(self, variable: int) -> tuple[TableFactor, ...]:
         removed = tuple(self.at[variable])
@@ -188,8 +188,23 @@ class _EliminationOrder:
 
     def _forget(self, variable: int) -> None:
         """Drop everything cached about a variable whose factors have changed."""
-        for cache in (self.signatures, self.factored, self._neighbours, self._table_entries, self._neighbour_sets):
+        if variable not in self._unsorted:
+            self._unsorted.add(variable)
+            self._nodes.discard(variable)
+            others = self._by_entries[self._entries(variable)]
+            others.remove(variable)
+            if not others:
+                del self._by_entries[self._entries(variable)]
+        for cache in (self.signatures, self.factored, self._neighbours, self._table_entries, self._neighbour_sets, self._fills):
             cache.pop(variable, None)
+
+    def _sort(self) -> None:
+        """Put each variable where `_by_entries` and `_nodes` have it now."""
+        for v in self._unsorted & self.alive:
+            self._by_entries.setdefault(self._entries(v), set()).add(v)
+            if len(self.neighbours(v)) <= 2:
+                self._nodes.add(v)
+        self._unsorted -= self.alive
 
     def neighbours(self, variable: int) -> tuple[int, ...]:
         if variable not in self._neighbours:
@@ -200,8 +215,8 @@ class _EliminationOrder:
         self._singles()
         self._branches(sorted(self.alive))
         while self.alive:
-            nodes = [v for v in sorted(self.alive) if len(self.neighbours(v)) <= 2]
-            chosen = self._round(nodes) or self._smallest()
+            self._sort()
+            chosen = self._round(sorted(self._nodes)) or self._smallest()
             crowd = self._crowd(chosen)
             if crowd:
                 touched = {n for v in crowd for n in self._fix(v)}
@@ -260,15 +275,15 @@ class _EliminationOrder:
 
     def _smallest(self) -> list[int]:
         """Return the variable whose elimination gives the smallest table and then adds the fewest edges, and others like it."""
-        entries = {v: self._entries(v) for v in sorted(self.alive)}
-        least = min(entries.values())
+        least = min(self._by_entries)
         if least > self.budget:
             return []
-        best = min((v for v in entries if entries[v] == least), key=lambda v: (self._fill(v), v))
+        candidates = sorted(self._by_entries[least])
+        best = min(candidates, key=self._fill)  # of equal ones the first
+        signature = self._signature(best)
         chosen: list[int] = []
-        for v in entries:
-            alike = entries[v] == least and self._signature(v) == self._signature(best)
-            if alike and not set(chosen).intersection(self.neighbours(v)):
+        for v in candidates:
+            if self._signature(v) == signature and not set(chosen).intersection(self.neighbours(v)):
                 chosen.append(v)
         return chosen
 
@@ -307,10 +322,19 @@ class _EliminationOrder:
         neighbours = self.neighbours(variable)
         number = self._number(self._signature(variable), tuple(self.sizes[v] for v in neighbours))
         factors = self.factored[variable]
+        if self._fills:
+            self._forget_fills(neighbours)
         self._remove(variable)
         result = TableFactor(neighbours, number)
         self._add(result)
         self.steps.append(EliminationStep(variable, factors, (result,)))
+
+    def _forget_fills(self, joined: tuple[int, ...]) -> None:
+        """Drop the fills of variables with two neighbours that become neighbours of each other: any two of `joined` do."""
+        for a, b in combinations(joined, 2):
+            if b not in self.neighbour_set(a):
+                for common in self.neighbour_set(a) & self.neighbour_set(b):
+                    self._fills.pop(common, None)
 
     def _fix(self, variable: int) -> set[int]:
         """Fix a variable by heuristic elimination, as TensorOpt does with an attention mask. Returns its neighbours."""
