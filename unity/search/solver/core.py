@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from heapq import heappop, heappush
 from math import prod
 from typing import NamedTuple
 
@@ -214,6 +215,7 @@ class _Reduction:
         self.decided: list[EliminatedVariable] = []
         self.constant = 0.0
         self.changed = set(self.alive)  # variables whose tables have changed since they were last visited
+        self.queue = sorted(self.changed)  # the same as a heap
         for edge in tables.problem.edges:
             ends = edge.first, edge.second
             self._join((min(ends), max(ends)), tables.leaf(ends, edge.cost))
@@ -223,7 +225,7 @@ class _Reduction:
         while self.changed:
             visited: set[int] = set()
             while self.changed:
-                v = min(self.changed)
+                v = heappop(self.queue)
                 self.changed.remove(v)
                 visited.add(v)
                 if v in self.alive and not self._simplify(v):
@@ -233,6 +235,13 @@ class _Reduction:
             if not self.changed:
                 self._eliminate_between()
         return True
+
+    def _visit(self, *variables: int) -> None:
+        """Have variables visited, whose tables have changed."""
+        for v in variables:
+            if v not in self.changed:
+                self.changed.add(v)
+                heappush(self.queue, v)
 
     @property
     def core(self) -> Core:
@@ -275,7 +284,7 @@ class _Reduction:
         for n in self.around[v]:
             ends = min(v, n), max(v, n)
             self.pairs[ends] = self.tables.restricted(self.pairs[ends], kept, ends.index(v))
-        self.changed |= {v, *self.around[v]}
+        self._visit(v, *self.around[v])
 
     def _eliminate(self, v: int) -> None:
         """Eliminate a variable with one value, or at most two neighbours."""
@@ -296,7 +305,7 @@ class _Reduction:
                     self.own[n], self.tables.eliminated_to_one(table, own if k == 0 else self.tables.free)
                 )
         self.alive.discard(v)
-        self.changed |= set(around)
+        self._visit(*around)
 
     def _remove_dominated(self, v: int) -> None:
         """Remove dominated values; of equal values the lowest stays. Does nothing where the comparison would be expensive."""
