@@ -182,6 +182,18 @@ def test_layers_that_differ_in_their_keys_are_one_segment():
     assert content_key(tidy(joined(body, parts, {}))) == content_key(body)
 
 
+def test_layers_that_differ_in_their_pieces_of_stacked_weights_are_one_segment():
+    def stacked(ws, x):
+        for k in range(40):
+            x = x + jnp.tanh(x @ ws["in"][k]) @ ws["out"].astype(x.dtype)[k]
+        return jnp.mean(x**2)
+
+    captured, body = flat(stacked, ({"in": f(40, 16, 32), "out": f(40, 32, 16)}, f(512, 16)))
+    parts = segments(body, captured.differentiated)
+    assert len({p.key for p in parts}) <= 4 < len(parts)
+    assert content_key(tidy(joined(body, parts, {}))) == content_key(body)
+
+
 def test_rewritten_layers_with_keys_of_their_own_compute_the_same():
     def noisy(params, key, x):
         for k, p in enumerate(params):

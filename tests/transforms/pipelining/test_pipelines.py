@@ -24,6 +24,7 @@ from unity.exec.pipelines.guarded import guarded
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.graph import PCG, PIPELINE, Node, Value
 from unity.pcg.ir.payloads import Pipeline
+from unity.pcg.local.interpreter import run_body
 from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.parallel.check import check, check_by_names
 from unity.pcg.parallel.parallelize import parallelize
@@ -39,7 +40,7 @@ from unity.search.simulator import simulate
 from unity.transforms.pipelining import PipelineSource, Pipelining, pipelined, scans
 from unity.transforms.pipelining.choose import ladders
 from unity.transforms.pipelining.micro_batches import joined, split
-from unity.transforms.pipelining.rolling import layers
+from unity.transforms.pipelining.rolling import layers, rolled
 
 LAYERS, BATCH, SEQ, WIDTH, WORDS = 8, 16, 4, 16, 24
 # Slow between nodes: what is worth a pipeline.
@@ -229,6 +230,73 @@ def test_layers_that_are_written_out_become_a_pipeline_too(tmp_path):
     plan.program.check_derivation()
     plan.files.save(tmp_path / "plan.json")
     assert unity.load(tmp_path / "plan.json", unrolled, *args).program.pcg.key == plan.program.pcg.key
+
+
+def by_rows(w, k):
+    return {"up": w["up"][k], "down": w["down"][k]}
+
+
+def by_columns(w, k):
+    return {"up": w["up"][:, k], "down": w["down"][1, :, k, 2]}
+
+
+def cast_before(w, k):
+    w = jax.tree.map(lambda a: a.astype(jnp.bfloat16), w)
+    return {"up": w["up"][k].astype(jnp.float32), "down": w["down"][k].astype(jnp.float32)}
+
+
+def from_the_last(w, k):
+    return {"up": w["up"][-1 - k], "down": w["down"][-1 - k]}
+
+
+@pytest.mark.parametrize(("count", "rows"), [(4, 4), (5, 5), (4, 6)])
+@pytest.mark.parametrize("form", [by_rows, by_columns, cast_before, from_the_last])
+def test_layers_that_read_pieces_of_one_array_are_a_scan_over_it(form, count, rows):
+    def stacked_loss(w, x):
+        for k in range(count):
+            piece = form(w, k)
+            x = x + jnp.tanh(x @ piece["up"] + piece["down"].sum()) @ piece["down"]
+        return (x**2).mean()
+
+    draw = np.random.default_rng(0).normal
+    shapes = ((4, rows, 8), (2, 8, rows, 3, 4)) if form is by_columns else ((rows, 4, 8), (rows, 8, 4))
+    up, down, x = (jnp.array(draw(size=shape), jnp.float32) for shape in (*shapes, (8, 4)))
+    args = ({"up": up, "down": down}, x)
+    captured = capture(stacked_loss, *args)
+    run = layers(captured)
+    assert run is not None
+    assert len(run) == count
+    after = rolled(captured, run, count - count % 2)
+    joined = [e.name for e in after.body.equations if e.name in ("concatenate", "stack")]
+    assert joined == [] or form is from_the_last
+    assert any(e.name == "scan" for e in after.body.equations)
+    leaves = jax.tree.leaves(args)
+
+    def scanned(*xs):
+        return run_body(after.body, xs, [()] * len(xs), [()], ())[0]
+
+    wanted = _flat(jax.value_and_grad(stacked_loss)(*args))
+    close(jax.value_and_grad(scanned, (0, 1))(*leaves), wanted, 1e-2 if form is cast_before else 2e-5)
+
+
+def _flat(step):
+    return step[0], tuple(jax.tree.leaves(step[1]))
+
+
+def test_layers_of_one_array_have_the_pipeline_of_layers_with_weights_of_their_own():
+    def loss_of(ws, x):
+        for k in range(8):
+            x = x + jnp.tanh(x @ ws[k])
+        return (x**2).mean()
+
+    def planned(ws):
+        x = jax.ShapeDtypeStruct((512, 64), jnp.float32)
+        return unity.optimize(loss_of, ws, x, machine=TREE, progress=False, search="captured", pipeline=unity.PipelineShape(2, 4))
+
+    own = planned([jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 8)
+    one = planned(jax.ShapeDtypeStruct((8, 64, 64), jnp.float32))
+    assert str(one.program.pipelining) == str(own.program.pipelining)
+    assert one.time <= own.time
 
 
 def test_of_equal_scans_at_one_line_any_may_be_a_pipeline():

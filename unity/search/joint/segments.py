@@ -4,7 +4,8 @@ A cut is a place in the program's order. A value crosses it if it is produced be
 not count. A place that only a residual stream crosses is its post-dominator. A long-lived value such as a mask crosses all places
 and so makes no difference, and a result without a reader, such as a batch norm's new averages, crosses none.
 
-Equations that produce random keys are in no segment, nor are constants, so layers that differ only in their keys are equal.
+Equations that produce random keys are in no segment, nor are constants and those that cut an argument into pieces, so layers that
+differ only in their keys, or in the number of their piece of stacked weights, are equal.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import cached_property
 import jax
 import jax.numpy as jnp
 
+from unity.pcg.analysis.pieces import pieces
 from unity.pcg.capture.heavy_operators import constants
 from unity.pcg.capture.merging import TINY
 from unity.pcg.ir.dead_code import extract
@@ -64,12 +66,12 @@ def segments(body: Body, differentiated: Collection[int], least: int = LEAST) ->
 
 
 def shared(body: Body, constant: Mapping[int, int]) -> frozenset[int]:
-    """Return the equations that are in no segment: those of constants, and those that compute random keys from keys alone.
+    """Return the equations that are in no segment: of constants, of pieces of arguments, and of random keys from keys alone.
 
     An input that consists of integers and is small enough for a key counts as a key; so do a few integers computed from keys.
     """
     sources = {*constant, *(v for v in body.inputs if _may_be_key(body.tensors[v], KEY))}
-    equations: set[int] = set()
+    equations = {i for piece in pieces(body).values() for i in piece.equations}
     for i, e in enumerate(body.equations):
         keys = bool(e.results) and all(_may_be_key(body.tensors[v], TINY) for v in e.results)
         if (e.results and e.results[0] in constant) or (keys and all(a in sources for a in e.operands if isinstance(a, int))):

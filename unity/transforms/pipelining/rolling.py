@@ -3,18 +3,20 @@
     layer(w3, layer(w2, layer(w1, x)))  =  scan(layer, x, stack(w1, w2, w3))
 
 Layers are detected where cuts of the program repeat (`unity.search.joint.segments`). An input of a layer is a carry, if the layer
-before produces it; shared, if all layers read the same value; or the layer's alone, and then stacked."""
+before produces it; shared, if all layers read the same value; or the layer's alone, and then stacked. Layers may also read the
+pieces of one array, which is then what the scan walks over."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
+from unity.pcg.analysis.pieces import Stack, pieces, stack_of
 from unity.pcg.capture.capture import Captured, graph_of
 from unity.pcg.capture.heavy_operators import constants
 from unity.pcg.ir.graph import PCG
@@ -66,7 +68,8 @@ def _layers(captured: Captured, least: int) -> EqualLayers | None:
     """Return the longest run of equal layers, cut into segments of at least `least` equations."""
     body = captured.body
     constant = constants(body)
-    variable = [i for i, e in enumerate(body.equations) if not (e.results and e.results[0] in constant)]
+    cutting = {i for piece in pieces(body).values() for i in piece.equations}  # they belong to no layer
+    variable = [i for i, e in enumerate(body.equations) if i not in cutting and not (e.results and e.results[0] in constant)]
     ends = [0, *cuts(body, variable, least), len(variable)]
 
     def of(start: int, end: int) -> Segment:
@@ -139,20 +142,38 @@ def rolled(captured: Captured, run: EqualLayers, count: int) -> Captured:
     """Return the program with its last `count` layers rolled into a scan."""
     run = replace(run, parts=run.parts[len(run) - count :])
     first, last = run.parts[0], run.parts[-1]
-    columns = [[layer.inputs[p] for layer in run.parts] for p in run.own]
     shared, start = [first.inputs[p] for p in run.shared], [first.inputs[p] for p in run.carried]
-    inputs = [*shared, *start, *(v for column in columns for v in column)]
-    program = trace(lambda *xs: _scanned(run, xs), (captured.body.tensors[v].struct for v in inputs), run.step.tensors.values())
+    stacked = [_Stacked.of(captured.body, [layer.inputs[p] for layer in run.parts]) for p in run.own]
+    inputs = [*shared, *start, *(v for some in stacked for v in some.inputs)]
+    structs = (captured.body.tensors[v].struct for v in inputs)
+    program = trace(lambda *xs: _scanned(run, stacked, xs), structs, run.step.tensors.values())
     computed = {v for layer in run.parts for e in layer.body.equations for v in e.results} - constants(captured.body).keys()
     where = next(e for e in captured.body.equations if not computed.isdisjoint(e.results))
     after = captured.of(spliced(captured.body, computed, inputs, last.outputs, program, where, ROLLED), captured.bodies)
     return replace(after, graph=_with_lines(after.graph, run))
 
 
-def _scanned(run: EqualLayers, xs: Sequence[Any]) -> Sequence[Any]:
+@dataclass(frozen=True)
+class _Stacked:
+    """What a scan over layers walks over: the values that they read, stacked, or the pieces of one array."""
+
+    inputs: list[int]  # variables of the program
+    stack: Stack | None
+
+    @staticmethod
+    def of(body: Body, values: list[int]) -> _Stacked:
+        known = pieces(body)
+        stack = stack_of([known[v] for v in values]) if all(v in known for v in values) else None
+        return _Stacked(values, None) if stack is None else _Stacked([stack.array], stack)
+
+    def array(self, xs: Sequence[Any]) -> Any:
+        return jnp.stack(xs) if self.stack is None else self.stack.of(xs[0])
+
+
+def _scanned(run: EqualLayers, stacked: Sequence[_Stacked], xs: Sequence[Any]) -> Sequence[Any]:
     step, s, c, n = run.step, len(run.shared), len(run.carried), len(run)
-    shared, start, rest = xs[:s], tuple(xs[s : s + c]), xs[s + c :]
-    stacks = [jnp.stack(rest[k * n : (k + 1) * n]) for k in range(len(run.own))]
+    shared, start, rest = xs[:s], tuple(xs[s : s + c]), iter(xs[s + c :])
+    stacks = [some.array(list(islice(rest, len(some.inputs)))) for some in stacked]
     types, results = [()] * len(step.inputs), [()] * len(step.outputs)
 
     def one(carry: Any, own: Any) -> Any:
