@@ -1,4 +1,4 @@
-"""Random programs of three kinds of fault: control flow, sums of narrow types, and operators that need a whole batch.
+"""Random programs of four kinds of fault: control flow, sums of narrow types, operators that need a whole batch, and constants.
 
 A program is a source text that is put together from lines, so that a failing one is printed and run again as it is. Its lines are
 drawn by any function that chooses one element of a sequence: `random.Random.choice`, or hypothesis, which also shrinks the choices.
@@ -309,7 +309,61 @@ def batch(c: Choices) -> ProgramCase:
     return drawn(lines, args, machine_of(c))
 
 
-KINDS: dict[str, Callable[[Choices], ProgramCase]] = {"control": control, "narrow": narrow, "batch": batch}
+# Constants, which all devices hold, and positions of samples; beside functions with derivative rules
+
+CONSTANT_STEP = (
+    "h = h * jnp.ones(16).at[0].set(0.0)[:, None]",
+    "h = h * jnp.ones(16).at[ids].multiply(0.5)[:, None]",
+    "h = h + jnp.zeros((16, 8)).at[:, 0].set(-4.0)",
+    "h = h + jnp.full((16, 8), 0.5).at[jnp.arange(16), ids].add(1.0)",
+    "h = jnp.where(jnp.zeros((16, 8), bool).at[:, 0].set(True), 0, h)",
+    "h = h * lax.dynamic_update_slice(jnp.ones((16, 8)), jnp.zeros((4, 2)), (ids[0], 3))",
+    "h = h * lax.dynamic_slice(jnp.arange(40.0).reshape(20, 2), (ids[0], 0), (16, 1))",
+    "h = h + jnp.arange(12.0)[ids][:, None]",
+    "h = h + jnp.arange(16.0).at[ids].max(9.0)[:, None] / 16",
+    "h = h * jnp.tri(16, 8)",
+    "h = h @ jnp.eye(8)[::-1]",
+    "h = h + jnp.cumsum(jnp.ones(16))[:, None] / 16",
+    "h = h + jnp.sort(jnp.arange(16.0)[::-1])[:, None] / 16",
+    "h = h + jnp.pad(jnp.ones((14, 8)), ((1, 1), (0, 0)))",
+    "h = h + jnp.roll(jnp.arange(16.0), 3)[:, None] / 16",
+    "h = h + jnp.concatenate([jnp.zeros(4), jnp.ones(12)])[:, None]",
+    "h = jnp.where(jnp.arange(16)[:, None] % 3 == 0, h, 0)",
+    "h = h + jax.nn.one_hot(ids, 8)",
+    "h = h + h[jnp.arange(16), ids][:, None]",
+    "h = h.at[jnp.arange(16), ids].set(0.0)",
+    "h = h.at[jnp.arange(16), ids].add(w[0, 0])",
+    "h = h - jnp.take_along_axis(h, ids[:, None], 1)",
+    "h = jnp.where(jax.random.bernoulli(key, 0.9, h.shape), h, 0)",
+    "h = h + 0.1 * jax.random.normal(key, h.shape)",
+)
+RULED_STEP = ("jax.nn.relu(h @ w)", "jax.nn.softplus(h)", "jax.nn.silu(h @ w)", "jax.nn.log_sigmoid(h)", "jax.nn.softmax(h) @ w")
+CONSTANT_END = (
+    "h.sum()",
+    "(h * h).mean()",
+    "((h[jnp.arange(16), ids] - 1) ** 2).mean()",
+    "-jax.nn.log_softmax(h)[jnp.arange(16), ids].mean()",
+    "(h * jnp.ones(16).at[0].set(0.0)[:, None]).mean()",
+)
+
+
+def constants(c: Choices) -> ProgramCase:
+    """Draw operators of constants and of positions, whole or in micro-batches."""
+    steps = [*c.some(CONSTANT_STEP, 1, 3), f"h = {c.one(RULED_STEP)}", *c.some(CONSTANT_STEP, 0, 2)]
+    lines = ["def fn(w, h, ids, key):", *(f"    {s}" for s in steps), f"    return {c.one(CONSTANT_END)}"]
+    rng = np.random.default_rng(c.one(range(100)))
+    w = (rng.normal(size=(WIDTH, WIDTH)) / 3).astype(np.float32)
+    h = rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
+    args = (w, h, rng.integers(0, WIDTH, ROWS).astype(np.int32), jax.random.key(c.one(range(20))))
+    return drawn(lines, args, machine_of(c), **({"micro_batches": 2, "argnums": (0,)} if c.maybe() else {}))
+
+
+KINDS: dict[str, Callable[[Choices], ProgramCase]] = {
+    "control": control,
+    "narrow": narrow,
+    "batch": batch,
+    "constants": constants,
+}
 
 
 # Verdict

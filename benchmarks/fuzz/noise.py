@@ -4,7 +4,7 @@ A program is evaluated several times, each inexact result moved by an ulp or two
 elsewhere, such as a plan, may be from it. The perturbation is a hash of the value, so that what is equal stays equal (ties in a
 maximum, a value minus itself); values on a coarse binary grid, such as small integers, are computed exactly and stay. A plan may
 add the summands of equal sums in unlike orders, though, where devices hold partial sums. So a salt can say that sums are perturbed
-by their places too, which breaks ties among them.
+by their places too, which breaks ties among them. Which sums a plan holds in parts is not known here, so that all additions are.
 """
 
 from __future__ import annotations
@@ -116,14 +116,25 @@ GRIDS = {53: (2.0**10, 2.0**40), 24: (2.0**6, 2.0**14), 11: (2.0**3, 2.0**5), 8:
 
 
 class Salt(NamedTuple):
-    """What the errors of an evaluation are drawn from. `apart`: 1 if equal sums in different places may differ, else 0."""
+    """What the errors of an evaluation are drawn from.
+
+    Attributes:
+        number: odd or even, which float8 is perturbed by.
+        apart: 1 if equal sums in different places may differ, else 0.
+        equation: a number of the equation, which is a part of a place.
+    """
 
     number: Any
     apart: Any
+    equation: int = 0
+
+    def inside(self, k: int) -> Salt:
+        """Return the salt of the `k`th equation of a program."""
+        return self._replace(equation=(self.equation * 8191 + k + 1) % 2**31)
 
     def in_places(self, x: Any) -> Any:
-        """Return numbers for the elements of a sum, odd or even as `number` is."""
-        places = lax.iota(jnp.uint32, max(x.size, 1))[: x.size].reshape(x.shape)
+        """Return numbers for the elements of a sum, odd or even as `number` is: the factor is even."""
+        places = lax.iota(jnp.uint32, max(x.size, 1))[: x.size].reshape(x.shape) + jnp.uint32(self.equation * 65521 % 2**32)
         return self.number ^ (self.apart * places * jnp.uint32(0x85EBCA6A))
 
 
@@ -151,8 +162,8 @@ def moved(x: Any, salt: Any) -> Any:
 
 
 def noisy(closed: Any) -> Callable[..., list[Any]]:
-    """A jaxpr as a function of a `Salt` and its arguments, with rounding errors at random."""
-    return lambda salt, *args: _run(closed.jaxpr, closed.consts, args, salt)
+    """A jaxpr as a function of the numbers of a `Salt` and its arguments, with rounding errors at random."""
+    return lambda number, apart, *args: _run(closed.jaxpr, closed.consts, args, Salt(number, apart))
 
 
 def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], salt: Salt) -> list[Any]:
@@ -161,8 +172,8 @@ def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], salt: Salt) -> 
     def read(v: Any) -> Any:
         return v.val if isinstance(v, core.Literal) else env[v]
 
-    for e in jaxpr.eqns:
-        results = _equation(e, [read(v) for v in e.invars], salt)
+    for k, e in enumerate(jaxpr.eqns):
+        results = _equation(e, [read(v) for v in e.invars], salt.inside(k))
         env.update(zip(e.outvars, results, strict=True))
     return [read(v) for v in jaxpr.outvars]
 
@@ -251,12 +262,11 @@ def perturber(step: Callable[..., Any], args: Sequence[Any], options: dict[str, 
     of whether equal sums are perturbed apart."""
     leaves, tree = jax.tree.flatten(args)
     closed = jax.make_jaxpr(lambda *flat: jax.tree.leaves(step(*jax.tree.unflatten(tree, flat))))(*leaves)
-    one = Salt(np.uint32(1), np.uint32(0))
-    run: Any = jax.jit(noisy(closed)).lower(one, *leaves).compile(compiler_options=options)
+    run: Any = jax.jit(noisy(closed)).lower(np.uint32(1), np.uint32(0), *leaves).compile(compiler_options=options)
 
     def draws(args: Sequence[Any], count: int, apart: bool = False) -> list[list[Any]]:
         """Salts are odd and even by turns."""
-        salts = [Salt(np.uint32(0x1234567 * (k + 1) % 2**32), np.uint32(apart)) for k in range(count)]
-        return [run(salt, *jax.tree.leaves(args)) for salt in salts]
+        numbers = [np.uint32(0x1234567 * (k + 1) % 2**32) for k in range(count)]
+        return [run(number, np.uint32(apart), *jax.tree.leaves(args)) for number in numbers]
 
     return draws

@@ -18,10 +18,8 @@ from benchmarks.fuzz.noise import perturber
 INFINITE = " (infinite in the place of NaN)"  # docs/numerics.md, "Rules and overflow": what a rule may make of a NaN
 NAN = " (NaN may be, for an infinity beside a partial sum)"  # docs/numerics.md, "What is promised?"
 QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-DRAWS, MORE = (
-    6,
-    40,
-)  # perturbed evaluations, before anybody is accused and before it is certain (these break ties of sums, too)
+DRAWS = 6  # perturbed evaluations, before anybody is accused
+MORE = 40  # before it is certain, and as many again that break ties of sums; even, since odd and even ones are told apart
 TIMES, PART = 12.0, 0.02  # allowed: of an element's own spread; of the largest in the array
 COARSE = 2.0  # allowed: of the spread that rounding to float8 has, whose ulps are large and few
 

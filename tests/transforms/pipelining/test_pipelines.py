@@ -283,6 +283,52 @@ def _flat(step):
     return step[0], tuple(jax.tree.leaves(step[1]))
 
 
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_short_layers_that_are_joined_walk_over_the_array_too(first):
+    def short(w, x):
+        for k in range(first, first + 8):
+            x = x + jnp.tanh(x @ w["a"][k]) @ w["b"][k]
+        return (x**2).mean()
+
+    args = ({name: jax.random.normal(jax.random.key(k), (10, 4, 4)) for k, name in enumerate("ab")}, jnp.ones((8, 4)))
+    captured = capture(short, *args)
+    run = layers(captured)
+    assert run is not None
+    after = rolled(captured, run, len(run))
+    names = [e.name for e in after.body.equations]
+    assert "concatenate" not in names
+    wanted = _flat(jax.value_and_grad(short)(*args))
+    leaves = jax.tree.leaves(args)
+    close(jax.value_and_grad(lambda *xs: run_body(after.body, xs, [()] * 3, [()], ())[0], (0, 1))(*leaves), wanted)
+
+
+def test_layers_may_read_an_array_and_pieces_of_its_cast():
+    def summed(w, x):
+        for k in range(8):
+            x = x * jnp.tanh(w.astype(jnp.bfloat16).sum().astype(x.dtype)) + jnp.tanh(x @ w.astype(jnp.bfloat16)[k].astype(x.dtype))
+        return (x**2).mean()
+
+    args = jax.random.normal(jax.random.key(0), (8, 4, 4)), jnp.ones((8, 4))
+    captured = capture(summed, *args)
+    run = layers(captured)
+    assert run is not None
+    after = rolled(captured, run, len(run))
+    close(run_body(after.body, args, [()] * 2, [()], ()), [summed(*args)])
+
+
+def test_pieces_that_one_layer_reads_stay_in_it():
+    def gated(ws, x):
+        for w in ws:
+            x = jnp.tanh(x @ w[0]) * jnp.tanh(x @ w[1]) + jnp.tanh(x @ w[2]) * jnp.tanh(x @ w[3])
+        return (x**2).mean()
+
+    captured = capture(gated, [jnp.ones((4, 8, 8))] * 5, jnp.ones((16, 8)))
+    run = layers(captured)
+    assert run is not None
+    assert len(run) == 5
+    assert sum(e.name == "slice" for e in run.step.equations) == 4
+
+
 def test_layers_of_one_array_have_the_pipeline_of_layers_with_weights_of_their_own():
     def loss_of(ws, x):
         for k in range(8):

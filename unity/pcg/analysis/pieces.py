@@ -1,7 +1,7 @@
 """Pieces of one argument, such as the weights of layers written out: `layer(ws[1], layer(ws[0], x))`.
 
-Pieces belong to no layer, so that layers which differ in the number of theirs alone are equal, and rolled into a scan they walk
-over the array itself.
+If pieces belong to no layer, layers that differ in the index of theirs alone are equal, and rolled into a scan they walk over the
+array itself.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from jax import lax
 
 from unity.pcg.ir.program import Body, Equation
 
-LEAST = 4  # pieces of one array: fewer are parts of what one layer reads
+LEAST = 4  # pieces of a kind: fewer are parts of what one layer reads
 
 
 @dataclass(frozen=True)
 class Piece:
     """The part `array[start:limit]` of an argument, or of a cast of one, without some dimensions, which have one element in it.
 
-    equations: the numbers of those that compute it.
+    Attributes:
+        array: the variable; of equal casts the first.
+        start, limit: the part, with one number for each dimension of the array.
+        squeezed: the dimensions that the piece does not have.
+        equations: the numbers of those that compute the piece, and `array` where that is a cast.
     """
 
     array: int
@@ -40,10 +44,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class Stack:
-    """As many pieces of an array as `count`, at consecutive places along a dimension from the first one's."""
+    """As many pieces of an array as `count`, along a dimension from the first one's place, every `step`th."""
 
     first: Piece
     dim: int
+    step: int
     count: int
 
     @property
@@ -53,45 +58,66 @@ class Stack:
 
     def of(self, array: jax.Array) -> jax.Array:
         """Return the stacked pieces."""
-        limit = tuple(n + self.count - 1 if dim == self.dim else n for dim, n in enumerate(self.first.limit))
-        if self.first.start != (0,) * array.ndim or limit != array.shape:
-            array = lax.slice(array, self.first.start, limit)
-        stacked = jnp.moveaxis(array, self.dim, 0) if self.dim else array
+        stacked = jnp.moveaxis(self._cut(array), self.dim, 0) if self.dim else self._cut(array)
         others = tuple(dim + 1 if dim < self.dim else dim for dim in self.first.squeezed if dim != self.dim)
         return lax.squeeze(stacked, others) if others else stacked
+
+    def _cut(self, array: jax.Array) -> jax.Array:
+        """Return the part of the array that the pieces fill, without what is between them."""
+        dim, step, place = self.dim, self.step, self.first.start[self.dim]
+        offset = place % step
+        low = place - offset
+        if low + self.count * step > array.shape[dim]:  # no whole steps
+            strides = [step if k == dim else 1 for k in range(array.ndim)]
+            return lax.slice(array, self.first.start, self._limit(place + (self.count - 1) * step + 1), strides)
+        start, limit = self._with(self.first.start, low), self._limit(low + self.count * step)
+        if start != (0,) * array.ndim or limit != array.shape:
+            array = lax.slice(array, start, limit)
+        if step == 1:
+            return array
+        steps = array.reshape(*array.shape[:dim], self.count, step, *array.shape[dim + 1 :])  # which devices can divide
+        return lax.index_in_dim(steps, offset, dim + 1, keepdims=False)
+
+    def _limit(self, limit: int) -> tuple[int, ...]:
+        return self._with(self.first.limit, limit)
+
+    def _with(self, places: tuple[int, ...], place: int) -> tuple[int, ...]:
+        return tuple(place if k == self.dim else n for k, n in enumerate(places))
 
 
 def pieces(body: Body) -> dict[int, Piece]:
     """Return the variables of a program that are pieces of an argument with at least `LEAST` of their kind."""
-    arrays: dict[int, tuple[int, tuple[int, ...]]] = {
-        v: (v, ()) for v in body.inputs
-    }  # or casts: the first equal one, and equations
-    casts: dict[tuple[int, str], int] = {}
-    cut: dict[int, tuple[int, Equation, int]] = {}  # the slices: of which of these, and where
+    read = {*body.outputs, *(a for e in body.equations if e.name != "slice" for a in e.operands)}  # otherwise than in pieces
+    arrays: dict[int, int] = {v: v for v in body.inputs}  # arguments and their casts, each with the first that is equal
+    casting: dict[int, tuple[int, ...]] = {v: () for v in body.inputs}  # the equations of these
+    first: dict[tuple[int, str], int] = {}
+    slices: dict[int, tuple[int, Equation, int]] = {}  # results, each with the variable that is cut and the equation
     found: dict[int, Piece] = {}
     for k, e in enumerate(body.equations):
         if len(e.operands) != 1 or not isinstance(v := e.operands[0], int):
             continue
-        if e.name == "convert_element_type" and v in arrays:
-            array, equations = arrays[v]
-            arrays[e.results[0]] = casts.setdefault((array, e.signature), e.results[0]), (*equations, k)
+        if e.name == "convert_element_type" and v in arrays and read.isdisjoint(e.results):
+            (cast,) = e.results
+            arrays[cast] = first.setdefault((arrays[v], e.signature), cast)
+            casting[cast] = (*casting[v], k, *casting.get(arrays[cast], ()))
         elif e.name == "slice" and v in arrays and e.params["strides"] is None:
-            cut[e.results[0]] = v, e, k
-        elif e.name == "squeeze" and v in cut:
-            (whole, slicing, i), dims = cut[v], tuple(e.params["dimensions"])
-            array, equations = arrays[whole]
-            start, limit = tuple(slicing.params["start_indices"]), tuple(slicing.params["limit_indices"])
-            found[e.results[0]] = Piece(array, start, limit, dims, (*equations, i, k))
+            slices[e.results[0]] = v, e, k
+        elif e.name == "squeeze" and v in slices:
+            (whole, cut, i), dims = slices[v], tuple(e.params["dimensions"])
+            start, limit = tuple(cut.params["start_indices"]), tuple(cut.params["limit_indices"])
+            found[e.results[0]] = Piece(arrays[whole], start, limit, dims, (*casting[whole], i, k))
     count = Counter(piece.kind for piece in found.values())
     return {v: piece for v, piece in found.items() if count[piece.kind] >= LEAST}
 
 
-def stack_of(some: Sequence[Piece]) -> Stack | None:
-    """Return pieces as one stack, in their order, or None if they are no consecutive pieces of one array."""
-    first = some[0]
+def stack_of(members: Sequence[Piece]) -> Stack | None:
+    """Return pieces, of which there are two or more, as one stack in their order; None if they are not equally far apart."""
+    first, second = members[:2]
     for dim in first.squeezed:
-        if all(_shifted(first, dim, k) == replace(piece, equations=first.equations) for k, piece in enumerate(some)):
-            return Stack(first, dim, len(some))
+        step = second.start[dim] - first.start[dim]
+        wanted = [_shifted(first, dim, step * k) for k in range(len(members))]
+        if step > 0 and wanted == [replace(piece, equations=first.equations) for piece in members]:
+            return Stack(first, dim, step, len(members))
     return None
 
 

@@ -4,8 +4,9 @@ A cut is a place in the program's order. A value crosses it if it is produced be
 not count. A place that only a residual stream crosses is its post-dominator. A long-lived value such as a mask crosses all places
 and so makes no difference, and a result without a reader, such as a batch norm's new averages, crosses none.
 
-Equations that produce random keys are in no segment, nor are constants and those that cut an argument into pieces, so layers that
-differ only in their keys, or in the number of their piece of stacked weights, are equal.
+Equations that produce random keys are in no segment, nor are constants, so layers that differ only in their keys are equal. So are
+layers that differ in the index of their piece of stacked weights: those that cut out pieces are in no segment if that makes
+segments equal.
 """
 
 from __future__ import annotations
@@ -57,21 +58,30 @@ def segments(body: Body, differentiated: Collection[int], least: int = LEAST) ->
     """
     constant = constants(body)
     left_out = shared(body, constant)
-    remaining = [i for i in range(len(body.equations)) if i not in left_out]
+    cutting = _cutting(body)
     flowing, last = flows(body, differentiated), _last_uses(body)
-    ends = [0, *cuts(body, remaining, least), len(remaining)]
-    return tuple(
-        part(body, remaining[start:end], constant, flowing, last) for start, end in itertools.pairwise(ends) if start < end
-    )
+
+    def without(some: Collection[int]) -> tuple[Segment, ...]:
+        remaining = [i for i in range(len(body.equations)) if i not in some]
+        ends = itertools.pairwise([0, *cuts(body, remaining, least), len(remaining)])
+        return tuple(part(body, remaining[start:end], constant, flowing, last) for start, end in ends if start < end)
+
+    candidates = [without(left_out), *([without(left_out | cutting)] if cutting else [])]
+    return min(candidates, key=lambda found: len({segment.key for segment in found}))
+
+
+def _cutting(body: Body) -> frozenset[int]:
+    """Return the equations that cut arguments into pieces."""
+    return frozenset(i for piece in pieces(body).values() for i in piece.equations)
 
 
 def shared(body: Body, constant: Mapping[int, int]) -> frozenset[int]:
-    """Return the equations that are in no segment: of constants, of pieces of arguments, and of random keys from keys alone.
+    """Return the equations that are in no segment: those of constants, and those that compute random keys from keys alone.
 
     An input that consists of integers and is small enough for a key counts as a key; so do a few integers computed from keys.
     """
     sources = {*constant, *(v for v in body.inputs if _may_be_key(body.tensors[v], KEY))}
-    equations = {i for piece in pieces(body).values() for i in piece.equations}
+    equations: set[int] = set()
     for i, e in enumerate(body.equations):
         keys = bool(e.results) and all(_may_be_key(body.tensors[v], TINY) for v in e.results)
         if (e.results and e.results[0] in constant) or (keys and all(a in sources for a in e.operands if isinstance(a, int))):
@@ -180,7 +190,9 @@ def joined(body: Body, parts: Sequence[Segment], changed: Mapping[str, Body]) ->
     tensors = dict(body.tensors)
     number = max(tensors, default=-1) + 1
     names: dict[int, Atom] = {}
-    equations: list[Equation] = [body.equations[i] for i in sorted(shared(body, constants(body)))]
+    inside = {v for part in parts for e in part.body.equations for v in e.results}
+    left_out = {i for i in _cutting(body) if inside.isdisjoint(body.equations[i].results)} | shared(body, constants(body))
+    equations: list[Equation] = [body.equations[i] for i in sorted(left_out)]
     for part in parts:
         new = changed.get(part.key, part.body)
         local: dict[int, Atom] = {v: names.get(w, w) for v, w in zip(new.inputs, part.inputs, strict=True)}

@@ -236,8 +236,8 @@ class _Reduction:
                 self._eliminate_between()
         return True
 
-    def _visit(self, *variables: int) -> None:
-        """Have variables visited, whose tables have changed."""
+    def _mark(self, *variables: int) -> None:
+        """Note that the tables of variables have changed, so that they are visited."""
         for v in variables:
             if v not in self.changed:
                 self.changed.add(v)
@@ -284,7 +284,7 @@ class _Reduction:
         for n in self.around[v]:
             ends = min(v, n), max(v, n)
             self.pairs[ends] = self.tables.restricted(self.pairs[ends], kept, ends.index(v))
-        self._visit(v, *self.around[v])
+        self._mark(v, *self.around[v])
 
     def _eliminate(self, v: int) -> None:
         """Eliminate a variable with one value, or at most two neighbours."""
@@ -305,7 +305,7 @@ class _Reduction:
                     self.own[n], self.tables.eliminated_to_one(table, own if k == 0 else self.tables.free)
                 )
         self.alive.discard(v)
-        self._visit(*around)
+        self._mark(*around)
 
     def _remove_dominated(self, v: int) -> None:
         """Remove dominated values; of equal values the lowest stays. Does nothing where the comparison would be expensive."""

@@ -144,9 +144,9 @@ class _EliminationOrder:
         self._neighbours: dict[int, tuple[int, ...]] = {}
         self._neighbour_sets: dict[int, frozenset[int]] = {}
         self._table_entries: dict[int, int] = {}  # the entries of a table on the neighbours
-        self._by_entries: dict[int, set[int]] = {}  # variables by these
+        self._by_entries: dict[int, set[int]] = {}  # variables by the entries of the tables on their neighbours
         self._nodes: set[int] = set()  # variables with at most two neighbours
-        self._unsorted = set(self.alive)  # variables that may have to be elsewhere in these two
+        self._unindexed = set(self.alive)  # variables that are in neither of these two, for now or, once eliminated, for good
         self._fills: dict[int, int] = {}  # the edges that a variable's elimination adds
         self._inputs_by_content: dict[tuple[str, int, int, bool, int], int] = {}  # operations of the problem's tables, by content
         self.leaves = [self._leaf(i, scope, cost.key, domains) for i, (scope, cost) in enumerate(problem.tables)]
@@ -188,23 +188,23 @@ class _EliminationOrder:
 
     def _forget(self, variable: int) -> None:
         """Drop everything cached about a variable whose factors have changed."""
-        if variable not in self._unsorted:
-            self._unsorted.add(variable)
+        if variable not in self._unindexed:
+            self._unindexed.add(variable)
             self._nodes.discard(variable)
-            others = self._by_entries[self._entries(variable)]
+            others = self._by_entries[self._entries(variable)]  # those of before the change, still cached
             others.remove(variable)
             if not others:
                 del self._by_entries[self._entries(variable)]
         for cache in (self.signatures, self.factored, self._neighbours, self._table_entries, self._neighbour_sets, self._fills):
             cache.pop(variable, None)
 
-    def _sort(self) -> None:
-        """Put each variable where `_by_entries` and `_nodes` have it now."""
-        for v in self._unsorted & self.alive:
+    def _index(self) -> None:
+        """Put variables into `_by_entries` and `_nodes`."""
+        for v in self._unindexed & self.alive:
             self._by_entries.setdefault(self._entries(v), set()).add(v)
             if len(self.neighbours(v)) <= 2:
                 self._nodes.add(v)
-        self._unsorted -= self.alive
+        self._unindexed -= self.alive
 
     def neighbours(self, variable: int) -> tuple[int, ...]:
         if variable not in self._neighbours:
@@ -215,7 +215,7 @@ class _EliminationOrder:
         self._singles()
         self._branches(sorted(self.alive))
         while self.alive:
-            self._sort()
+            self._index()
             chosen = self._round(sorted(self._nodes)) or self._smallest()
             crowd = self._crowd(chosen)
             if crowd:
@@ -330,7 +330,7 @@ class _EliminationOrder:
         self.steps.append(EliminationStep(variable, factors, (result,)))
 
     def _forget_fills(self, joined: tuple[int, ...]) -> None:
-        """Drop the fills of variables with two neighbours that become neighbours of each other: any two of `joined` do."""
+        """Drop the fills of the common neighbours of each pair of `joined` that becomes adjacent."""
         for a, b in combinations(joined, 2):
             if b not in self.neighbour_set(a):
                 for common in self.neighbour_set(a) & self.neighbour_set(b):

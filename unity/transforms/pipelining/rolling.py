@@ -8,7 +8,7 @@ pieces of one array, which is then what the scan walks over."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from typing import Any
@@ -66,9 +66,14 @@ def layers(captured: Captured) -> EqualLayers | None:
 
 def _layers(captured: Captured, least: int) -> EqualLayers | None:
     """Return the longest run of equal layers, cut into segments of at least `least` equations."""
-    body = captured.body
+    cutting = {i for piece in pieces(captured.body).values() for i in piece.equations}
+    found = [_layers_without(some, captured.body, least) for some in ([set(), cutting] if cutting else [set()])]
+    return max((run for run in found if run is not None), key=_size, default=None)
+
+
+def _layers_without(cutting: Collection[int], body: Body, least: int) -> EqualLayers | None:
+    """Return the longest run of equal layers; the equations that cut pieces out of arguments, by number, belong to none."""
     constant = constants(body)
-    cutting = {i for piece in pieces(body).values() for i in piece.equations}  # they belong to no layer
     variable = [i for i, e in enumerate(body.equations) if i not in cutting and not (e.results and e.results[0] in constant)]
     ends = [0, *cuts(body, variable, least), len(variable)]
 
@@ -143,10 +148,10 @@ def rolled(captured: Captured, run: EqualLayers, count: int) -> Captured:
     run = replace(run, parts=run.parts[len(run) - count :])
     first, last = run.parts[0], run.parts[-1]
     shared, start = [first.inputs[p] for p in run.shared], [first.inputs[p] for p in run.carried]
-    stacked = [_Stacked.of(captured.body, [layer.inputs[p] for layer in run.parts]) for p in run.own]
-    inputs = [*shared, *start, *(v for some in stacked for v in some.inputs)]
+    walked = [_Walked.of(captured.body, [layer.inputs[p] for layer in run.parts]) for p in run.own]
+    inputs = [*shared, *start, *(v for each in walked for v in each.inputs)]
     structs = (captured.body.tensors[v].struct for v in inputs)
-    program = trace(lambda *xs: _scanned(run, stacked, xs), structs, run.step.tensors.values())
+    program = trace(lambda *xs: _scanned(run, walked, xs), structs, run.step.tensors.values())
     computed = {v for layer in run.parts for e in layer.body.equations for v in e.results} - constants(captured.body).keys()
     where = next(e for e in captured.body.equations if not computed.isdisjoint(e.results))
     after = captured.of(spliced(captured.body, computed, inputs, last.outputs, program, where, ROLLED), captured.bodies)
@@ -154,26 +159,26 @@ def rolled(captured: Captured, run: EqualLayers, count: int) -> Captured:
 
 
 @dataclass(frozen=True)
-class _Stacked:
-    """What a scan over layers walks over: the values that they read, stacked, or the pieces of one array."""
+class _Walked:
+    """What a scan over layers walks over: the values that they read at one input, or the array of which these are pieces."""
 
     inputs: list[int]  # variables of the program
     stack: Stack | None
 
     @staticmethod
-    def of(body: Body, values: list[int]) -> _Stacked:
+    def of(body: Body, values: list[int]) -> _Walked:
         known = pieces(body)
         stack = stack_of([known[v] for v in values]) if all(v in known for v in values) else None
-        return _Stacked(values, None) if stack is None else _Stacked([stack.array], stack)
+        return _Walked(values, None) if stack is None else _Walked([stack.array], stack)
 
     def array(self, xs: Sequence[Any]) -> Any:
         return jnp.stack(xs) if self.stack is None else self.stack.of(xs[0])
 
 
-def _scanned(run: EqualLayers, stacked: Sequence[_Stacked], xs: Sequence[Any]) -> Sequence[Any]:
+def _scanned(run: EqualLayers, walked: Sequence[_Walked], xs: Sequence[Any]) -> Sequence[Any]:
     step, s, c, n = run.step, len(run.shared), len(run.carried), len(run)
     shared, start, rest = xs[:s], tuple(xs[s : s + c]), iter(xs[s + c :])
-    stacks = [some.array(list(islice(rest, len(some.inputs)))) for some in stacked]
+    stacks = [each.array(list(islice(rest, len(each.inputs)))) for each in walked]
     types, results = [()] * len(step.inputs), [()] * len(step.outputs)
 
     def one(carry: Any, own: Any) -> Any:
