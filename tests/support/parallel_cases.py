@@ -223,7 +223,18 @@ class Application:
             for k, x, whole in zip(self.floating, grads, gradients, strict=True):
                 self.compare(f"{c}: gradient of operand {k}", x, whole, dual(c.operands[k]))
         self.check_collectives(every, operands, lowered.as_text(), compiled.as_text() or "")
+        self.check_constants(every, operands)
         return every
+
+    def check_constants(self, every: Sequence[Combination], operands: Sequence[Sequence[Any]]) -> None:
+        """Traces every combination on constants, which JAX knows to be equal on all devices: an operand need not vary between
+        the devices that its type divides it between."""
+        out = [[stack_spec(t, self.axes) for t in c.results] for c in every]
+
+        def local() -> list:
+            return [self.local(c, [x[0] for x in pieces]) for c, pieces in zip(every, operands, strict=True)]
+
+        jax.eval_shape(jax.shard_map(local, mesh=self.mesh, in_specs=(), out_specs=out))
 
     def compare(self, what: str, pieces: Any, whole: Any, type_: Type) -> None:
         pieces, expected = plain(pieces), plain(whole)

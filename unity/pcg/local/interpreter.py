@@ -464,7 +464,7 @@ def _scan(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, 
 def _linear_solve(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
     """Run a linear solve whose programs run on pieces."""
     types, results = _types(layout.operands), _types(layout.results)
-    closed, right = split_operands(equation, operands)
+    closed, right = split_operands(equation, varied(operands, layout.operands))  # JAX compares the types of both sides
     closed_types, right_types = split_operands(equation, types)
     n = len(right)
 

@@ -14,7 +14,7 @@ from jax import lax
 from unity.pcg.types.accumulation import storage_dtype
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Digit, Shape, Type, digits, local_shape
-from unity.pcg.types.varying_axes import position_along
+from unity.pcg.types.varying_axes import aligned, position_along
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,9 @@ class Layout:
     results: tuple[PlacedTensor, ...]
 
     def bind(self, *operands: jax.Array, **changes: Any) -> list:
-        """Run the primitive on local pieces, with some parameters (those that name shapes) changed."""
-        out = self.primitive.bind(*operands, **{**self.params, **changes})
+        """Run the primitive on local pieces, with some parameters (those that name shapes) changed.
+
+        Some of the pieces may depend on the position of the device while others are the same on all devices, as constants are.
+        """
+        out = self.primitive.bind(*aligned(list(operands)), **{**self.params, **changes})
         return list(out) if self.primitive.multiple_results else [out]
