@@ -243,3 +243,34 @@ def test_a_rule_may_have_another_derivative_where_an_operand_has_no_tangent(read
         wanted = jax.jit(jax.value_and_grad(loss, argnums))(*args)
         found = jax.jit(jax.value_and_grad(plan, argnums))(*placed)
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, wanted)
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_a_rule_may_have_another_derivative_where_a_result_has_no_cotangent(constant: bool) -> None:
+    """It is planned as if all had one; what has none is known when the plan is differentiated."""
+
+    @jax.custom_vjp
+    def waves(x: Any, m: Any) -> Any:
+        return jnp.tanh(x) * m, jnp.sin(x)
+
+    def backward(residuals: Any, cotangents: Any) -> Any:
+        (x, m), (first, second) = residuals, (None if isinstance(c, SymbolicZero) else c for c in cotangents)
+        if first is None:
+            return second * m, jnp.zeros_like(m)
+        return (3 * first if second is None else first * second), (jnp.ones_like(m) if constant else first * x)
+
+    waves.defvjp(lambda x, m: (waves(x.value, m.value), (x.value, m.value)), backward, symbolic_zeros=True)
+
+    def loss(w: Any, x: Any, of: str) -> Any:
+        first, second = waves(x @ w, x)
+        first, second = (v if name in of else jax.lax.stop_gradient(v) for v, name in ((first, "first"), (second, "second")))
+        return jnp.mean(first**2 * jnp.cos(second))
+
+    shapes = f(16, 16), f(64, 16)
+    args = arrays(shapes)
+    for of in ("first", "second", "first and second"):
+        plan = planned(partial(loss, of=of), *shapes)[0]
+        assert any(s.kind == "P" for node in plan.program.pcg.nodes if node.kind == "input" for t in node.types for s in t)
+        wanted = jax.jit(jax.value_and_grad(partial(loss, of=of), (0, 1)))(*args)
+        found = jax.jit(jax.value_and_grad(plan, (0, 1)))(*plan.shard(*args))
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, wanted)

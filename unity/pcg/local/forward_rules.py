@@ -41,7 +41,7 @@ def rule_for(
         with suppress(Unreadable, Unmatched):
             other = jvp_body(equation, active)
             solutions = solutions_of(other, types, results, n_axes)
-            if _has_results(other.body, solutions, results * 2):
+            if has_results(other.body, solutions, results * 2):
                 return other, solutions
     return rule, solutions_of(rule, types, results, n_axes)
 
@@ -52,7 +52,7 @@ def solutions_of(rule: JvpRule, types: tuple[Type, ...], results: tuple[Type, ..
     return placing(rule.body, types + tangents, results * 2, n_axes)
 
 
-def _has_results(body: Body, solutions: Placing, types: Sequence[Type]) -> bool:
+def has_results(body: Body, solutions: Placing, types: Sequence[Type]) -> bool:
     """Return whether solutions along all axes lead to results of these types; a constant has any."""
     results = ((k, s.results) for k, s in enumerate(solutions) if s is not None)
     return all(

@@ -15,15 +15,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jax.dtypes import float0
 
-from unity.base.errors import CaptureError
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, close
 from unity.pcg.jaxprs.jaxprs import CUSTOM_JVP, CUSTOM_VJP, LINEAR_SOLVE, REMATERIALIZED
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.jaxprs.trace_contexts import default_promotion
 from unity.pcg.local import replicated_calls
 from unity.pcg.local import varying_loops as loops
+from unity.pcg.local.backward_rules import asks, backward_of, is_zero, with_zeros
 from unity.pcg.local.collectives import apply, contribute
 from unity.pcg.local.forward_rules import rule_for, solutions_of
 from unity.pcg.local.halo_exchange import exchanged
@@ -34,7 +33,7 @@ from unity.pcg.operators.table import TABLE
 from unity.pcg.operators.table.reduction import GENERAL_REDUCTION
 from unity.pcg.parallel.resharding import steps
 from unity.pcg.propagation.agreements import agreements
-from unity.pcg.propagation.derivative_rules import VjpRule, as_function, is_reverse_only, jvp_body, vjp_bodies
+from unity.pcg.propagation.derivative_rules import as_function, is_reverse_only, jvp_body, vjp_bodies
 from unity.pcg.propagation.linear_solves import is_symmetric, program_names, solve_program, split_operands
 from unity.pcg.propagation.nested_programs import branches, nested_body
 from unity.pcg.propagation.placement import Placing, around_scatter, placing
@@ -263,12 +262,7 @@ def _types(placed: Sequence[PlacedTensor]) -> tuple[Type, ...]:
 
 def varied(values: Sequence[Any], placed: Sequence[PlacedTensor]) -> list:
     """Return values in the element types in which devices hold them, varying along every axis that their types use."""
-    return [vary(as_held(x, p), _names_of(p)) for x, p in zip(values, placed, strict=True)]
-
-
-def _names_of(placed: PlacedTensor) -> list[str]:
-    """Return the names of the axes that a placed tensor's type uses."""
-    return [a.name for a, s in zip(placed.axes, placed.type, strict=True) if s != UNUSED]
+    return [vary(as_held(x, p), p.varying_axes) for x, p in zip(values, placed, strict=True)]
 
 
 def _undifferentiated(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
@@ -311,7 +305,7 @@ def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[
         rule, solutions = rule_for(equation, tangents, types, results, len(axes))
         zero = [isinstance(t, SymbolicZero) for t in tangents]
         flagged = zip(tangents, zero, layout.operands, rule.floating, strict=True)
-        chosen = [vary(jnp.zeros(t.shape, t.dtype), _names_of(p)) if z else t for t, z, p, f in flagged if f]
+        chosen = [vary(jnp.zeros(t.shape, t.dtype), p.varying_axes) if z else t for t, z, p, f in flagged if f]
         primals = primals if widened else with_checked_derivative(primals, rule.calls, equation.source)
         out = varied(BodyInterpreter(rule.body, solutions, axes).run((*primals, *chosen)), layout.results * 2)
         return out[: len(results)], out[len(results) :]
@@ -351,7 +345,7 @@ def _custom_vjp(equation: Equation, operands: list, layout: Layout, axes: tuple[
         tuple(None if s is None else s[part] for s in per_axis) for part in range(3)
     )
     names = [a.name for a, s in zip(axes, per_axis, strict=True) if s is not None]
-    everything = all(rule.nonzero)
+    told = asks(equation) or not all(rule.nonzero)  # of cotangents that are zero
     extremes = _reduces_extremes(rule.forward, forward_placing) or _reduces_extremes(rule.backward, backward_placing)
 
     @jax.custom_vjp
@@ -359,40 +353,28 @@ def _custom_vjp(equation: Equation, operands: list, layout: Layout, axes: tuple[
         return varied(BodyInterpreter(body, value_placing, axes).run(primals), layout.results)
 
     def run_forward(*primals: Any) -> Any:
-        values = primals if everything else [x.value for x in primals]
+        values = [x.value for x in primals] if told else primals
         values = with_checked_derivative(values, rule.calls, equation.source)
         values = without_derivative(values, equation.source) if extremes else values
         out = BodyInterpreter(rule.forward, forward_placing, axes).run(values)
         return varied(out[:n], layout.results), out[n:]
 
     def run_backward(residuals: Any, cotangents: Any) -> Any:
-        cotangents = cotangents if everything else _with_zeros(equation, rule, cotangents, layout.results)
-        values = with_checked_derivative((*residuals, *cotangents), rule.calls, equation.source)
-        values = without_derivative(values, equation.source) if extremes else values
-        gradients = iter(BodyInterpreter(rule.backward, backward_placing, axes).run(values))
+        own = backward_of(equation, rule, cotangents, backward_placing)
+        body, solutions, calls = own or (rule.backward, backward_placing, rule.calls)
+        if own is not None:
+            cotangents = [c for c in cotangents if not is_zero(c)]
+        elif told:
+            cotangents = with_zeros(equation, rule, cotangents, layout.results)
+        values = with_checked_derivative((*residuals, *cotangents), calls, equation.source)
+        is_reduced = extremes or _reduces_extremes(body, solutions)
+        values = without_derivative(values, equation.source) if is_reduced else values
+        gradients = iter(BodyInterpreter(body, solutions, axes).run(values))
         flagged = zip(rule.floating, layout.operands, strict=True)
         return tuple(vary(as_held(next(gradients), p), names) if f else None for f, p in flagged)
 
-    call.defvjp(run_forward, run_backward, symbolic_zeros=not everything)
+    call.defvjp(run_forward, run_backward, symbolic_zeros=told)
     return call(*operands)
-
-
-def _with_zeros(equation: Equation, rule: VjpRule, cotangents: Sequence[Any], placed: Sequence[PlacedTensor]) -> list[Any]:
-    """Return the cotangents of a call's results, with arrays of zeros in the place of symbolic ones.
-
-    Raises:
-        CaptureError: if a cotangent without which alone the rule could be traced is no symbolic zero.
-    """
-    types = [rule.backward.tensors[v].dtype for v in rule.backward.inputs[len(rule.backward.inputs) - len(cotangents) :]]
-    zero = [isinstance(c, SymbolicZero) or c.dtype == float0 for c in cotangents]
-    if any(not z and not flag for z, flag in zip(zero, rule.nonzero, strict=True)):
-        raise CaptureError(
-            f"{equation.source or equation.name}: a gradient flows to a result of a custom_vjp that is the same for all of a batch,"
-            " which its derivative rule refuses.\n    Pass `generic_batching=True` to its `defvjp`, as JAX asks for."
-            " (docs: capture#derivative-rules)"
-        )
-    values = [jnp.zeros(c.shape, t) if z else c for c, t, z in zip(cotangents, types, zero, strict=True)]
-    return [v if not z else vary(v, _names_of(p)) for v, z, p in zip(values, zero, placed, strict=True)]
 
 
 def _reduces_extremes(body: Body, solutions: Placing) -> bool:

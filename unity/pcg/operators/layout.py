@@ -13,7 +13,7 @@ from jax import lax
 
 from unity.pcg.types.accumulation import storage_dtype
 from unity.pcg.types.axis import Axis
-from unity.pcg.types.parallel_type import Digit, Shape, Type, digits, local_shape
+from unity.pcg.types.parallel_type import UNUSED, Digit, Shape, Type, digits, local_shape
 from unity.pcg.types.varying_axes import aligned, position_along
 
 
@@ -44,6 +44,11 @@ class PlacedTensor:
         """(axis name, digit) of every partitioned axis, in mesh order."""
         per_axis = zip(self.axes, digits(self.type, self.axes), strict=True)
         return tuple((axis.name, digit) for axis, digit in per_axis if digit is not None)
+
+    @property
+    def varying_axes(self) -> list[str]:
+        """The names of the axes that the type uses."""
+        return [a.name for a, s in zip(self.axes, self.type, strict=True) if s != UNUSED]
 
     def along(self, dim: int) -> tuple[tuple[str, Digit], ...]:
         """Return the slices of one dimension."""
