@@ -185,6 +185,9 @@ def _custom(e: Equation, operands: list[Meaning], depth: int) -> list[object]:
     for program in (rule.value, rule.forward, rule.backward, rule.derivative):
         if program is not None:
             content += ["rule", *_names(meanings(program.body, None, depth))]
+    partial = {some: [p and _names(meanings(p.body, None, depth)) for p in pair] for some, pair in rule.partial.items()}
+    if any(own != of_zeros for own, of_zeros in partial.values()):
+        content += ["partial", *((some, own) for some, (own, _) in partial.items())]
     return content
 
 

@@ -18,15 +18,18 @@ from unity.export.primitives.primitive_call import array_code
 from unity.export.primitives.public_names import ROUTED_PRODUCT
 from unity.export.primitives.random_bits import PRIMITIVES_MODULE
 from unity.export.primitives.table import CHECKPOINT_NAME, LAYOUT_CLASS, LAYOUT_FUNCTION
-from unity.export.source_code import Code, Scope, call, definition, letters, lines, returned, sequence, unpacked
+from unity.export.source_code import Code, Scope, call, definition, letters, lines, mapping, returned, sequence, unpacked
 from unity.export.tracing import LocalProgram
 from unity.pcg.ir.program import Literal
+from unity.pcg.jaxprs.jaxprs import chosen_of
 from unity.pcg.operators.table.elementwise import ERROR_SLOPES
+from unity.pcg.propagation.derivative_rules import Flags
 from unity.pcg.types.varying_axes import CAST
 
 MAX_LITERAL = 24  # elements of an array that is written as a literal
 NAME = "__name_of_function__"  # a placeholder for a function's name, about as long as names are, so that lines break alike
 ONCE = "differentiated_once"
+SYMBOLIC_ZERO = "SymbolicZero"
 ONCE_FUNCTIONS = [
     ["@jax.custom_jvp", f"def {ONCE}(*values):", '    """The values, of which there is no derivative."""', "    return values"],
     [
@@ -52,7 +55,7 @@ class ModuleWriter:
     """The functions and arrays of a file under construction."""
 
     def __init__(self) -> None:
-        self.scope = Scope(("fn", "program", "ARRAYS", "array", CAST, "Primitive", "ad", "mlir", ONCE))
+        self.scope = Scope(("fn", "program", "ARRAYS", "array", CAST, "Primitive", "ad", "mlir", ONCE, SYMBOLIC_ZERO))
         self.functions: list[list[str]] = []
         self.names: dict[Hashable, str] = {}  # of functions and arrays, by content
         self.arrays: dict[str, np.ndarray] = {}
@@ -134,13 +137,14 @@ class ModuleWriter:
         if rule.derivative is not None:
             value = self.unnamed_function("", rule.value, [Code("jax.custom_jvp")])
             with self._within_rule():
-                return self.add(preferred, [value, self._jvp_rule(rule.derivative, rule)])
+                return self.add(preferred, [value, *self._jvp_rules(rule.derivative, rule)])
         assert rule.forward is not None
         assert rule.backward is not None
         value = self.unnamed_function("", rule.value, [Code("jax.custom_vjp")])
         with self._within_rule():
-            passes = [self._forward_rule(rule.forward, rule), self._backward_rule(rule.backward, rule)]
-        return self.add(preferred, [value, *passes, [f"{NAME}.defvjp({NAME}_fwd, {NAME}_bwd)"]])
+            passes = [self._forward_rule(rule.forward, rule), *self._backward_rules(rule.backward, rule)]
+        options = ", symbolic_zeros=True" if rule.asks else ""
+        return self.add(preferred, [value, *passes, [f"{NAME}.defvjp({NAME}_fwd, {NAME}_bwd{options})"]])
 
     @contextmanager
     def _within_rule(self) -> Iterator[None]:
@@ -151,11 +155,23 @@ class ModuleWriter:
         finally:
             self.in_rule = False
 
-    def _jvp_rule(self, program: LocalProgram, rule: DerivativeRule) -> list[str]:
-        """Return the rule of a `custom_jvp`."""
+    def _jvp_rules(self, program: LocalProgram, rule: DerivativeRule) -> list[list[str]]:
+        """Return the rule of a `custom_jvp`: one function, or if it asks where tangents are zero, one for each set of operands."""
+        if not rule.asks:
+            return [self._jvp_rule(program, rule, rule.floating, "", [Code(f"{NAME}.defjvp")])]
+        each = rule.each(rule.floating, program)
+        functions = [self._jvp_rule(p, rule, active, f"_{k}") for k, (active, p) in enumerate(each.items())]
+        sets = [chosen_of(rule.floating, active) for active in each]
+        decorator = call("partial", Code(f"{NAME}.defjvp"), symbolic_zeros=True)
+        return [*functions, _choice("_jvp", ["primals", "tangents"], rule.floating, sets, [decorator])]
+
+    def _jvp_rule(
+        self, program: LocalProgram, rule: DerivativeRule, active: Flags, ending: str, decorators: Sequence[Code] = ()
+    ) -> list[str]:
+        """Return the rule of a `custom_jvp` for the tangents of the active operands."""
         scope = self.scope.within()
-        primals = [scope.new(p) for p in letters(len(rule.floating))]
-        all_tangents = [scope.new(f"{p}_dot") if f else "_" for p, f in zip(primals, rule.floating, strict=True)]
+        primals = [scope.new(p) for p in letters(len(active))]
+        all_tangents = [scope.new(f"{p}_dot") if f else "_" for p, f in zip(primals, active, strict=True)]
         block = Block(self, scope)
         block.lines += [*unpacked(primals, "primals", 4), *unpacked(all_tangents, "tangents", 4)]
         block.lines += _once(primals) if rule.once else []
@@ -163,32 +179,58 @@ class ModuleWriter:
         results = [r.code for r in block.write(program.body, program_operands(program, operands))]
         n = len(results) // 2
         pair = [_one_or_tuple(results[:n]), _one_or_tuple(results[n:])]
-        return function_lines("_jvp", ["primals", "tangents"], block.lines, pair, [Code(f"{NAME}.defjvp")])
+        return function_lines(f"_jvp{ending}", ["primals", "tangents"], block.lines, pair, decorators)
 
     def _forward_rule(self, program: LocalProgram, rule: DerivativeRule) -> list[str]:
         """Return the forward rule of a `custom_vjp`, which returns the results and the residuals."""
         scope, count = self.scope.within(), len(rule.value.body.outputs)
         primals = [scope.new(p) for p in letters(len(rule.floating))]
         block = Block(self, scope)
+        block.lines += unpacked(primals, str(sequence([Code(f"{p}.value") for p in primals])), 4) if rule.asks else []
         block.lines += _once(primals) if rule.once else []
         results = [r.code for r in block.write(program.body, program_operands(program, list(map(Code, primals))))]
         residuals = sequence(results[count:]) if results[count:] else Code("None")
         return function_lines("_fwd", primals, block.lines, [_one_or_tuple(results[:count]), residuals])
 
-    def _backward_rule(self, program: LocalProgram, rule: DerivativeRule) -> list[str]:
-        """Return the backward rule of a `custom_vjp`, which returns the cotangents of the floating-point operands."""
-        scope, count = self.scope.within(), len(rule.value.body.outputs)
+    def _backward_rules(self, program: LocalProgram, rule: DerivativeRule) -> list[list[str]]:
+        """Return the backward rule of a `custom_vjp`: one function, or one for each set of results that have a cotangent."""
+        everything = (True,) * len(rule.value.body.outputs)
+        if not rule.asks:
+            return [self._backward_rule(program, rule, everything)]
+        each = rule.each(everything, program)
+        functions = [self._backward_rule(p, rule, nonzero, f"_{k}") for k, (nonzero, p) in enumerate(each.items())]
+        return [*functions, _choice("_bwd", ["kept", "cotangents"], everything, list(each))]
+
+    def _backward_rule(self, program: LocalProgram, rule: DerivativeRule, nonzero: Flags, ending: str = "") -> list[str]:
+        """Return the backward rule of a `custom_vjp` for the nonzero cotangents: those of the floating-point operands."""
+        scope, count = self.scope.within(), len(nonzero)
         residuals, cotangents = scope.new("kept"), scope.new("cotangents" if count > 1 else "cotangent")
-        each_residual = [scope.new("saved") for _ in program.varying[count:]]
-        each_cotangent = [scope.new("cotangent") for _ in range(count)] if count > 1 else [cotangents]
+        each_residual = [scope.new("saved") for _ in program.varying[sum(nonzero) :]]
+        each_cotangent = [scope.new("cotangent") if flag else "_" for flag in nonzero] if count > 1 else [cotangents]
         block = Block(self, scope)
         block.lines += unpacked(each_residual, residuals, 4) if each_residual else []
         block.lines += unpacked(each_cotangent, cotangents, 4) if count > 1 else []
-        block.lines += _once([*each_residual, *each_cotangent]) if rule.once else []
-        operands = list(map(Code, (*each_residual, *each_cotangent)))
-        results = iter(r.code for r in block.write(program.body, program_operands(program, operands)))
+        names = [*each_residual, *chosen_of(nonzero, each_cotangent)]
+        block.lines += _once(names) if rule.once else []
+        results = iter(r.code for r in block.write(program.body, program_operands(program, list(map(Code, names)))))
         gradients = sequence([next(results) if f else Code("None") for f in rule.floating])
-        return function_lines("_bwd", [residuals if each_residual else "_", cotangents], block.lines, [gradients])
+        return function_lines(f"_bwd{ending}", [residuals if each_residual else "_", cotangents], block.lines, [gradients])
+
+
+def _choice(
+    ending: str, parameters: list[str], flags: Flags, sets: Sequence[Sequence[bool]], decorators: Sequence[Code] = ()
+) -> list[str]:
+    """Return a rule that calls the function with the number of the set of nonzero values among those of its last parameter."""
+    value = parameters[-1]
+    chosen = Code(value) if all(flags) else sequence([Code(f"{value}[{k}]") for k, flag in enumerate(flags) if flag])
+    table = mapping((str(tuple(s)), Code(f"{NAME}{ending}_{k}")) for k, s in enumerate(sets))
+    statements = [
+        *lines(table, 4, "rules = "),
+        *lines(Code(f"tuple(type(x) is not {SYMBOLIC_ZERO} for x in {chosen})"), 4, "nonzero = "),
+        "    if nonzero not in rules:",
+        f'        raise NotImplementedError(f"no rule for nonzero {value} {{nonzero}}")',
+    ]
+    return function_lines(ending, parameters, statements, [Code(f"rules[nonzero]({', '.join(parameters)})")], decorators)
 
 
 def function_lines(
@@ -224,6 +266,7 @@ def imports(module: ModuleWriter) -> tuple[list[str], list[str]]:
     standard += ["from pathlib import Path"] if module.arrays else []
     others = [*JAX_IMPORTS, *(line for line in of_users if line not in of_python)]
     binds_primitive = re.search(rf"\b{PRIMITIVES_MODULE}\.\w+_p\.bind\(", text)
+    others += [f"from jax.custom_derivatives import {SYMBOLIC_ZERO}"] if f"is not {SYMBOLIC_ZERO} " in text else []
     others += [f"from jax.ad_checkpoint import {CHECKPOINT_NAME}"] if f"{CHECKPOINT_NAME}(" in text else []
     others += [f"from jax.experimental.layout import {LAYOUT_CLASS}, {LAYOUT_FUNCTION}"] if f"{LAYOUT_FUNCTION}(" in text else []
     casts = f"{CAST}.bind(" in text
