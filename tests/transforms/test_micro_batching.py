@@ -98,6 +98,19 @@ def test_values_and_gradients_are_the_function_s_and_collectives_as_predicted(na
     assert plan.check().agrees(0)
 
 
+def with_rules(w: Any, b: Any) -> Any:
+    """Dropout and a mask by position between activations with derivative rules, which need neither."""
+    h = jax.nn.relu(b["x"] @ w["in"])
+    there = jax.random.bernoulli(jax.random.key(0), 0.8, h.shape) & (jnp.arange(B) < 12)[:, None]
+    return jnp.mean(jax.nn.softplus(jnp.where(there, h / 0.8, 0.0) @ w["out"]) ** 2)
+
+
+def test_masks_beside_derivative_rules_are_those_of_the_whole_batch() -> None:
+    model = Small(with_rules, WEIGHTS, BATCH)
+    plan, args = planned(model), (arrays(model.params), arrays(model.batch))
+    assert_equal(jax.jit(jax.value_and_grad(plan))(*plan.shard(*args)), jax.jit(jax.value_and_grad(model.loss))(*args))
+
+
 def assert_same_results(loss: Callable[..., Any], count: int) -> None:
     """Check the value, the gradients and the further results of a loss over `count` micro-batches."""
     args = arrays(WEIGHTS), arrays(BATCH)
@@ -214,6 +227,10 @@ def numbered(w: Any, b: Any) -> Any:
     return jnp.mean(scores(w, doubled(b["x"] + jnp.sum(w["in"]))))
 
 
+def numbered_twice(w: Any, b: Any) -> Any:
+    return numbered(w, {"x": b["x"] * jnp.arange(B)[:, None]})
+
+
 @jax.custom_vjp
 def clipped(x: Any) -> Any:
     return x
@@ -252,6 +269,7 @@ def alternating(w: Any, b: Any) -> Any:
         (normalized, 4, r"test_micro_batching.py:\d+ \(normalized\).* needs a sum over all samples to go on with each"),
         (contrasted, 4, r"dot_general at .*test_micro_batching.py:\d+ \(contrasted\).* does not work on each sample by itself"),
         (numbered, 4, r"custom_vjp_call at .*test_micro_batching.py:\d+ \(numbered\)"),
+        (numbered_twice, 4, r"the derivative rule in custom_vjp_call at .*test_micro_batching.py:\d+ \(numbered\)"),
         (with_clipped_gradients, 4, r"custom_vjp_call at .*\(with_clipped_gradients\).* not known to be linear in its cotangent"),
         (lambda w, b: jnp.sum(w["in"]), 4, "of the sums over the samples one must have a gradient, but none has one"),
         (mean, 3, "3 micro-batches cannot share 16 samples evenly"),

@@ -102,7 +102,10 @@ def micro_batched(captured: Captured, count: int, known: Bodies | None = None) -
 
 
 def _traced(body: Body, part: Decomposition, count: int, numbered: bool) -> Body:
-    """Return the program of the loop over micro-batches, which knows the number of each if `numbered`."""
+    """Return the program of the loop over micro-batches, which knows the number of each if `numbered`.
+
+    Raises NoPosition if it needs the number and lacks it.
+    """
     time, fixed = (Axis(TIME, count, 0),), len(part.constants)
     operands, results = ([(s,) for s in states] for states in (part.operands, part.results))
     dtypes = [body.tensors[v].dtype for v in part.sums]
@@ -129,9 +132,10 @@ def _traced(body: Body, part: Decomposition, count: int, numbered: bool) -> Body
         return [*ends, *(joined(x, s.dim, s.outer * count) for x, (_, s) in zip(own, part.each, strict=True))]
 
     inputs, types = [body.tensors[v].struct for v in (*part.constants, *(v for v, _ in part.read))], part.body.tensors.values()
+    walk = trace(program, inputs, types)  # first, so that only positions in derivative rules are left to find
     with precision_of(types):
         _check_rules(program, inputs, part.body)
-    return trace(program, inputs, types)
+    return walk
 
 
 def _check_rules(program: Callable[..., list[Any]], inputs: Sequence[Any], body: Body) -> None:
