@@ -146,7 +146,7 @@ def capture(
     closed, results, shape = _trace(fn, jax.tree.unflatten(in_tree, structs), marking)
     with without_mesh():
         observed = observed_program(closed)
-        body, names = used(without_sorting(observed.body)), (*paths, *(f"<constant {k}>" for k in range(len(observed.consts))))
+        body, names = _plain(observed.body), (*paths, *(f"<constant {k}>" for k in range(len(observed.consts))))
         graph = graph_of(body, names, clustering=clustering)
     warn(observed.notices)
     out_tree, stated = jax.tree.structure(shape), tuple(aval.sharding for aval in results)
@@ -164,6 +164,11 @@ def capture(
         observed.observations,
         observed.notices,
     )
+
+
+def _plain(body: Body) -> Body:
+    """Return a body in the normal forms that transformations read, too: they follow samples through look-ups by row."""
+    return with_known_indices(used(without_sorting(body)))
 
 
 def _weak(closed: core.ClosedJaxpr) -> Weak:
@@ -210,7 +215,7 @@ def result_types(
         return ResultTypes(captured.weak[1], tuple(s.spec if s.mesh == mesh else p for s, p in zip(own, others, strict=True)))
     if not same:
         with without_mesh():
-            same = used(without_sorting(observed_program(closed).body)).key == captured.body.key
+            same = _plain(observed_program(closed).body).key == captured.body.key
     return ResultTypes(_weak(closed)[1], tuple(aval.sharding.spec for aval in avals), same)
 
 

@@ -17,6 +17,8 @@ from jax.extend.core import primitives
 from unity.pcg.capture.routing.integer_tables import IntegerTables
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Atom, Body, Equation, Tensor
+from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, SCANNED
+from unity.pcg.propagation.nested_programs import nested_body
 
 LABELS = ("top_k", "argmax", "argmin")  # their results are known as functions of labels only
 SCATTERS = ("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max")
@@ -24,10 +26,24 @@ LOOK_UPS = ("gather", "dynamic_slice", *SCATTERS)
 
 
 def with_known_indices(body: Body) -> Body:
-    """Return a body whose look-ups at known indices are slices, or have batching dimensions."""
+    """Return a body whose look-ups at known indices are slices, or have batching dimensions.
+
+    Bodies of scans and remats in it, too. Returns the same object if nothing changes.
+    """
+    inside = tuple(map(_with_known_indices_inside, body.equations))
+    if any(a is not b for a, b in zip(inside, body.equations, strict=True)):
+        body = replace(body, equations=inside)
     if not any(e.name in LOOK_UPS for e in body.equations):
         return body
     return _KnownIndices(body).run()
+
+
+def _with_known_indices_inside(e: Equation) -> Equation:
+    if e.name not in SCANNED + REMATERIALIZED:
+        return e
+    program = nested_body(e)
+    result = with_known_indices(program)
+    return e if result is program else replace(e, params={**e.params, "jaxpr": result}, origin=None)
 
 
 class _Component(NamedTuple):
