@@ -231,6 +231,11 @@ def numbered_twice(w: Any, b: Any) -> Any:
     return numbered(w, {"x": b["x"] * jnp.arange(B)[:, None]})
 
 
+def numbered_inside(w: Any, b: Any) -> Any:
+    """A remat whose look-up is brought to its normal form."""
+    return jnp.mean(jax.checkpoint(lambda x: doubled(x)[jnp.arange(B), b["y"]])(scores(w, b["x"])))
+
+
 @jax.custom_vjp
 def clipped(x: Any) -> Any:
     return x
@@ -270,6 +275,7 @@ def alternating(w: Any, b: Any) -> Any:
         (contrasted, 4, r"dot_general at .*test_micro_batching.py:\d+ \(contrasted\).* does not work on each sample by itself"),
         (numbered, 4, r"custom_vjp_call at .*test_micro_batching.py:\d+ \(numbered\)"),
         (numbered_twice, 4, r"the derivative rule in custom_vjp_call at .*test_micro_batching.py:\d+ \(numbered\)"),
+        (numbered_inside, 4, r"the derivative rule in (remat2?|checkpoint) at .*\(numbered_inside\)"),
         (with_clipped_gradients, 4, r"custom_vjp_call at .*\(with_clipped_gradients\).* not known to be linear in its cotangent"),
         (lambda w, b: jnp.sum(w["in"]), 4, "of the sums over the samples one must have a gradient, but none has one"),
         (mean, 3, "3 micro-batches cannot share 16 samples evenly"),

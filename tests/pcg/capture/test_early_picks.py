@@ -95,6 +95,30 @@ def test_other_look_ups_stay(name: str) -> None:
         assert_same(KEPT[name], *data())
 
 
+def filled(x: Any, y: Any) -> Any:
+    """Labels out of range have a loss of zero."""
+    return (jax.nn.log_softmax(x).at[jnp.arange(len(x)), y].get(mode="fill", fill_value=0) ** 2).sum()
+
+
+BEYOND: dict[str, Fn] = {
+    "clamped": lambda x, y: (jax.nn.log_softmax(x).at[jnp.arange(len(x)), y].get(mode="clip") ** 2).sum(),
+    "promised": lambda x, y: (jax.nn.log_softmax(x)[jnp.arange(len(x)), y] ** 2).sum(),
+    "no number": lambda x, y: picked(jax.nn.log_softmax(x), y).sum(),
+    "filled": filled,
+    "of a scalar": lambda x, y: ((x - x[0, 0])[jnp.arange(len(x)), y] ** 2).sum(),
+    "in two dimensions": lambda x, y: picked((lambda z: z - z.max(2, keepdims=True))(x.reshape(2, 3, 5)), y.reshape(2, 3)).sum(),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+@pytest.mark.parametrize("dtype", ["int8", "uint32", "int64"])
+def test_indices_out_of_range_have_the_function_s_values_and_gradients(name: str, dtype: str) -> None:
+    """JAX drops their gradients: the whole row's, where a sum of the row is looked up."""
+    with jax.enable_x64(True):
+        x, y = data()
+        assert_same(BEYOND[name], x, y.at[jnp.array([0, 3])].set(jnp.array([7, 100 if dtype == "uint32" else -9])).astype(dtype))
+
+
 def test_a_cross_entropy_takes_as_long_by_either_logarithm() -> None:
     """Of the log-soft-max, or of the sum of exponentials."""
 

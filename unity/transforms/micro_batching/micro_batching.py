@@ -16,10 +16,11 @@ from unity.base.documents import Positive
 from unity.base.errors import PlanError
 from unity.pcg.capture.capture import Bodies, Captured, capture, graph_of
 from unity.pcg.ir.graph import PCG, Node, Value, accumulated_loss
+from unity.pcg.ir.nested_programs import bodies, has
 from unity.pcg.ir.payloads import Remat, Scan
 from unity.pcg.ir.program import Body
 from unity.pcg.ir.tracing import trace
-from unity.pcg.jaxprs.jaxprs import CUSTOM_JVP, CUSTOM_VJP, equations, floating
+from unity.pcg.jaxprs.jaxprs import RULED, floating
 from unity.pcg.jaxprs.trace_contexts import precision_of
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.parallel.stages import Mixed
@@ -32,7 +33,6 @@ from unity.transforms.splice import aligned, in_order, operator_at, spliced, wit
 from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
 
 WALK = "unity:accumulated"  # scope of the loop over micro-batches; no model has it
-RULES = frozenset((*CUSTOM_JVP, *CUSTOM_VJP))  # calls with a derivative rule of the user's
 
 
 class MicroBatchingRecord(TransformationRecord, tag="micro-batches"):
@@ -140,8 +140,7 @@ def _traced(body: Body, part: Decomposition, count: int, numbered: bool) -> Body
 
 def _check_rules(program: Callable[..., list[Any]], inputs: Sequence[Any], body: Body) -> None:
     """Raise Mixed if a derivative rule in the loop needs a position in the batch: rules are traced outside of the loop."""
-    origins = [(e, e.origin) for e in body.equations if e.origin is not None]
-    calls = [e for e, origin in origins if any(q.primitive.name in RULES for q in (origin, *equations(origin)))]
+    calls = [e for e in body.equations if e.name in RULED or any(has(b, name) for b in bodies(e) for name in RULED)]
 
     def gradients(*xs: Any) -> Any:
         active = [k for k, x in enumerate(xs) if floating(x)]
