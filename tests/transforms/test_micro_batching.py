@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 from jax import lax
 from precision import in_64_bits
+from serial_graph import evaluate
 from small_models import Small, arrays, f, gpt_scanned, i
 
 import unity
 from unity.pcg.capture.capture import capture
+from unity.pcg.parallel.stages import Mixed
 from unity.plan.plan import Plan
 from unity.transforms.micro_batching import leanest_micro_batches
+from unity.transforms.micro_batching.micro_batching import micro_batched
 
 SLOW = unity.Device("slow", {"float32": 1e7, "float64": 1e7}, 2**30, 1e7, 1.0, 0.0)  # so that it pays to split small products
 MACHINE = unity.Machine.grid(1, 2, SLOW, intra=(1e9, 1e-7), inter=(5e8, 1e-7))
@@ -109,6 +112,49 @@ def test_masks_beside_derivative_rules_are_those_of_the_whole_batch() -> None:
     model = Small(with_rules, WEIGHTS, BATCH)
     plan, args = planned(model), (arrays(model.params), arrays(model.batch))
     assert_equal(jax.jit(jax.value_and_grad(plan))(*plan.shard(*args)), jax.jit(jax.value_and_grad(model.loss))(*args))
+
+
+def actions(w: Any, b: Any) -> Any:
+    return (b["x"] @ w["out"][:D] + jnp.sum(w["in"])).T
+
+
+ROW_PICKS: dict[str, Callable[[Any, Any], Any]] = {
+    "of any mode": lambda q, i: q[i, jnp.arange(B)],
+    "clamped": lambda q, i: q.at[i, jnp.arange(B)].get(mode="clip"),
+    "filled": lambda q, i: q.at[i, jnp.arange(B)].get(mode="fill", fill_value=3.0),
+    "of a table of NumPy": lambda q, i: q[i, np.arange(B)],
+    "several": lambda q, i: q.T[jnp.arange(B)[:, None], jnp.stack([i, i, i - 1], 1)].sum(1),
+    "set": lambda q, i: q.at[i, jnp.arange(B)].set(jnp.sin(q[0])),
+    "added": lambda q, i: q.T.at[jnp.arange(B)[:, None], jnp.stack([i, i], 1)].add(jnp.sin(q[:2].T)).T,
+    "recomputed": jax.checkpoint(lambda q, i: q[i, jnp.arange(B)]),
+    "in a loop": lambda q, i: lax.scan(lambda x, k: (x + jnp.sin(k * q)[i, jnp.arange(B)], None), jnp.zeros(B), jnp.arange(3.0))[0],
+}
+
+
+@pytest.mark.parametrize("name", ROW_PICKS)
+def test_a_look_up_in_every_row_works_on_each_sample(name: str) -> None:
+    """Indices are negative and out of range, too."""
+
+    def loss(w: Any, b: Any) -> Any:
+        return jnp.mean(ROW_PICKS[name](actions(w, b), b["y"]) ** 2)
+
+    weights, batch = arrays(WEIGHTS), arrays(BATCH)
+    batch["y"] = jnp.arange(-16, 16, 2, dtype="int32")  # of 12 actions
+    walk = micro_batched(capture(loss, weights, batch), 4).after.graph
+    got, expected = (
+        jax.jit(jax.value_and_grad(f))(weights)
+        for f in (lambda w: evaluate(walk, jax.tree.leaves((w, batch)))[0], lambda w: loss(w, batch))
+    )
+    assert_equal(got, expected)
+
+
+@pytest.mark.parametrize("rows", [np.arange(B) - 1, np.arange(B)[::-1], np.zeros(B, int), np.arange(B // 2)])
+def test_a_look_up_in_other_rows_is_refused(rows: Any) -> None:
+    def loss(w: Any, b: Any) -> Any:
+        return jnp.mean(actions(w, b)[b["y"][: len(rows)], rows] ** 2)
+
+    with pytest.raises(Mixed, match="does not work on each sample by itself"):
+        micro_batched(capture(loss, WEIGHTS, BATCH), 4)
 
 
 def assert_same_results(loss: Callable[..., Any], count: int) -> None:

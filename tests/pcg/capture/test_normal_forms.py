@@ -12,7 +12,10 @@ from jax.custom_derivatives import SymbolicZero
 from serial_graph import evaluate
 
 from unity.pcg.capture.capture import capture
+from unity.pcg.capture.normal_forms import with_known_indices
 from unity.pcg.ir.graph import PCG
+from unity.pcg.ir.nested_programs import bodies
+from unity.pcg.ir.program import Body
 from unity.pcg.propagation.choices import choices
 
 
@@ -53,6 +56,25 @@ NUMBERED: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("kind", NUMBERED)
 def test_an_index_that_numbers_the_rows_is_a_batching_dimension(kind: str) -> None:
     assert batched(is_computed(NUMBERED[kind])) == [(0,)]
+
+
+def test_transformations_read_look_ups_in_their_normal_form() -> None:
+    """In scans and remats, too; the graph of the same program changes nothing more."""
+    x, i = jax.ShapeDtypeStruct((6, 5), "float32"), jax.ShapeDtypeStruct((6,), "int32")
+
+    def pick(x: Any, i: Any) -> Any:
+        return x[jnp.arange(6), i].sum()
+
+    def fn(x: Any, i: Any) -> Any:
+        return pick(x, i) + lax.scan(lambda c, _: (c + jax.checkpoint(pick)(x, i), None), jnp.float32(0), None, 3)[0]
+
+    def looks(body: Body) -> list[tuple[int, ...]]:
+        own = [e.params["dimension_numbers"].operand_batching_dims for e in body.equations if e.name == "gather"]
+        return own + [dims for e in body.equations for inside in bodies(e) for dims in looks(inside)]
+
+    body = capture(fn, x, i).body
+    assert looks(body) == [(0,), (0,)]
+    assert with_known_indices(body) is body
 
 
 SLICED: dict[str, Callable[[Any, Any], Any]] = {

@@ -223,6 +223,15 @@ def test_losses_that_do_not_add_up_are_refused_by_operator(name):
     assert pipelined(program, 0, 0, TREE.axes[:1], 2).schedule.kind == GPIPE
 
 
+def test_a_loss_of_labels_picked_by_row_adds_up_over_micro_batches():
+    def fn(params, x, y):
+        h = lax.scan(lambda c, w: (jax.nn.relu(c @ w), None), x, params["layers"])[0]
+        return ((jax.nn.log_softmax(h * params["p"])[jnp.arange(8), y] - 1) ** 2).mean()
+
+    args = {"layers": jnp.ones((4, 6, 6)), "p": jnp.ones(6)}, jnp.ones((8, 6)), jnp.arange(8) % 6
+    assert pipelined(PipelineSource(capture(fn, *args)), 0, 0, TREE.axes[:1], 2, ONE_F_ONE_B).schedule.kind == ONE_F_ONE_B
+
+
 def test_where_it_cannot_be_gpipe_is_taken_and_explained(capsys):
     def fn(params, x, y):
         found = layers(params, x @ params["in"]) @ params["out"] - y
