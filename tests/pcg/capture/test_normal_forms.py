@@ -59,21 +59,22 @@ def test_an_index_that_numbers_the_rows_is_a_batching_dimension(kind: str) -> No
 
 
 def test_transformations_read_look_ups_in_their_normal_form() -> None:
-    """In scans and remats, too; the graph of the same program changes nothing more."""
+    """In scans, remats and branches, too; a second time changes nothing."""
     x, i = jax.ShapeDtypeStruct((6, 5), "float32"), jax.ShapeDtypeStruct((6,), "int32")
 
     def pick(x: Any, i: Any) -> Any:
         return x[jnp.arange(6), i].sum()
 
     def fn(x: Any, i: Any) -> Any:
-        return pick(x, i) + lax.scan(lambda c, _: (c + jax.checkpoint(pick)(x, i), None), jnp.float32(0), None, 3)[0]
+        chosen = lax.cond(i[0] > 0, pick, lambda x, i: x.sum(), x, i)
+        return pick(x, i) + chosen + lax.scan(lambda c, _: (c + jax.checkpoint(pick)(x, i), None), jnp.float32(0), None, 3)[0]
 
     def looks(body: Body) -> list[tuple[int, ...]]:
         own = [e.params["dimension_numbers"].operand_batching_dims for e in body.equations if e.name == "gather"]
         return own + [dims for e in body.equations for inside in bodies(e) for dims in looks(inside)]
 
     body = capture(fn, x, i).body
-    assert looks(body) == [(0,), (0,)]
+    assert looks(body) == [(0,)] * 3
     assert with_known_indices(body) is body
 
 

@@ -17,8 +17,8 @@ from jax.extend.core import primitives
 from unity.pcg.capture.routing.integer_tables import IntegerTables
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Atom, Body, Equation, Tensor
-from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, SCANNED
-from unity.pcg.propagation.nested_programs import nested_body
+from unity.pcg.jaxprs.jaxprs import BRANCHED, REMATERIALIZED, SCANNED
+from unity.pcg.propagation.nested_programs import branches, nested_body
 
 LABELS = ("top_k", "argmax", "argmin")  # their results are known as functions of labels only
 SCATTERS = ("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max")
@@ -28,7 +28,7 @@ LOOK_UPS = ("gather", "dynamic_slice", *SCATTERS)
 def with_known_indices(body: Body) -> Body:
     """Return a body whose look-ups at known indices are slices, or have batching dimensions.
 
-    Bodies of scans and remats in it, too. Returns the same object if nothing changes.
+    Bodies of scans, remats and branches in it, too. Returns the same object if nothing changes.
     """
     inside = tuple(map(_with_known_indices_inside, body.equations))
     if any(a is not b for a, b in zip(inside, body.equations, strict=True)):
@@ -39,11 +39,14 @@ def with_known_indices(body: Body) -> Body:
 
 
 def _with_known_indices_inside(e: Equation) -> Equation:
-    if e.name not in SCANNED + REMATERIALIZED:
+    if e.name not in SCANNED + REMATERIALIZED + BRANCHED:
         return e
-    program = nested_body(e)
-    result = with_known_indices(program)
-    return e if result is program else replace(e, params={**e.params, "jaxpr": result}, origin=None)
+    programs = branches(e) if e.name in BRANCHED else (nested_body(e),)
+    results = tuple(map(with_known_indices, programs))
+    if all(a is b for a, b in zip(results, programs, strict=True)):
+        return e
+    changed: Any = {"branches": results} if e.name in BRANCHED else {"jaxpr": results[0]}
+    return replace(e, params={**e.params, **changed}, origin=None)
 
 
 class _Component(NamedTuple):
