@@ -54,12 +54,21 @@ class Dominance:
         """
         if PARTIAL not in choice.operands and any(r.kind for r in choice.reduced):
             others = [c for c in others if _partitions(c) == _partitions(choice) and _leaves_results(c, choice)]
-        others = [c for c in others if _may_replace(c, choice)]
+        others = [c for c in others if _may_replace(c, choice) and not self._reduces_more(c, choice)]
         for reduce_in in self.reduce_in:
             forward, backward = (sent * (1 + SLIGHT) + self.slight for sent in _inside(self.body, choice, reduce_in))
             if not any(self._replaces(other, choice, (forward, backward), reduce_in, users) for other in others):
                 return False
         return True
+
+    def _reduces_more(self, choice: Choice, other: Choice) -> bool:
+        """Return whether another choice adds to a small partial sum, as to a loop's carry, that has to be reduced for this one.
+
+        Its bytes do not count, but in every step of a loop it is a message.
+        """
+        places = zip(self.body.inputs, other.operands, choice.operands, strict=True)
+        carried = [v for v, s, t in places if s == PARTIAL != t and self.body.tensor(v).nbytes <= self.slight]
+        return PARTIAL in other.results and bool(carried)
 
     def _replaces(self, choice: Choice, other: Choice, limits: tuple[float, float], reduce_in: str, users: int) -> bool:
         """Return whether a choice with changes of type around it sends no more than some limits, forward and backward.
