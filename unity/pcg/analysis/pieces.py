@@ -20,7 +20,7 @@ LEAST = 4  # pieces of a kind: fewer are parts of what one layer reads
 
 
 @dataclass(frozen=True)
-class Piece:
+class ArrayPiece:
     """The part `array[start:limit]` of an argument, or of a cast of one, without some dimensions, which have one element in it.
 
     Attributes:
@@ -46,7 +46,7 @@ class Piece:
 class Stack:
     """As many pieces of an array as `count`, along a dimension from the first one's place, every `step`th."""
 
-    first: Piece
+    first: ArrayPiece
     dim: int
     step: int
     count: int
@@ -85,14 +85,14 @@ class Stack:
         return tuple(place if k == self.dim else n for k, n in enumerate(places))
 
 
-def pieces(body: Body) -> dict[int, Piece]:
+def pieces(body: Body) -> dict[int, ArrayPiece]:
     """Return the variables of a program that are pieces of an argument with at least `LEAST` of their kind."""
     read = {*body.outputs, *(a for e in body.equations if e.name != "slice" for a in e.operands)}  # otherwise than in pieces
     arrays: dict[int, int] = {v: v for v in body.inputs}  # arguments and their casts, each with the first that is equal
     casting: dict[int, tuple[int, ...]] = {v: () for v in body.inputs}  # the equations of these
     first: dict[tuple[int, str], int] = {}
     slices: dict[int, tuple[int, Equation, int]] = {}  # results, each with the variable that is cut and the equation
-    found: dict[int, Piece] = {}
+    found: dict[int, ArrayPiece] = {}
     for k, e in enumerate(body.equations):
         if len(e.operands) != 1 or not isinstance(v := e.operands[0], int):
             continue
@@ -105,23 +105,23 @@ def pieces(body: Body) -> dict[int, Piece]:
         elif e.name == "squeeze" and v in slices:
             (whole, cut, i), dims = slices[v], tuple(e.params["dimensions"])
             start, limit = tuple(cut.params["start_indices"]), tuple(cut.params["limit_indices"])
-            found[e.results[0]] = Piece(arrays[whole], start, limit, dims, (*casting[whole], i, k))
+            found[e.results[0]] = ArrayPiece(arrays[whole], start, limit, dims, (*casting[whole], i, k))
     count = Counter(piece.kind for piece in found.values())
     return {v: piece for v, piece in found.items() if count[piece.kind] >= LEAST}
 
 
-def stack_of(members: Sequence[Piece]) -> Stack | None:
-    """Return pieces, of which there are two or more, as one stack in their order; None if they are not equally far apart."""
+def stack_of(members: Sequence[ArrayPiece]) -> Stack | None:
+    """Return two or more pieces as one stack, in their order; None if they are not equally far apart."""
     first, second = members[:2]
     for dim in first.squeezed:
         step = second.start[dim] - first.start[dim]
-        wanted = [_shifted(first, dim, step * k) for k in range(len(members))]
-        if step > 0 and wanted == [replace(piece, equations=first.equations) for piece in members]:
+        evenly_apart = [_shifted(first, dim, step * k) for k in range(len(members))]
+        if step > 0 and evenly_apart == [replace(piece, equations=first.equations) for piece in members]:
             return Stack(first, dim, step, len(members))
     return None
 
 
-def _shifted(piece: Piece, dim: int, by: int) -> Piece:
+def _shifted(piece: ArrayPiece, dim: int, by: int) -> ArrayPiece:
     def shifted(places: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(n + by if k == dim else n for k, n in enumerate(places))
 

@@ -49,8 +49,8 @@ def is_zero(cotangent: Any) -> bool:
 def backward_of(equation: Equation, rule: VjpRule, cotangents: Sequence[Any], solutions: Placing) -> Backward | None:
     """Return the backward program of a call for the cotangents that are not zero, its solutions, and the calls with rules in it.
 
-    None is returned if that of all cotangents, which takes zeros, serves: the rule does not ask, no cotangent is zero, or pieces of
-    the other program's results are no pieces of the derivative.
+    Return None if the program for all cotangents is to be run, with zeros: the rule does not ask, no cotangent is zero, or the
+    results of the other program cannot be placed as planned.
 
     Args:
         equation: the call.
@@ -79,7 +79,7 @@ def with_zeros(equation: Equation, rule: VjpRule, cotangents: Sequence[Any], pla
     """Return the cotangents of a call's results, with arrays of zeros in the place of symbolic ones.
 
     Raises:
-        CaptureError: if a cotangent without which alone the rule could be traced is no symbolic zero.
+        CaptureError: if the rule could be traced only without a cotangent, and that one is not a symbolic zero.
     """
     types = [rule.backward.tensors[v].dtype for v in rule.backward.inputs[len(rule.backward.inputs) - len(cotangents) :]]
     zero = [is_zero(c) for c in cotangents]

@@ -61,13 +61,13 @@ def segments(body: Body, differentiated: Collection[int], least: int = LEAST) ->
     cutting = _cutting(body)
     flowing, last = flows(body, differentiated), _last_uses(body)
 
-    def without(some: Collection[int]) -> tuple[Segment, ...]:
-        remaining = [i for i in range(len(body.equations)) if i not in some]
+    def without(equations: Collection[int]) -> tuple[Segment, ...]:
+        remaining = [i for i in range(len(body.equations)) if i not in equations]
         ends = itertools.pairwise([0, *cuts(body, remaining, least), len(remaining)])
         return tuple(part(body, remaining[start:end], constant, flowing, last) for start, end in ends if start < end)
 
     candidates = [without(left_out), *([without(left_out | cutting)] if cutting else [])]
-    return min(candidates, key=lambda found: len({segment.key for segment in found}))
+    return min(candidates, key=lambda segments: len({segment.key for segment in segments}))
 
 
 def _cutting(body: Body) -> frozenset[int]:

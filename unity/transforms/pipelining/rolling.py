@@ -67,14 +67,14 @@ def layers(captured: Captured) -> EqualLayers | None:
 def _layers(captured: Captured, least: int) -> EqualLayers | None:
     """Return the longest run of equal layers, cut into segments of at least `least` equations."""
     cutting = {i for piece in pieces(captured.body).values() for i in piece.equations}
-    found = [_layers_without(some, captured.body, least) for some in ([set(), cutting] if cutting else [set()])]
-    return max((run for run in found if run is not None), key=_size, default=None)
+    runs = [_layers_without(left_out, captured.body, least) for left_out in ([set(), cutting] if cutting else [set()])]
+    return max((run for run in runs if run is not None), key=_size, default=None)
 
 
-def _layers_without(cutting: Collection[int], body: Body, least: int) -> EqualLayers | None:
-    """Return the longest run of equal layers; the equations that cut pieces out of arguments, by number, belong to none."""
+def _layers_without(left_out: Collection[int], body: Body, least: int) -> EqualLayers | None:
+    """Return the longest run of equal layers. The equations that are left out, by number, belong to none."""
     constant = constants(body)
-    variable = [i for i, e in enumerate(body.equations) if i not in cutting and not (e.results and e.results[0] in constant)]
+    variable = [i for i, e in enumerate(body.equations) if i not in left_out and not (e.results and e.results[0] in constant)]
     ends = [0, *cuts(body, variable, least), len(variable)]
 
     def of(start: int, end: int) -> Segment:
