@@ -283,6 +283,21 @@ def _flat(step):
     return step[0], tuple(jax.tree.leaves(step[1]))
 
 
+def test_one_layer_is_rolled_too():
+    args = jnp.ones((4, 8, 8)) / 8, jnp.ones((16, 8))
+    captured = capture(_four_layers, *args)
+    run = layers(captured)
+    assert run is not None
+    after = rolled(captured, run, 1)
+    close(run_body(after.body, args, [()] * 2, [()], ()), [_four_layers(*args)])
+
+
+def _four_layers(w, x):
+    for k in range(4):
+        x = x + jnp.tanh((x - x.mean()) @ w[k]) * jnp.cos(x) - jnp.sin(x) / (1 + x * x)
+    return (x**2).mean()
+
+
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_short_layers_that_are_joined_walk_over_the_array_too(first):
     def short(w, x):

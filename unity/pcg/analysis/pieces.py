@@ -87,16 +87,17 @@ class Stack:
 
 def pieces(body: Body) -> dict[int, ArrayPiece]:
     """Return the variables of a program that are pieces of an argument with at least `LEAST` of their kind."""
-    read = {*body.outputs, *(a for e in body.equations if e.name != "slice" for a in e.operands)}  # otherwise than in pieces
+    readers = [body.outputs, *(e.operands for e in body.equations if e.name != "slice")]
+    read_whole = {a for atoms in readers for a in atoms if isinstance(a, int)}
     arrays: dict[int, int] = {v: v for v in body.inputs}  # arguments and their casts, each with the first that is equal
     casting: dict[int, tuple[int, ...]] = {v: () for v in body.inputs}  # the equations of these
     first: dict[tuple[int, str], int] = {}
     slices: dict[int, tuple[int, Equation, int]] = {}  # results, each with the variable that is cut and the equation
-    found: dict[int, ArrayPiece] = {}
+    all_pieces: dict[int, ArrayPiece] = {}
     for k, e in enumerate(body.equations):
         if len(e.operands) != 1 or not isinstance(v := e.operands[0], int):
             continue
-        if e.name == "convert_element_type" and v in arrays and read.isdisjoint(e.results):
+        if e.name == "convert_element_type" and v in arrays and read_whole.isdisjoint(e.results):
             (cast,) = e.results
             arrays[cast] = first.setdefault((arrays[v], e.signature), cast)
             casting[cast] = (*casting[v], k, *casting.get(arrays[cast], ()))
@@ -105,13 +106,15 @@ def pieces(body: Body) -> dict[int, ArrayPiece]:
         elif e.name == "squeeze" and v in slices:
             (whole, cut, i), dims = slices[v], tuple(e.params["dimensions"])
             start, limit = tuple(cut.params["start_indices"]), tuple(cut.params["limit_indices"])
-            found[e.results[0]] = ArrayPiece(arrays[whole], start, limit, dims, (*casting[whole], i, k))
-    count = Counter(piece.kind for piece in found.values())
-    return {v: piece for v, piece in found.items() if count[piece.kind] >= LEAST}
+            all_pieces[e.results[0]] = ArrayPiece(arrays[whole], start, limit, dims, (*casting[whole], i, k))
+    count = Counter(piece.kind for piece in all_pieces.values())
+    return {v: piece for v, piece in all_pieces.items() if count[piece.kind] >= LEAST}
 
 
 def stack_of(members: Sequence[ArrayPiece]) -> Stack | None:
-    """Return two or more pieces as one stack, in their order; None if they are not equally far apart."""
+    """Return pieces as one stack, in their order; None if they are fewer than two or not equally far apart."""
+    if len(members) < 2:
+        return None
     first, second = members[:2]
     for dim in first.squeezed:
         step = second.start[dim] - first.start[dim]

@@ -8,7 +8,7 @@ pieces of one array, which is then what the scan walks over."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from unity.pcg.analysis.pieces import Stack, pieces, stack_of
+from unity.pcg.analysis.pieces import ArrayPiece, Stack, pieces, stack_of
 from unity.pcg.capture.capture import Captured, graph_of
 from unity.pcg.capture.heavy_operators import constants
 from unity.pcg.ir.graph import PCG
@@ -148,7 +148,8 @@ def rolled(captured: Captured, run: EqualLayers, count: int) -> Captured:
     run = replace(run, parts=run.parts[len(run) - count :])
     first, last = run.parts[0], run.parts[-1]
     shared, start = [first.inputs[p] for p in run.shared], [first.inputs[p] for p in run.carried]
-    walked = [_Walked.of(captured.body, [layer.inputs[p] for layer in run.parts]) for p in run.own]
+    known = pieces(captured.body)
+    walked = [_Walked.of(known, [layer.inputs[p] for layer in run.parts]) for p in run.own]
     inputs = [*shared, *start, *(v for each in walked for v in each.inputs)]
     structs = (captured.body.tensors[v].struct for v in inputs)
     program = trace(lambda *xs: _scanned(run, walked, xs), structs, run.step.tensors.values())
@@ -166,8 +167,8 @@ class _Walked:
     stack: Stack | None
 
     @staticmethod
-    def of(body: Body, values: list[int]) -> _Walked:
-        known = pieces(body)
+    def of(known: Mapping[int, ArrayPiece], values: list[int]) -> _Walked:
+        """Return what is walked over for the values of one input, of which some may be known as pieces."""
         stack = stack_of([known[v] for v in values]) if all(v in known for v in values) else None
         return _Walked(values, None) if stack is None else _Walked([stack.array], stack)
 
