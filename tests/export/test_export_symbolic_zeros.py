@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.custom_derivatives import SymbolicZero
 from precision import in_64_bits
+from refusing_rule import scaled
 from small_models import Small, arrays, f
 from test_export import PAIR, assert_well_written, names_of_file, planned
 
@@ -96,16 +97,6 @@ def test_a_rule_that_asks_which_results_have_a_cotangent_is_exported(tmp_path: P
 
 
 def test_a_rule_that_refuses_some_operands_is_refused_at_its_line(tmp_path: Path) -> None:
-    @jax.custom_vjp
-    def scaled(x: Any, times: Any) -> Any:
-        return jnp.tanh(x) * times.sum()
-
-    def forward(x: Any, times: Any) -> Any:
-        if times.perturbed:
-            raise RuntimeError("times cannot be differentiated")
-        return scaled(x.value, times.value), (x.value, times.value)
-
-    scaled.defvjp(forward, lambda r, g: (g * (1 - jnp.tanh(r[0]) ** 2) * r[1].sum(), None), symbolic_zeros=True)
     model = Small(lambda w, x: (scaled(x @ w, x[0]) ** 2).sum(), f(8, 6), f(4, 8))
     with pytest.raises(unity.ExportError, match=r"symbolic_zeros\.py:\d+.*custom_vjp.*: its derivative rule refuses"):
         exported(model, tmp_path)

@@ -16,6 +16,7 @@ import pytest
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.experimental.ode import odeint
+from refusing_rule import scaled
 from small_models import arrays, f, i
 
 import unity
@@ -163,17 +164,6 @@ def test_a_rule_around_one_that_uses_what_is_around_it_is_enough() -> None:
 
 def test_a_rule_that_asks_what_is_differentiated_runs_whole() -> None:
     """As those of Equinox' `filter_custom_vjp`: planned, all floating arguments are; run, JAX says what is."""
-
-    @jax.custom_vjp
-    def scaled(x: Any, times: Any) -> Any:
-        return jnp.tanh(x) * times.sum()
-
-    def forward(x: Any, times: Any) -> Any:
-        if times.perturbed:
-            raise RuntimeError("times cannot be differentiated")
-        return scaled(x.value, times.value), (x.value, times.value)
-
-    scaled.defvjp(forward, lambda r, g: (g * (1 - jnp.tanh(r[0]) ** 2) * r[1].sum(), None), symbolic_zeros=True)
 
     def loss(w: Any, batch: Any) -> Any:
         return jnp.mean(scaled(batch["x"] @ w, batch["times"]) ** 2)
