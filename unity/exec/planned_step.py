@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -38,6 +38,7 @@ class PlannedStep:
         differentiated: the inputs that gradients are taken for, by number; none without a backward pass.
         training: whether there is a backward pass, and the optimizer's slots.
         partitioned: whether XLA partitions it by sharding constraints (`unity.exec.sharding_constraints`).
+        ties: whether it computes the gradients of a product together on GPUs (`unity.exec.tied_gradients`).
     """
 
     graph: PCG
@@ -45,6 +46,7 @@ class PlannedStep:
     differentiated: frozenset[int]
     training: Training
     partitioned: bool = False
+    ties: bool = False
 
     @property
     def backend(self) -> Backend:
@@ -91,7 +93,8 @@ class PlannedStep:
                 streamed = Streamed(self.graph, self.mesh, tuple(sorted(self.differentiated)))
                 step = jax.jit(streamed.step, donate_argnums=0)
                 return step.lower(streamed.flight, tuple(self.structs)).compile(compiler_options=options)
-            run = jax.jit((partitioned_program if self.partitioned else program)(self.graph, self.mesh))
+            lower = partitioned_program if self.partitioned else partial(program, ties=self.ties)
+            run = jax.jit(lower(self.graph, self.mesh))
             if self.training.backward:
                 step = gradient_step(run, len(self.structs), self.weights, losses(self.graph))
                 return self._differentiated(step).compile(compiler_options=options)

@@ -145,7 +145,7 @@ class Plan:
     @cached_property
     def _program(self) -> Callable[..., tuple]:
         """The lowered function of all leaves, with its effects, jitted for calls outside of any jit."""
-        return jax.jit(self._with_effects(program))
+        return jax.jit(self._with_effects(partial(program, ties=self.program.ties_gradients)))
 
     @cached_property
     def _runnable_program(self) -> Callable[..., tuple]:

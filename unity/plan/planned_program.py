@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from unity.base.errors import DerivationError
+from unity.exec.tied_gradients import LATE_OVERHEAD
 from unity.pcg.capture.packed_arguments import Packing
 from unity.pcg.ir.graph import PCG
 from unity.pcg.parallel.axis_names import AxisNames, names_in
@@ -89,6 +90,12 @@ class PlannedProgram:
         if graph is not self.pcg:
             check(graph)
         return graph
+
+    @property
+    def ties_gradients(self) -> bool:
+        """Whether the gradients of a product are computed together on GPUs, as the plan might not fit otherwise."""
+        limit = self.family.search.machine.device.memory if self.family.limit is None else self.family.limit
+        return LATE_OVERHEAD * self.candidate.memory > limit
 
     @property
     def _single_axis(self) -> dict[str, int]:

@@ -18,7 +18,7 @@ def step_of(plan: Plan, training: Training) -> PlannedStep:
     """Return one step of a plan: the function, and with `training.backward` its weights' gradients."""
     differentiated = frozenset(plan.program.family.captured.differentiated if training.backward else ())
     mesh = plan.inspect.mesh
-    return PlannedStep(graph_on(plan.program, mesh), automatic(mesh), differentiated, training)
+    return PlannedStep(graph_on(plan.program, mesh), automatic(mesh), differentiated, training, ties=plan.program.ties_gradients)
 
 
 def can_run(plan: Plan) -> bool:

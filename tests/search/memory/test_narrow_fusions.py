@@ -102,3 +102,13 @@ def test_the_residuals_of_a_long_chain_of_wide_values_are_found() -> None:
 
     body = capture(loss, jax.ShapeDtypeStruct((64, 1024), jnp.bfloat16)).body
     assert residuals(body, (True,)).operands == (True,)
+
+
+@pytest.mark.parametrize(("backend", "copies"), [(GPU, 3), (CPU, 6)])
+def test_a_recomputed_softmax_holds_no_wide_exponentials_on_a_gpu(backend: Backend, copies: int) -> None:
+    def loss(w: Any, x: jax.Array) -> jax.Array:
+        return jnp.sum(jax.checkpoint(attended)(x, w).astype(jnp.float32))
+
+    _, found = predicted(loss, (WIDTH, WIDTH), jnp.bfloat16, backend)
+    # scores, probabilities and their cotangent; on a CPU float32 besides
+    assert found.total == pytest.approx(copies * 2 * SCORES, rel=0.03)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from unity.pcg.analysis.residuals import Residuals, residuals
-from unity.pcg.ir.program import Body
+from unity.pcg.ir.program import Body, Equation
 from unity.pcg.propagation.halos import extended
 from unity.pcg.propagation.placement import moved_waists, placing
 from unity.pcg.types.axis import Axis
@@ -43,7 +44,18 @@ class Inner:
     @cached_property
     def largest(self) -> float:
         """Bytes on one device of the largest inner value, not counting results of the last equation."""
-        variables = (v for e in self.body.equations[:-1] for v in e.results)
+        return self._largest(self.body.equations[:-1])
+
+    @cached_property
+    def largest_unfused(self) -> float:
+        """Bytes on one device of the largest inner value that is no elementwise function of others.
+
+        A compiler for GPUs computes elementwise functions in the loop that reads them, and writes none to memory.
+        """
+        return self._largest(e for e in self.body.equations[:-1] if not (facts_of(e.name).recomputed or facts_of(e.name).pointwise))
+
+    def _largest(self, equations: Iterable[Equation]) -> float:
+        variables = (v for e in equations for v in e.results)
         return max((self.local(v, self.body.tensors[v].nbytes, produced=True) for v in variables), default=0.0)
 
     @cached_property

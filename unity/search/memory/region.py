@@ -283,7 +283,9 @@ class Region(ResidualCollector):
         the place of the scattered cotangent of the logarithms.
         """
         fuses = not (facts_of(node.kind).product or facts_of(node.kind).alone or (inner.looked_up and self.backend.scatters_apart))
-        return 0.0 if fuses and inner.largest in {self.own_bytes[v] for v in node.operands} else inner.largest
+        if fuses and inner.largest in {self.own_bytes[v] for v in node.operands}:
+            return 0.0
+        return inner.largest if self.backend.buffered else inner.largest_unfused
 
     def bytes_of_transposed_cotangents(self, node: Node) -> float:
         """Return the bytes of cotangents that an operator also produces in another order of dimensions, for products before it.
