@@ -361,3 +361,19 @@ def test_an_infeasible_plan_names_micro_batches_as_a_way_out() -> None:
     leanest = planned(WIDE, micro_batches=None, objective="memory")
     with pytest.raises(unity.InfeasibleError, match="micro_batches=True, with at least"):
         planned(WIDE, micro_batches=None, memory_limit=0.3 * leanest.memory)
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["a teacher", "a teacher beside the samples"])
+@pytest.mark.parametrize("rows", [B, 2 * B])
+def test_weights_that_are_not_differentiated_may_have_as_many_rows_as_there_are_samples(rows: int, together: bool) -> None:
+    def distilled(student: Any, *others: Any) -> Any:
+        teacher, x = others[0] if together else others
+        for t, s in zip(teacher, student, strict=True):
+            x = jnp.tanh(x @ t) + x @ s
+        return jnp.mean(x**2)
+
+    square, x = [f(rows, rows)] * 2, f(B, rows)
+    args = (square, (square, x)) if together else (square, square, x)
+    plan = unity.optimize(distilled, *args, machine=MACHINE, micro_batches=4, search="captured", progress=False)
+    values = [arrays(a) for a in args]
+    assert_equal(jax.jit(jax.value_and_grad(plan))(*values), jax.value_and_grad(distilled)(*values))

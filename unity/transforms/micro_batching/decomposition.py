@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from unity.pcg.capture.capture import Captured
 from unity.pcg.capture.heavy_operators import constants
@@ -26,11 +27,13 @@ from unity.pcg.parallel.stages import Mixed
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.propagation import Solution, Unmatched
 from unity.pcg.propagation.solver import solve
+from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State
 from unity.transforms.cotangent_of_one import check_cotangents
 from unity.transforms.splice import operator_at, variables_of
 
 DIMENSIONS = 2  # the samples of an argument are along its first or its second dimension
+ALONE = 16  # arrays that are tried alone
 NO_SAMPLES = "no argument that is not differentiated has samples"
 
 
@@ -117,10 +120,13 @@ def divisors(size: int) -> list[int]:
 def _batches(captured: Captured) -> Iterator[tuple[int, dict[int, int | None]]]:
     """Yield numbers of samples, each with the sample dimension of some inputs, None for those without samples.
 
-    Sizes of the first dimension come first, and of these the size that most arguments have. For each size, all arguments of that
-    size have samples at first, and then the largest of them alone, from which the states of the other arguments follow.
+    Sizes of the first dimension come first, and of these the size that most arrays have. For each size, all arrays of that size
+    have samples at first, and then one array alone, from which the states of the others follow: the largest of each argument, then
+    others, largest first. Weights that are not differentiated, such as a teacher's, may have as many rows as there are samples.
     """
     body = captured.body
+    arguments = [k for k, tree in enumerate(captured.in_tree.children()) for _ in range(tree.num_leaves)]
+    argument_of = dict(zip(body.inputs, arguments, strict=False))  # the inputs after them are constants
     data = [v for k, v in enumerate(body.inputs) if k not in captured.differentiated]
     weights = dict.fromkeys(v for k, v in enumerate(body.inputs) if k in captured.differentiated)
     for dim in range(DIMENSIONS):
@@ -129,7 +135,12 @@ def _batches(captured: Captured) -> Iterator[tuple[int, dict[int, int | None]]]:
             alike = [v for v in data if body.tensors[v].ndim > dim and body.tensors[v].shape[dim] == size]
             if size > 1:
                 yield size, {**weights, **dict.fromkeys(alike, dim)}
-                yield size, {max(alike, key=lambda v: body.tensors[v].nbytes): dim}
+                alike.sort(key=lambda v: body.tensors[v].nbytes, reverse=True)
+                largest = dict[int | None, int]()  # of each argument
+                for v in alike:
+                    largest.setdefault(argument_of.get(v), v)
+                for v in islice(dict.fromkeys((*largest.values(), *alike)), ALONE):
+                    yield size, {v: dim}
 
 
 def _decomposed(captured: Captured, size: int, dims: Mapping[int, int | None], count: int) -> Decomposition:
@@ -143,6 +154,8 @@ def _decomposed(captured: Captured, size: int, dims: Mapping[int, int | None], c
     early = {v for v in solution.reduced if v not in active}  # sums that are computed before the loop
     after = _needing_sums(body, following, after, active, solution)
     inside = [i for i in following if i not in after and _has_samples(body, i, solution)]
+    if len(dims) == 1:
+        _refuse_whole_products(captured, [i for i in following if i not in after and i not in inside], size)
     own = [i for i in inside if early.isdisjoint(body.equations[i].results)]
     before = _leading_to(body, early)  # the loop computes again what it needs of these
     computed = [v for i in own for v in body.equations[i].results if v not in before]
@@ -164,6 +177,26 @@ def _decomposed(captured: Captured, size: int, dims: Mapping[int, int | None], c
         check_cotangents(part)
     _check(result, count)
     return result
+
+
+def _refuse_whole_products(captured: Captured, outside: Sequence[int], size: int) -> None:
+    """Refuse samples of one array alone if a product of a weight and another array of their number would be computed whole.
+
+    Of a loss that picks its samples' scores in another order, the order alone could be shared by micro-batches.
+
+    Raises Mixed.
+    """
+    body = captured.body
+    weights = {v for k, v in enumerate(body.inputs) if k in captured.differentiated}
+    others = {v for v in body.inputs if v not in weights and size in body.tensors[v].shape[:DIMENSIONS]}
+    for i in outside:
+        e = body.equations[i]
+        read = variables_of(e.operands)
+        if facts_of(e.name).product and not weights.isdisjoint(read) and not others.isdisjoint(read):
+            raise Mixed(f"{operator_at(e)} does not work on each sample by itself")
+        for known in (weights, others):
+            if not known.isdisjoint(read):
+                known.update(e.results)
 
 
 def _solved(body: Body, known: Mapping[int, State]) -> tuple[set[int], Solution]:
