@@ -478,6 +478,21 @@ def test_scans_that_cannot_be_pipelines_say_why(name):
     assert "test_pipelines.py" in reason
 
 
+def test_a_scan_over_integers_has_no_layers():
+    def picked(weights, x):
+        for w in weights["layers"]:
+            x = x + jnp.tanh(x @ w)
+        edges = jnp.cumsum(jax.nn.softmax(x @ weights["out"]), -1)
+        found = jax.vmap(jnp.searchsorted)(edges, jax.nn.sigmoid(x[:, 0]))  # a binary search is a scan of three steps
+        return jnp.mean(jnp.take_along_axis(edges, jnp.clip(found, 0, 6)[:, None], 1) * x[:, :1])
+
+    weights = {"layers": [jax.ShapeDtypeStruct((WIDTH, WIDTH), "float32")] * 4, "out": jax.ShapeDtypeStruct((WIDTH, 7), "float32")}
+    x = jax.ShapeDtypeStruct((BATCH, WIDTH), "float32")
+    assert scans(capture(picked, weights, x))[1][0].endswith("it carries no real numbers, as layers do")
+    plan = unity.optimize(picked, weights, x, machine=TREE, progress=False, pipeline=unity.PipelineShape(2, 4), budget=0)
+    assert "2 stages of 2 layers" in str(plan)
+
+
 def test_equal_layers_that_mix_samples_are_refused_by_operator():
     def fn(params, x):
         for w in params:

@@ -94,6 +94,8 @@ def _scan(captured: Captured, number: int) -> LayerScan:
     if not carry:
         raise Mixed("it carries nothing from step to step")
     carried = [body.tensor(a) for a in e.operands[consts : consts + carry]]
+    if not any(t.floating for t in carried):
+        raise Mixed("it carries no real numbers, as layers do")
     for samples in _samples(carried):
         scan = LayerScan(number, steps, samples, carried[0].shape[samples[0]])
         scan = replace(scan, read=_read(step, consts, scan))
