@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -24,6 +24,8 @@ from unity.pcg.propagation.solver import replicable, scattering_dims, scattering
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import Slot, facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
+
+MANY = 128  # solutions of a body up to which pairs are joined: k parts that are divided independently have 2 to the power of k
 
 Seed = tuple[int, State]  # position (operands, then results) and the state wanted there
 
@@ -173,13 +175,17 @@ def _solutions(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Solution]:
             yield from extending(known, contributing=PARTIAL in known.values())
         for operands, results in _scattering(body, solution):
             yield from with_boundary(operands, results)
+    single = tuple(solutions.items)
     for a, b in _joinable_pairs(solutions):
-        joined = list(zip(body.inputs, _joined_operands(a, b), strict=True))
+        joined = list(zip(body.inputs, _joined_operands(a.operands, b.operands), strict=True))
         known = {v: s for v, s in joined if s == PARTIAL and (a.reduced or b.reduced)}
         known |= {v: s for v, s in joined if s.kind == "P"}  # last, since what is set last is followed first
         yield from extending(known)
         if a.reduced and b.reduced and a.results == b.results:
             yield from extending(known | {v: s for v, s in zip(body.outputs, a.results, strict=True) if isinstance(v, int)})
+    for solution in single if len(solutions.items) >= MANY else ():
+        states = zip(body.inputs, _joined_with_most(solution, single), strict=True)
+        yield from extending({v: s for v, s in states if s.kind in "PS"})
 
 
 def _only_reduces_operands(body: Body, solution: Solution) -> bool:
@@ -246,13 +252,15 @@ def _adds_inside(body: Body, solution: Solution) -> bool:
 def _joinable_pairs(solutions: _Solutions) -> Iterator[tuple[Solution, Solution]]:
     """Yield pairs of solutions that may be joined: each partitions something that the other repeats.
 
-    `solutions` may grow while the pairs are read; new ones are paired, too.
+    `solutions` may grow while the pairs are read; new ones are paired, too, until there are `MANY`.
     """
     k = 0
     while k < len(solutions.items):
         for j in range(k):
+            if len(solutions.items) >= MANY:
+                return
             a, b = solutions.items[j], solutions.items[k]
-            joined = _joined_operands(a, b)
+            joined = _joined_operands(a.operands, b.operands)
             results = solutions.results_of.get(joined, ()) if joined else ()
             if not joined or any(r == a.results or not (a.reduced and b.reduced) for r in results):
                 continue
@@ -261,11 +269,20 @@ def _joinable_pairs(solutions: _Solutions) -> Iterator[tuple[Solution, Solution]
         k += 1
 
 
-def _joined_operands(a: Solution, b: Solution) -> tuple[State, ...]:
+def _joined_operands(a: tuple[State, ...], b: tuple[State, ...]) -> tuple[State, ...]:
     """Return the operands' states of two solutions joined, or an empty tuple if they contradict each other."""
-    pairs = tuple(zip(a.operands, b.operands, strict=True))
+    pairs = tuple(zip(a, b, strict=True))
     agree = all(s == t or REPLICATED in (s, t) for s, t in pairs)
     return tuple(t if s == REPLICATED else s for s, t in pairs) if agree else ()
+
+
+def _joined_with_most(solution: Solution, others: Collection[Solution]) -> tuple[State, ...]:
+    """Return the operands' states of a solution joined with all others that do not contradict: first those in the same states."""
+    alike = {*solution.operands, REPLICATED}
+    joined = solution.operands
+    for other in sorted(others, key=lambda other: not alike.issuperset(other.operands)):
+        joined = _joined_operands(joined, other.operands) or joined
+    return joined
 
 
 def _seeds(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Mapping[int, State]]:
