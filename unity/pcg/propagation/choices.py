@@ -77,6 +77,8 @@ def _choices(body: Body, seeds: tuple[Seed, ...], users: int) -> tuple[Choice, .
     for solution in [other for s in useful for other in with_unused(body, s)]:
         offer(solution)
     for states in dict.fromkeys(around_moves(body, choices) if users else ()):
+        if len(by_states) >= 2 * MANY:  # of independent parts, each may be moved whatever the others are
+            break
         with suppress(Unmatched):
             offer(moved(body, *states))
     return _with_inner_states(body, list(by_states.values()), solution_of)
