@@ -493,6 +493,20 @@ def test_a_scan_over_integers_has_no_layers():
     assert "2 stages of 2 layers" in str(plan)
 
 
+def test_equal_parts_that_read_each_other_in_other_ways_are_no_layers():
+    """Of distances between all pairs of arrays, some parts read an array that the part before reads, too, and some do not."""
+
+    def distances(xs):
+        pairs = [(a, b) for k, a in enumerate(xs) for b in xs[:k]]
+        return sum(jnp.sum(jnp.sqrt(((a[:, None] - b[None]) ** 2).sum(-1) + 1e-3)) for a, b in pairs)
+
+    xs = [jnp.full((16, 4), 0.1 * k) for k in range(5)]
+    run = layers(capture(distances, xs))
+    assert run is None or len({len(part.inputs) for part in run.parts}) == 1
+    plan = unity.optimize(distances, xs, machine=TREE, progress=False, budget=0)
+    np.testing.assert_allclose(plan(xs), distances(xs), rtol=1e-5)
+
+
 def test_equal_layers_that_mix_samples_are_refused_by_operator():
     def fn(params, x):
         for w in params:

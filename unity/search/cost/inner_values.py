@@ -48,7 +48,7 @@ class Inner:
 
     @cached_property
     def largest_unfused(self) -> float:
-        """Bytes on one device of the largest inner value that is no elementwise function of others.
+        """Bytes on one device of the largest inner value that is not an elementwise function of others.
 
         A compiler for GPUs computes elementwise functions in the loop that reads them, and writes none to memory.
         """

@@ -25,7 +25,7 @@ XLA's GPU backend, likewise (`benchmarks/gpu_programs.py` compares):
 - *turns images*: convolutions read channels last. An image that is an argument is transposed, and is a residual in that order.
 - *scatters*: the gradient of a maximum over windows is a scatter into zeros that the forward pass writes beside the operand,
   unless that is padded. Its int32 indices, one for every dimension, are computed in the backward pass, together with the maximum.
-- not *buffered*: elementwise values inside of an operator are in no memory.
+- not *buffered*: elementwise values inside of an operator take no memory.
 
 On every backend a product in groups of rows reads the rows, and their cotangents in two orders of dimensions, once for each group,
 with zeros in the rows of others.

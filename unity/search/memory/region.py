@@ -280,7 +280,8 @@ class Region(ResidualCollector):
         """Return the bytes of an operator's largest inner value, or of its cotangent.
 
         A fusion writes the cotangent of an operand in the place of one of its size, such as the gradient of a cross-entropy in
-        the place of the scattered cotangent of the logarithms.
+        the place of the scattered cotangent of the logarithms. A compiler whose reductions read no buffers writes no elementwise
+        inner value to memory either.
         """
         fuses = not (facts_of(node.kind).product or facts_of(node.kind).alone or (inner.looked_up and self.backend.scatters_apart))
         if fuses and inner.largest in {self.own_bytes[v] for v in node.operands}:

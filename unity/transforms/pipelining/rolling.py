@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import groupby, islice, pairwise
 from typing import Any
 
 import jax.numpy as jnp
@@ -85,10 +85,17 @@ def _layers_without(left_out: Collection[int], body: Body, least: int) -> EqualL
     for period in range(1, PERIOD + 1):
         for first, times in _runs(keys, period):
             places = [ends[first + k * period] for k in range(times + 1)]
-            candidate = _wired(body, [of(start, end) for start, end in pairwise(_longer(places, of, len(variable)))])
-            if candidate is not None and len(candidate) >= LEAST and (best is None or _size(candidate) > _size(best)):
-                best = candidate
+            parts = [of(start, end) for start, end in pairwise(_longer(places, of, len(variable)))]
+            for run in _alike(parts):
+                candidate = _wired(body, run) if len(run) >= LEAST else None
+                if candidate is not None and (best is None or _size(candidate) > _size(best)):
+                    best = candidate
     return best
+
+
+def _alike(parts: Sequence[Segment]) -> list[list[Segment]]:
+    """Return the runs of equal parts: parts of several segments may differ in how these read each other, though all are equal."""
+    return [list(run) for _, run in groupby(parts, key=lambda segment: content_key(segment.body))]
 
 
 def _size(run: EqualLayers) -> int:
