@@ -2,14 +2,14 @@
 
 import json
 from dataclasses import replace
-from math import log2
+from math import inf, log2
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unity.machine.collectives import KINDS, collective, collective_seconds, table
+from unity.machine.collectives import KINDS, MERGED, collective, collective_seconds, most_merged, table
 from unity.machine.hardware import Level, MachineError, Protocol
 from unity.machine.machine import Machine
 from unity.machine.presets import LINKS
@@ -99,7 +99,25 @@ def test_changes_of_type_are_priced_by_the_bytes_that_move(nbytes):
     price = collective(NODES, "all-reduce", one)
     size = nbytes / (NODES.devices / one[0].size)
     assert found.backward.item() == pytest.approx(price(size))
-    assert found.merged.item() == pytest.approx(price(size) - price.beta * size)
+    assert found.merged.item() == pytest.approx(price(size) - price.merged(size, MERGED))
+
+
+def test_a_merged_all_reduce_takes_its_part_of_a_collective_of_thirty_mebibytes():
+    price = collective(NODE, "all-reduce", NODE.axes)
+    whole = (14 + 2 * (7 * 1.9 + 7 / 8 * MERGED / (0.92 * 450e3))) * 1e-6  # by LL128
+    assert price(MERGED) == pytest.approx(whole)
+    assert price.merged(MERGED / 4, MERGED) == pytest.approx(whole / 4)
+    assert price.merged(2 * MERGED, MERGED) == price(2 * MERGED)  # too large to be merged
+    assert price.merged(0, MERGED) == 0
+    cpus = replace(NODE, device=replace(NODE.device, name="cpu"), host=None)  # they merge all
+    assert (most_merged(NODE), most_merged(cpus)) == (MERGED, inf)
+    price = collective(cpus, "all-reduce", cpus.axes)
+    assert price.merged(1e6, inf) == pytest.approx(price.beta * 1e6)
+    sizes = np.array([0.0, 1e3, 1e6, 1e9])
+    for machine, most in ((NODE, MERGED), (cpus, inf)):
+        every = (1 << len(machine.axes)) - 1
+        found = table(machine, "all-reduce").merged_seconds(every, sizes, most)
+        assert found == pytest.approx([collective(machine, "all-reduce", machine.axes).merged(n, most) for n in sizes])
 
 
 def test_files_keep_protocols():

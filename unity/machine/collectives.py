@@ -50,8 +50,8 @@ take equally long on the wire, such as an all-reduce, or a reduce-scatter and a 
 faster.
 
 **Merging.** The all-reduces of arguments' gradients wait for nothing and nothing waits for them, so XLA merges them: on CPUs all
-that are over the same devices, on GPUs up to tens of megabytes. Their bytes are priced as of large collectives, but not alpha,
-which they share (`pcg.parallel.traffic.Collective.merged`, `machine.resharding_tables.Changes.merged`).
+that are over the same devices, on GPUs up to 30 MiB (`most_merged`). A smaller one takes its part, by bytes, of the seconds of a
+merged one of that size (`pcg.parallel.traffic.Collective.merged`, `machine.resharding_tables.Changes.merged`).
 
 **Turning.** A tensor that is gathered or scattered along another dimension than its first is transposed: it is read and written
 once more, by one more kernel. (An all-to-all always transposes.)
@@ -68,9 +68,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unity.machine.hardware import Device, Level, MachineError, Protocol
-from unity.machine.machine import Machine
+from unity.machine.machine import CPU, Machine
 from unity.pcg.types.axis import Axis
 
+MERGED = 30 * 2**20  # bytes: the default of XLA's option `xla_gpu_all_reduce_combine_threshold_bytes`
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 TURNING = ("all-gather", "reduce-scatter")
 
@@ -99,6 +100,11 @@ class Price:
         """Return the seconds for `nbytes` bytes."""
         return min(line(nbytes) for line in self.lines)
 
+    def merged(self, nbytes: float, most: float) -> float:
+        """Return the seconds for `nbytes` bytes as a part of collectives that are merged up to `most` bytes."""
+        part = nbytes / max(nbytes, most) if nbytes else 0.0
+        return min(part * line.alpha + line.beta * nbytes for line in self.lines)
+
     @property
     def alpha(self) -> float:
         """Seconds with no bytes."""
@@ -106,7 +112,7 @@ class Price:
 
     @property
     def beta(self) -> float:
-        """Seconds for each byte of many, and of collectives that are merged into a large one."""
+        """Seconds for each byte of many."""
         return min(line.beta for line in self.lines)
 
 
@@ -126,6 +132,12 @@ class PriceTable:
         """Return the seconds of collectives over sets of axes. `nbytes`: the bytes on the full side of one device."""
         masks, nbytes = np.broadcast_arrays(masks, nbytes)
         return (self.alpha[:, masks] + self.beta[:, masks] * nbytes).min(0)
+
+    def merged_seconds(self, masks: NDArray[np.integer] | int, nbytes: Array | float, most: float) -> Array:
+        """Return the seconds of collectives as parts of ones that are merged up to `most` bytes (`Price.merged`)."""
+        masks, nbytes = np.broadcast_arrays(masks, nbytes)
+        part = nbytes / np.maximum(np.maximum(nbytes, most), 1.0)
+        return (self.alpha[:, masks] * part + self.beta[:, masks] * nbytes).min(0)
 
 
 def collective(machine: Machine, kind: str, axes: Iterable[Axis], turned: bool = False) -> Price:
@@ -154,6 +166,11 @@ def group_sizes(machine: Machine, axes: Iterable[Axis]) -> tuple[int, ...]:
     """Return how many units a group over some axes has on each level, on which alone the prices of its collectives depend."""
     extents = [part for axis in axes for part in axis.extent]
     return tuple(prod(units for level, units in extents if level == index) for index in range(len(machine.levels)))
+
+
+def most_merged(machine: Machine) -> float:
+    """Return the bytes up to which the compiler merges all-reduces of gradients."""
+    return inf if machine.device.name == CPU else MERGED
 
 
 def collective_seconds(machine: Machine, kind: str, axes: Iterable[Axis], nbytes: float, turned: bool = False) -> float:

@@ -15,7 +15,7 @@ from functools import lru_cache, reduce
 
 import numpy as np
 
-from unity.machine.collectives import KINDS, group_sizes, table
+from unity.machine.collectives import KINDS, group_sizes, most_merged, table
 from unity.machine.machine import Machine
 from unity.pcg.parallel.resharding import SLICING
 from unity.pcg.types.parallel_type import Digit
@@ -69,12 +69,12 @@ class CollectiveNumbers:
         rest, parts = np.divmod(numbers, self.parts)
         flags, group = np.divmod(rest, len(self.group))
         size = np.where(flags % 2 == 1, self.growth, 1.0) * nbytes / np.maximum(parts, 1)
-        result = np.zeros((2, len(numbers)))
+        result, most = np.zeros((2, len(numbers))), most_merged(self.machine)
         for flag in np.unique(flags):
             kind, turned, rows = KINDS[flag >> 2], bool(flag >> 1 & 1), flags == flag
             prices = table(self.machine, kind, turned)
             result[0, rows] = prices.seconds(group[rows], size[rows])
-            result[1, rows] = prices.beta.min(0)[group[rows]] * size[rows]
+            result[1, rows] = prices.merged_seconds(group[rows], size[rows], most)
         return np.where(numbers == 0, 0.0, result)
 
 

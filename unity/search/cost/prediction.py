@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from unity.machine.collectives import collective
+from unity.machine.collectives import collective, most_merged
 from unity.machine.hardware import HostLink
 from unity.machine.machine import Machine
 from unity.pcg.ir.gradient_flow import Gradients, with_gradient
@@ -140,8 +140,8 @@ def predict(graph: PCG, machine: Machine, differentiated: Collection[int], state
 
 
 def _seconds(c: Collective, machine: Machine) -> float:
-    line = collective(machine, c.kind, (machine.axes[i] for i in c.axes), c.turned)
-    return c.part * c.count * (line.beta * c.nbytes if c.merged else line(c.nbytes))
+    price = collective(machine, c.kind, (machine.axes[i] for i in c.axes), c.turned)
+    return c.part * c.count * (price.merged(c.nbytes, most_merged(machine)) if c.merged else price(c.nbytes))
 
 
 def _operator_term(runs: OperatorRuns, facts: ProgramFacts, machine: Machine) -> OperatorTerm:

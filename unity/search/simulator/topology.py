@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from unity.machine.collectives import Price, collective
+from unity.machine.collectives import Price, collective, most_merged
 from unity.machine.hardware import Device, Level, MachineError, check_not_negative, check_positive
 from unity.machine.machine import Machine
 
@@ -144,14 +144,13 @@ class Topology:
     ) -> float:
         """Return the seconds of a collective among some devices: a ring that is as slow as its slowest link.
 
-        `machine.collectives` defines a ring's cost, and which bytes count. A collective that is merged with others costs the time
-        of its bytes alone.
+        `machine.collectives` defines a ring's cost, which bytes count, and what one that is merged with others takes.
         """
         if len(members) < 2:
             return 0.0
         links = [self.links[k] for k in self.ring(members)]
-        line = self.ring_of(kind, len(members), min(x.bandwidth for x in links), max(x.latency for x in links), turned)
-        return line.beta * nbytes if merged else line(nbytes)
+        price = self.ring_of(kind, len(members), min(x.bandwidth for x in links), max(x.latency for x in links), turned)
+        return price.merged(nbytes, most_merged(self.machine)) if merged else price(nbytes)
 
     def ring_of(self, kind: str, size: int, bandwidth: float, latency: float, turned: bool = False) -> Price:
         """Return the cost, by bytes, of a collective among `size` devices whose slowest link has these figures."""
