@@ -184,40 +184,119 @@ def test_divisions_follow_from_grids_and_index_maps(fn: Any, shapes: Any, split:
     assert all(reason in said for reason, said in zip(reasons, kernel.whole, strict=True))
 
 
-def test_a_trial_reveals_what_steps_leave_to_the_next() -> None:
+def test_steps_that_leave_something_to_the_next_are_not_divided() -> None:
     kernel = kernel_of(running_sum, (16, 16))
     assert not kernel.walks
-    assert all("in a trial, the results of halves differ" in reason for reason in kernel.whole)
+    assert all("may read scratch memory" in reason for reason in kernel.whole)
     assert len(kernel.whole) == 2
 
 
-def test_a_trial_that_tells_nothing_divides_nothing() -> None:
-    """The kernel adds up in its own memory, but only by rows that a trial has not."""
+@pytest.mark.parametrize(
+    ("keep", "dtype"), [(lambda r: r == 0, "float32"), (lambda r: r != 1, "float32"), (lambda r: r > 1, "int32")]
+)
+def test_what_is_left_for_some_arguments_only_is_not_divided(keep: Any, dtype: str) -> None:
+    """Sums over time that restart at marks. The first row has one, so that nothing is read that was not set."""
+    x, marks = jnp.ones((32, BLOCK)), jnp.full((32, BLOCK), 2, dtype).at[0].set(1)
+    marks = marks if keep(marks[1, 0]) else marks * 0 + marks.at[1:].set(0)
 
-    def fn(rows: Any, x: Any) -> Any:
-        def kernel(rows: Any, x: Any, out: Any, total: Any) -> None:
-            @pl.when(pl.program_id(0) < 0)
-            def _() -> None:
-                total[...] = jnp.zeros_like(total)
-
-            total[...] = jnp.where(rows[...] > 0, total[...] + x[...], 0)
+    def fn(x: Any, marks: Any) -> Any:
+        def kernel(x: Any, marks: Any, out: Any, total: Any) -> None:
+            total[...] = jnp.where(keep(marks[...]), total[...], 0.0) + x[...]
             out[...] = total[...]
 
-        block = spec(1, BLOCK, at=lambda j, i: (i, j))
-        return pl.pallas_call(
-            kernel,
-            grid=(x.shape[1] // BLOCK, len(x)),
-            in_specs=[block, block],
-            out_specs=block,
-            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
-            scratch_shapes=[tpu.VMEM((1, BLOCK), x.dtype)],
-            interpret=True,
-        )(rows, x)
+        return in_scratch(kernel, (len(x), 1), x, marks)
 
-    (eqn,) = jax.make_jaxpr(fn)(np.ones((4, 16), "int32"), *normal((4, 16))).eqns
-    kernel = inferred(eqn).args[0]
-    assert not kernel.walks
-    assert "its results are zeros, which tell nothing" in kernel.whole[-1]
+    right = np.cumsum(x, 0)
+    np.testing.assert_allclose(fn(x, marks), right)
+    plan = unity.optimize(fn, x, marks, training=False, machine=unity.Machine.grid(1, 8, "a100"), budget=0, progress=False)
+    np.testing.assert_allclose(jax.jit(plan)(*plan.shard(x, marks)), right)
+
+
+def in_scratch(kernel: Any, grid: tuple[int, ...], *arrays: Any) -> Any:
+    """Call a kernel on blocks of a row, with scratch memory of one; the number of a block is the step along both dimensions."""
+    block = spec(1, BLOCK, at=lambda i, j: (i, j))
+    return pl.pallas_call(
+        kernel,
+        grid=grid,
+        in_specs=[block] * len(arrays),
+        out_specs=block,
+        out_shape=jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype),
+        scratch_shapes=[tpu.VMEM((1, BLOCK), arrays[0].dtype)],
+        interpret=True,
+    )(*arrays)
+
+
+def set_whole(x: Any, total: Any) -> None:
+    total[...] = x[...]
+
+
+def set_in_each_row(x: Any, total: Any) -> None:
+    total[0] = x[0]
+
+
+def set_by_either_branch(x: Any, total: Any) -> None:
+    lax.cond(x[0, 0] > 0, lambda: set_whole(x, total), lambda: set_whole(x, total))
+
+
+def set_in_a_loop(x: Any, total: Any) -> None:
+    lax.fori_loop(0, 2, lambda i, c: (set_whole(x, total), c)[1], 0)
+
+
+def set_at_the_first_column(x: Any, total: Any) -> None:
+    @pl.when(pl.program_id(1) == 0)
+    def _() -> None:
+        set_whole(x, total)
+
+
+def set_in_part(x: Any, total: Any) -> None:
+    total[0, :4] = x[0, :4]
+
+
+def set_for_some_arguments(x: Any, total: Any) -> None:
+    @pl.when(x[0, 0] > -100)
+    def _() -> None:
+        set_whole(x, total)
+
+
+def set_if_a_loop_takes_a_step(x: Any, total: Any) -> None:
+    lax.while_loop(lambda c: c < x[0, 0], lambda c: (set_whole(x, total), c + 1)[1], -100.0)
+
+
+def set_at_the_second_column(x: Any, total: Any) -> None:
+    @pl.when(pl.program_id(1) == 1)
+    def _() -> None:
+        set_whole(x, total)
+
+
+def read_while_set(x: Any, total: Any) -> None:
+    total[...] = x[...] + 0 * total[...]
+
+
+@pytest.mark.parametrize(
+    ("first", "split"),
+    [
+        (set_whole, "g0 g1"),
+        (set_in_each_row, "g0 g1"),
+        (set_by_either_branch, "g0 g1"),
+        (set_in_a_loop, "g0 g1"),
+        (set_at_the_first_column, "g0"),  # what the columns of a row add up
+        (set_in_part, ""),
+        (set_for_some_arguments, ""),
+        (set_if_a_loop_takes_a_step, ""),
+        (set_at_the_second_column, ""),
+        (read_while_set, ""),
+    ],
+)
+def test_only_what_is_set_before_it_is_read_is_divided(first: Any, split: str) -> None:
+    def fn(x: Any) -> Any:
+        def kernel(x: Any, out: Any, total: Any) -> None:
+            first(x, total)
+            total[...] += x[...]
+            out[...] = total[...]
+
+        return in_scratch(kernel, (4, 2), x)
+
+    assert kernel_of(fn, (4, 2 * BLOCK)).dimensions.split == tuple(split.split())
 
 
 @pytest.mark.parametrize(
@@ -512,7 +591,7 @@ def test_plans_with_divided_kernels_are_the_function(fn: Any, plain: Any, shapes
 @pytest.mark.parametrize(
     ("fn", "shapes", "said"),
     [
-        (running_sum, [(16, 16)], "runs whole on every device: grid dimension 0: in a trial"),
+        (running_sum, [(16, 16)], "runs whole on every device: grid dimension 0: its program may read"),
         (
             partial(attention, causal=True),
             [(8, 2, 16, 8)] * 3,
