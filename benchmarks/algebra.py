@@ -155,7 +155,7 @@ def plan_of(name: str, path: Path) -> unity.Plan:
 def compiled(step: Callable[..., Any], args: Any) -> Any:
     """Compile for the GPU that JAX has, or for one that is not there."""
     if jax.default_backend() != "gpu":
-        from benchmarks.gpu_programs import described
+        from benchmarks.absent_gpus import described
 
         placed = jax.sharding.SingleDeviceSharding(described(1)[0])
         args = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed), args)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import unity
-from benchmarks.gpu_programs import described
+from benchmarks.absent_gpus import described
 from benchmarks.loops import gru, lstm, simple
 from benchmarks.models.model import f32
 from benchmarks.record import record_cases, show

@@ -69,7 +69,7 @@ def explain(plan: Plan, file: Any = None) -> None:
         console.print(headline(undivided_rows), style="yellow")
     changes = (*_constraints(plan), *_transformations(plan), *_applications(plan))
     offloaded = (f"offloaded by a checkpoint policy: {text}" for text in offloading_in_words(plan, prediction))
-    for line in (*changes, *_tried(plan), *inferred_kernels(plan), *offloaded, *state_in_words(plan, prediction)):
+    for line in (*changes, *_tried(plan), *inferred_kernels(plan), *offloaded, *state_in_words(plan, prediction), *_compiled(plan)):
         console.print(line)
     if undivided_rows:
         console.print(_undivided(undivided_rows))
@@ -117,6 +117,22 @@ def _simulated(plan: Plan, prediction: Prediction) -> str:
         return words
     hint = " (overlap=True looks for less: docs: search#overlap)" if plan.program.family.may_overlap else ""
     return f"{words}; devices wait for {waiting:.0%} of it{hint}"
+
+
+def _compiled(plan: Plan) -> list[str]:
+    """Return lines about how the plan is compiled for GPUs."""
+    lines = list[str]()
+    if plan.program.ties_gradients and backend_of(plan.inspect.machine).overlaps:
+        lines.append(
+            "the gradients of a product are computed together, as the plan might not fit if one of them came late"
+            " (docs: memory#late-gradients-on-gpus)"
+        )
+    if plan.compiler_options():
+        lines.append(
+            "loops that communicate hide more of it if they take two steps in a round: jax.jit(…,"
+            " compiler_options=plan.compiler_options()) (docs: search#what-xla-hides)"
+        )
+    return lines
 
 
 def _tried(plan: Plan) -> list[str]:

@@ -94,8 +94,12 @@ class PlannedProgram:
     @property
     def ties_gradients(self) -> bool:
         """Whether the gradients of a product are computed together on GPUs, as the plan might not fit otherwise."""
-        limit = self.family.search.machine.device.memory if self.family.limit is None else self.family.limit
-        return LATE_OVERHEAD * self.candidate.memory > limit
+        return LATE_OVERHEAD * self.candidate.memory > self.memory_limit
+
+    @property
+    def memory_limit(self) -> float:
+        """The bytes of a device that the plan may use."""
+        return self.family.search.machine.device.memory if self.family.limit is None else self.family.limit
 
     @property
     def _single_axis(self) -> dict[str, int]:
