@@ -24,7 +24,7 @@ from conftest import FLAGS
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from layered_model import towers, towers_arguments
 from operator_cases import CASES
@@ -603,3 +603,54 @@ def test_indices_by_a_rule_of_constants_are_exported(tmp_path: Path) -> None:
     plan, path = planned(model, PAIR, 0), tmp_path / "indices.py"
     plan.files.export(path)
     assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
+
+
+KEYS, KEY = jax.random.split(jax.random.key(0), 4), jax.random.key(3, impl="rbg")
+
+
+def dropped_in_a_scan(w: Any, x: Any) -> Any:
+    def layer(h: Any, leaves: Any) -> tuple[Any, None]:
+        return jnp.tanh(h @ leaves[0]) * jax.random.bernoulli(leaves[1], 0.7, h.shape), None
+
+    return lax.scan(layer, x, (w, KEYS))[0]
+
+
+def dropped_by_one_key(w: Any, x: Any) -> Any:
+    return jnp.tanh(x @ w[0]) * jax.random.bernoulli(KEY, 0.7, x.shape) + jax.random.normal(KEYS[1], (4,))
+
+
+def dropped_by_a_key_a_row(w: Any, x: Any) -> Any:
+    keys = jax.random.split(KEYS[0], len(x))
+    return jnp.tanh(x @ w[0]) * jax.vmap(lambda k: jax.random.normal(k, (4,)))(keys)
+
+
+def dropped_by_many_keys(w: Any, x: Any) -> Any:
+    many = jax.random.split(jax.random.key(1), 64)
+    return dropped_by_a_key_a_row(w, x) + jax.vmap(jax.random.normal)(many).sum()
+
+
+@pytest.mark.parametrize("loss", [dropped_in_a_scan, dropped_by_one_key, dropped_by_a_key_a_row, dropped_by_many_keys])
+def test_keys_that_a_function_closes_over(loss: Any, tmp_path: Path) -> None:
+    model = Small(loss, f(4, 4, 4), f(6, 4))
+    for seed in range(2):
+        assert_equal_results(planned(model, PAIR, seed), tmp_path / "keys.py", model)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
+def test_a_loop_with_a_branch_by_its_counter_is_exported_under_a_mesh(kind: AxisType, tmp_path: Path) -> None:
+    def fn(w: Any, x: Any) -> Any:
+        def layer(h: Any, i: Any) -> tuple[Any, None]:
+            return lax.cond(i > 0, lambda h: h @ w, lambda h: h * 2, h), None
+
+        return lax.scan(layer, x, jnp.arange(4))[0]
+
+    mesh, places = jax.make_mesh((2, 4), ("dp", "tp"), axis_types=(kind,) * 2), [tmp_path / "under", tmp_path / "outside"]
+    for place in places:
+        place.mkdir()
+    with jax.set_mesh(mesh):
+        w, x = (jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, P())) for _ in range(2))
+        plan = unity.optimize(fn, w, x, machine=Machine.grid(1, 8, "a100"), progress=False)
+        plan.files.export(places[0] / "file.py")
+    plan.files.export(places[1] / "file.py")
+    under, outside = ((place / "file.py").read_text() for place in places)
+    assert under == outside

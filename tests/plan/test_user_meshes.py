@@ -518,3 +518,24 @@ def test_a_mesh_fits_a_machine_if_its_axes_are_products_of_the_machines_in_an_or
     assert [prod(machine.axes[k].size for k in found[f"m{j}"]) for j in range(len(sizes))] == sizes
     assert sorted(k for part in found.values() for k in part) == list(range(len(machine.axes)))
     assert [machine.axes[k].level for part in found.values() for k in part] == [a.level for a in machine.axes]
+
+
+def test_shardings_of_partial_sums_are_not_kept() -> None:
+    def fn(w: Any, x: Any) -> Any:
+        partial_sums = jnp.einsum("bd,df->bf", x, w, out_sharding=P("x", None, unreduced={"y"}))
+        return jnp.tanh(reshard(partial_sums, P("x", None)))
+
+    with jax.set_mesh(MESH):
+        w = jax.device_put(jnp.ones((SIZE, SIZE)), NamedSharding(MESH, P("y", None)))
+        x = jax.device_put(jnp.ones((SIZE, SIZE)), NamedSharding(MESH, P("x", "y")))
+        plan = unity.optimize(fn, w, x, machine=MACHINE, budget=0, constraints=unity.keep_shardings(), progress=False)
+        np.testing.assert_array_equal(plan(w, x), fn(w, x))
+        summed = jax.ShapeDtypeStruct((SIZE, SIZE), "float32", sharding=NamedSharding(MESH, P("x", None, unreduced={"y"})))
+        unity.optimize(
+            lambda x: reshard(x, P("x", None)),
+            summed,
+            machine=MACHINE,
+            budget=0,
+            constraints=unity.keep_shardings(),
+            progress=False,
+        )

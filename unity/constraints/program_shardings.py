@@ -20,22 +20,22 @@ from unity.pcg.types.mesh_axes import mesh_axes
 def marking(machine: Machine) -> Marking:
     """Return the function that converts a stated sharding to the mark that `unity.constrain` would make for a machine.
 
-    It returns None for a sharding that leaves all dimensions open.
+    It returns None for a sharding that leaves all dimensions open, and for one of partial sums.
     """
 
     def marked(sharding: NamedSharding, open_dims: frozenset[int], rank: int) -> Mark | None:
-        entries = entries_of(sharding, open_dims, rank, machine)
+        entries = () if sharding.spec.unreduced else entries_of(sharding, open_dims, rank, machine)
         return None if all(e is None for e in entries) else mark(entries)
 
     return marked
 
 
 def pins(paths: Sequence[str], leaves: Sequence[Any], machine: Machine) -> tuple[Pin, ...]:
-    """Return a pin for every argument with a `NamedSharding`, by its type or by its placement."""
+    """Return a pin for every argument with a `NamedSharding`, by its type or by its placement, but for partial sums."""
     constraints = list[Pin]()
     for path, x in zip(paths, leaves, strict=True):
         sharding = getattr(x, "sharding", None)
-        if isinstance(sharding, NamedSharding):
+        if isinstance(sharding, NamedSharding) and not sharding.spec.unreduced:
             rank = len(x.shape)
             constraints.append(Pin(path, ShardingSpec(entries_of(sharding, frozenset(), rank, machine))))
     return tuple(constraints)
@@ -65,7 +65,8 @@ def entries_of(sharding: NamedSharding, open_dims: frozenset[int], rank: int, ma
             " (jax.sharding.use_abstract_mesh needs none of them), or leave it out. (docs: constraints#shardings-of-your-own)"
         )
     entries = list[Entry]()
-    for dim, entry in enumerate((*sharding.spec, *(None,) * (rank - len(sharding.spec)))):
+    stated = sharding.spec.partitions
+    for dim, entry in enumerate((*stated, *(None,) * (rank - len(stated)))):
         over = (entry,) if isinstance(entry, str) else tuple(entry or ()) if entry is not PartitionSpec.UNCONSTRAINED else ()
         is_open = entry is PartitionSpec.UNCONSTRAINED or dim in open_dims
         entries.append(None if is_open else tuple(machine.axes[k].name for name in over for k in names[name]))

@@ -21,11 +21,12 @@ from unity.export.checkpoint_policies import saved_kinds
 from unity.export.derivative_rules import rule_of
 from unity.export.nested import applied_program, combiner, is_scatter_apply
 from unity.export.simplification import simplified
-from unity.pcg.ir.program import Atom, Body, Equation, Literal, close, params_key
+from unity.pcg.ir.program import Atom, Body, Equation, Literal, close, params_key, tensor_type
 from unity.pcg.ir.tracing import trace
 from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, RULED
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.jaxprs.shard_maps.rotation import ROTATION
+from unity.pcg.jaxprs.trace_contexts import words_of
 from unity.pcg.propagation.linear_solves import program_names, solve_program, split_operands
 from unity.pcg.propagation.nested_programs import branches, nested_body
 
@@ -62,8 +63,16 @@ def symbols(count: int, depth: int) -> list[Meaning]:
 
 
 def _constant(atom: Literal) -> str:
+    if jnp.issubdtype(atom.tensor.dtype, jax.dtypes.extended):
+        words = words_of(atom.value)
+        return _wrapped(atom.tensor.dtype, Literal(words, tensor_type(words.shape, words.dtype)).key)
     scalar = not atom.tensor.shape and atom.tensor.dtype.kind in "bifu"
     return f"{atom.tensor}={np.asarray(atom.value, atom.tensor.dtype).item()!r}" if scalar else atom.key
+
+
+def _wrapped(dtype: Any, words: str) -> str:
+    """Return the meaning of random keys: of a constant, or of the words that an exported file makes it of."""
+    return _hash(["keys", dtype, words])
 
 
 def _hash(parts: Sequence[object]) -> str:
@@ -78,6 +87,8 @@ def _results(e: Equation, body: Body, operands: list[Meaning], depth: int) -> li
         return operands
     if e.name == "reshard" and _is_replicated(e.params["dst_sharding"]):  # of a constant's type, which has no mesh
         return operands
+    if e.name == "random_wrap":
+        return [Meaning(_wrapped(body.tensor(e.results[0]).dtype, operands[0].name), constant)]
     if e.name in FORWARDING:
         return FORWARDING[e.name](e, operands, depth + 1, constant)
     parts = [o.name for o in operands]

@@ -22,11 +22,13 @@ from unity.export.source_code import Code, Scope, call, definition, letters, lin
 from unity.export.tracing import LocalProgram
 from unity.pcg.ir.program import Literal
 from unity.pcg.jaxprs.jaxprs import chosen_of
+from unity.pcg.jaxprs.trace_contexts import words_of
 from unity.pcg.operators.table.elementwise import ERROR_SLOPES
 from unity.pcg.propagation.derivative_rules import Flags
 from unity.pcg.types.varying_axes import CAST
 
 MAX_LITERAL = 24  # elements of an array that is written as a literal
+MAX_WORDS = 4  # of random keys, which have ten digits each: one key
 NAME = "__name_of_function__"  # a placeholder for a function's name, about as long as names are, so that lines break alike
 ONCE = "differentiated_once"
 SYMBOLIC_ZERO = "SymbolicZero"
@@ -68,10 +70,12 @@ class ModuleWriter:
         """Return a constant: as a literal, or as an array of the file beside."""
         if jnp.issubdtype(atom.tensor.dtype, jax.dtypes.extended):
             impl = str(jax.random.key_impl(atom.value))
-            data = np.asarray(jax.random.key_data(atom.value))
-            return Code(f'jax.random.wrap_key_data({array_code(data)}, impl="{impl}")')
-        value = np.asarray(atom.value, atom.tensor.dtype)
-        return array_code(value) if value.size <= MAX_LITERAL else self.stored(value)
+            return Code(f'jax.random.wrap_key_data({self.numbers(words_of(atom.value), MAX_WORDS)}, impl="{impl}")')
+        return self.numbers(np.asarray(atom.value, atom.tensor.dtype))
+
+    def numbers(self, value: np.ndarray, most: int = MAX_LITERAL) -> Code:
+        """Return an array of numbers: as a literal if it has at most so many, else as an array of the file beside."""
+        return array_code(value) if value.size <= most else self.stored(value)
 
     def stored(self, value: np.ndarray) -> Code:
         """Store an array in the file beside, and return the expression that reads it."""

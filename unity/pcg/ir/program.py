@@ -26,6 +26,7 @@ from unity.pcg.jaxprs.jaxprs import BRANCHED, RULED, Program, each, floating, is
 from unity.pcg.jaxprs.loops import equal_program
 from unity.pcg.jaxprs.parameter_text import array_text, identities, text_of
 from unity.pcg.jaxprs.source_lines import Place, place_of
+from unity.pcg.jaxprs.trace_contexts import without_mesh
 from unity.pcg.jaxprs.weak_types import changes_weak_type_alone
 from unity.pcg.types.factors import TABLE, facts_of
 from unity.pcg.types.parallel_type import Shape
@@ -410,7 +411,7 @@ class _Builder:
         def read(a: Atom) -> Any:
             return values[a] if isinstance(a, int) else np.asarray(a.value, a.tensor.dtype)
 
-        with jax.ensure_compile_time_eval():
+        with jax.ensure_compile_time_eval(), without_mesh():
             for e in reversed(equations):
                 results = e.primitive.bind(*map(read, e.operands), **e.params)
                 values.update(zip(e.results, results if e.primitive.multiple_results else [results], strict=True))

@@ -16,6 +16,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend import core
 
+from unity.pcg.jaxprs.trace_contexts import words_of
+
 Follow = Callable[[Any], str | None]  # text for values that the caller formats itself, such as programs; None for others
 
 DEEPEST = 12  # levels of functions that close over functions; deeper ones are compared by type alone
@@ -56,7 +58,7 @@ def text_of(value: Any, known: Follow, depth: int = 0) -> str:
 def array_text(value: Any) -> str:
     """Format an array, or random keys, by a hash of its bytes."""
     if jnp.issubdtype(value.dtype, jax.dtypes.extended):
-        return f"{value.dtype}{hashlib.sha256(np.asarray(jax.random.key_data(value)).tobytes()).hexdigest()[:16]}"
+        return f"{value.dtype}{hashlib.sha256(words_of(value).tobytes()).hexdigest()[:16]}"
     data = np.asarray(value)
     return f"{data.dtype}{data.shape}{hashlib.sha256(data.tobytes()).hexdigest()[:16]}"
 

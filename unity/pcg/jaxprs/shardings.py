@@ -21,7 +21,7 @@ from jax.extend.core import primitives
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from unity.pcg.jaxprs.jaxprs import RULED, Program, is_reference
-from unity.pcg.jaxprs.trace_contexts import NO_MESH, without_mesh
+from unity.pcg.jaxprs.trace_contexts import NO_MESH, without_mesh, words_of
 from unity.pcg.jaxprs.weak_types import is_weak
 
 PLACING = {"reshard": "dst_sharding", "sharding_constraint": "sharding"}  # identities, and their parameter with a sharding
@@ -213,7 +213,7 @@ def _open_dims(eqn: core.JaxprEqn) -> frozenset[int]:
     if eqn.primitive.name != "reshard":
         return eqn.params.get("unconstrained_dims", frozenset())
     explicit = set(sharding.mesh.axis_types or ()) <= {AxisType.Explicit}
-    named = {dim for dim, entry in enumerate(sharding.spec) if entry}
+    named = {dim for dim, entry in enumerate(sharding.spec.partitions) if entry}
     return frozenset() if explicit or not isinstance(result, ShapedArray) else frozenset(range(result.ndim)) - named
 
 
@@ -235,6 +235,6 @@ def _local(value: Any) -> Any:
     if value.nbytes > SMALL or not value.is_fully_addressable:
         return value
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        bits: Any = np.asarray(jax.random.key_data(value))
-        return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(value))
+        words: Any = words_of(value)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(value))
     return np.asarray(value)

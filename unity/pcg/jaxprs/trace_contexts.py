@@ -46,6 +46,12 @@ def precision_of(types: Iterable[Any]) -> AbstractContextManager[object]:
     return jax.enable_x64(True) if any(str(t.dtype) in WIDE for t in types) else nullcontext()
 
 
+def words_of(keys: Any) -> np.ndarray:
+    """Return the words of random keys, also while a program is being traced."""
+    with jax.ensure_compile_time_eval(), without_mesh():
+        return np.asarray(jax.random.key_data(keys))
+
+
 def in_new_thread(run: Callable[[], T]) -> T:
     """Run a function in a new thread, so outside of any trace and any mesh, with the precision of this one."""
     wide = bool(jax.config.read("jax_enable_x64"))
