@@ -539,3 +539,20 @@ def test_shardings_of_partial_sums_are_not_kept() -> None:
             constraints=unity.keep_shardings(),
             progress=False,
         )
+
+
+@pytest.mark.parametrize("kinds", list(product((AxisType.Explicit, AxisType.Auto), repeat=2)))
+def test_every_plan_runs_under_a_mesh_some_of_whose_axes_are_explicit(kinds: tuple[AxisType, AxisType]) -> None:
+    def fn(w: Any, x: Any) -> Any:
+        return jnp.tanh(x @ w)
+
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=kinds)
+    with jax.set_mesh(mesh):
+        w, x = (jax.device_put(a, NamedSharding(mesh, P())) for a in (jnp.ones((8, 8)) / 8, jnp.arange(128.0).reshape(16, 8)))
+        plan = unity.optimize(fn, w, x, argnums=(0, 1), machine=MACHINE, budget=0, progress=False)
+        changes = (jax.jit, lambda f: jax.jit(jax.grad(lambda w, x: f(w, x).sum(), argnums=(0, 1))), lambda f: f)
+        for point in plan.frontier:
+            for changed in changes:
+                wanted, found = changed(fn)(w, x), changed(point)(w, x)
+                close(found, wanted)
+                assert AxisType.Explicit not in kinds or types(found) == types(wanted)

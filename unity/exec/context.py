@@ -82,15 +82,30 @@ def explicit_mesh(values: Iterable[Any]) -> AbstractMesh | None:
     return next((s.mesh if isinstance(s.mesh, AbstractMesh) else s.mesh.abstract_mesh for s in stated if s is not None), None)
 
 
-def typed(run: Callable[..., tuple], mesh: AbstractMesh, specs: Sequence[PartitionSpec]) -> Callable[..., tuple]:
+def typed(
+    run: Callable[..., tuple], mesh: AbstractMesh, specs: Sequence[PartitionSpec], stored: Sequence[PartitionSpec]
+) -> Callable[..., tuple]:
     """Convert a function of whole arrays to one of values whose types have shardings on a mesh with explicit axes.
+
+    If the mesh has automatic axes, too, the sharding along them is no part of a type, and XLA may choose one for a result or a
+    gradient that the mesh cannot express, which JAX refuses. So the values and the results are constrained there.
 
     Args:
         run: the function.
         mesh: the mesh in the types.
         specs: the shardings in the types of the results.
+        stored: the shardings of the values on the mesh.
     """
-    region: Any = auto_axes(lambda *values: tuple(run(*values)), out_sharding=tuple(specs))
+    mixed = AxisType.Auto in mesh.axis_types
+
+    def constrained(values: Iterable[Any], shardings: Sequence[PartitionSpec]) -> tuple:
+        given = zip(values, (*shardings, *(PartitionSpec() for _ in values)), strict=False)
+        return tuple(lax.with_sharding_constraint(x, s) if mixed else x for x, s in given)
+
+    def body(*values: Any) -> tuple:
+        return constrained(run(*constrained(values, stored)), specs)
+
+    region: Any = auto_axes(body, out_sharding=tuple(specs))
 
     def call(*leaves: Any) -> tuple:
         with use_abstract_mesh(mesh):
@@ -120,7 +135,7 @@ def typed_mesh(own: Mesh) -> Mesh | None:
     return mesh if list(mesh.devices.flat) == list(own.devices.flat) else planned
 
 
-def on_mesh(sharding: NamedSharding, mesh: Mesh, axes: Sequence[Axis]) -> NamedSharding:
+def on_mesh(sharding: NamedSharding, mesh: Mesh | AbstractMesh, axes: Sequence[Axis]) -> NamedSharding:
     """Express a plan's sharding on the user's mesh, with fewer slices where the mesh's axes are too coarse for it.
 
     Returns the sharding unchanged if the sizes of the axes do not fit.

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, overload
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from unity.exec.context import automatic, on_mesh, typed_mesh
 from unity.exec.hosts.arrays import place
@@ -24,7 +24,7 @@ class Sharder:
 
     def __init__(self, program: PlannedProgram, inspect: Inspection) -> None:
         self._program, self._inspect = program, inspect
-        self._placements: dict[Mesh | None, Placement] = {}  # by the user's mesh
+        self._placements: dict[Mesh | AbstractMesh | None, Placement] = {}  # by the user's mesh
 
     @overload
     def __call__(self, arg: Any, /) -> Any: ...
@@ -110,7 +110,7 @@ class Sharder:
         """The shardings of the arguments, on the user's mesh while one with explicit axes is set."""
         return self.placement_on(typed_mesh(self._inspect.mesh))
 
-    def placement_on(self, mesh: Mesh | None) -> Placement:
+    def placement_on(self, mesh: Mesh | AbstractMesh | None) -> Placement:
         """Return the shardings of the arguments on a mesh of the user's, or on the plan's."""
         if mesh not in self._placements:
             program, axes = self._program, graph_on(self._program, self._inspect.mesh).axes
