@@ -72,7 +72,22 @@ def masked(w: Any, b: Any) -> Any:
     return mean(w, {"x": x, "y": b["y"]})
 
 
+def weighted_by_themselves(w: Any, b: Any) -> Any:
+    """No gradient flows through the weights of the samples, and their sum is computed first."""
+    errors = jnp.mean(scores(w, b["x"]) ** 2, 1)
+    return jnp.sum(errors * lax.stop_gradient(errors / jnp.sum(errors)))
+
+
+def with_a_threshold(w: Any, b: Any) -> Any:
+    """A Huber loss with a threshold from the mean error."""
+    errors = jnp.mean(jnp.abs(scores(w, b["x"])), 1)
+    most = lax.stop_gradient(jnp.mean(errors))
+    return jnp.mean(jnp.where(errors < most, errors**2, 2 * most * errors - most**2))
+
+
 LOSSES: dict[str, Small] = {
+    "weighted by themselves": Small(weighted_by_themselves, WEIGHTS, BATCH),
+    "with a threshold": Small(with_a_threshold, WEIGHTS, BATCH),
     "indexed": Small(indexed, WEIGHTS, BATCH),
     "several": Small(several, WEIGHTS, BATCH),
     "masked": Small(masked, WEIGHTS, BATCH | {"key": KEY}),
@@ -303,6 +318,19 @@ def paired(w: Any, b: Any) -> Any:
     return jnp.sum(jax.checkpoint(lambda x: jnp.diff(x.reshape(B // 2, 2, V), axis=1) ** 2)(scores(w, b["x"])))
 
 
+def converging(w: Any, b: Any) -> Any:
+    """A loop that goes on until all samples have converged."""
+    y = lax.while_loop(lambda y: jnp.sum(y**2) > 1e-3, lambda y: y / 2, b["x"])
+    return jnp.mean(scores(w, b["x"] - y) ** 2)
+
+
+def normalized_layers(w: Any, b: Any) -> Any:
+    """Batch norms. Only the scores could be divided by their columns, and with them a weight."""
+    h = b["x"] @ w["in"]
+    h = jnp.tanh(h - h.mean(0))
+    return jnp.mean((h @ w["out"] - b["t"]) ** 2)
+
+
 def alternating(w: Any, b: Any) -> Any:
     return jnp.sum(lax.scan(lambda x, _: (x + jnp.repeat(jnp.sin(x[::2]), 2, 0), None), scores(w, b["x"]), None, 3)[0])
 
@@ -317,13 +345,14 @@ def alternating(w: Any, b: Any) -> Any:
             4,
             r"scan at .*test_micro_batching.py:\d+ \(alternating\).* does not work on each of 4 micro-batches by itself",
         ),
+        (converging, 4, r"while at .*test_micro_batching.py:\d+ \(converging\).* does not work on each sample by itself"),
         (normalized, 4, r"test_micro_batching.py:\d+ \(normalized\).* needs a sum over all samples to go on with each"),
         (contrasted, 4, r"dot_general at .*test_micro_batching.py:\d+ \(contrasted\).* does not work on each sample by itself"),
         (numbered, 4, r"custom_vjp_call at .*test_micro_batching.py:\d+ \(numbered\)"),
         (numbered_twice, 4, r"the derivative rule in custom_vjp_call at .*test_micro_batching.py:\d+ \(numbered\)"),
         (numbered_inside, 4, r"the derivative rule in (remat2?|checkpoint) at .*\(numbered_inside\)"),
         (with_clipped_gradients, 4, r"custom_vjp_call at .*\(with_clipped_gradients\).* not known to be linear in its cotangent"),
-        (lambda w, b: jnp.sum(w["in"]), 4, "of the sums over the samples one must have a gradient, but none has one"),
+        (lambda w, b: jnp.sum(w["in"]), 4, "of the sums over the samples exactly one must have a gradient, but none has one"),
         (mean, 3, "3 micro-batches cannot share 16 samples evenly"),
         (mean, 0, "micro_batches=0: expected at least 2, or True to choose their number"),
         (mean, 1, "micro_batches=1: expected at least 2, or True to choose their number"),
@@ -333,6 +362,12 @@ def alternating(w: Any, b: Any) -> Any:
 def test_a_number_that_is_impossible_is_refused_with_the_reason(loss: Callable[..., Any], count: Any, reason: str) -> None:
     with pytest.raises(unity.OptionError, match=reason):
         planned(Small(loss, WEIGHTS, BATCH), micro_batches=count)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_no_weight_is_divided_into_micro_batches(count: int) -> None:
+    with pytest.raises(unity.OptionError, match=r"\(normalized_layers\).* needs a sum over all samples to go on with each"):
+        planned(Small(normalized_layers, WEIGHTS, {"x": f(B, D), "t": f(B, V)}), micro_batches=count)
 
 
 def test_the_most_micro_batches_divide_all_dimensions_that_samples_are_reshaped_to() -> None:

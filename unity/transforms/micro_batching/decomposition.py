@@ -44,6 +44,7 @@ class Decomposition:
     Attributes:
         body: the part, from `constants` and `read` to `sums` and `each`.
         constants: inputs without samples.
+        still: those of them through which no gradient flows, such as the number of labels that count.
         read: inputs with samples, with their states along the axis of micro-batches.
         sums: results that are sums over the samples.
         each: results with samples, with their states.
@@ -54,6 +55,7 @@ class Decomposition:
 
     body: Body
     constants: tuple[int, ...]
+    still: frozenset[int]
     read: tuple[tuple[int, State], ...]
     sums: tuple[int, ...]
     each: tuple[tuple[int, State], ...]
@@ -155,6 +157,7 @@ def _decomposed(captured: Captured, size: int, dims: Mapping[int, int | None], c
     after = _needing_sums(body, following, after, active, solution)
     inside = [i for i in following if i not in after and _has_samples(body, i, solution)]
     if len(dims) == 1:
+        _refuse_divided_weights(captured, solution)
         _refuse_whole_products(captured, [i for i in following if i not in after and i not in inside], size)
     own = [i for i in inside if early.isdisjoint(body.equations[i].results)]
     before = _leading_to(body, early)  # the loop computes again what it needs of these
@@ -172,11 +175,22 @@ def _decomposed(captured: Captured, size: int, dims: Mapping[int, int | None], c
     read = tuple((v, s) for v in inputs if (s := solution.seen(v)).kind == "P")
     fixed = tuple(v for v in inputs if solution.seen(v).kind != "P")
     part = replace(part, inputs=(*fixed, *(v for v, _ in read)), outputs=(*sums, *(v for v, _ in each)))
-    result = Decomposition(part, fixed, read, sums, each, frozenset(after), _loss(captured, sums), size)
+    still = frozenset(fixed) - _active(captured, fixed)
+    result = Decomposition(part, fixed, still, read, sums, each, frozenset(after), _loss(captured, sums), size)
     if result.loss is not None:
         check_cotangents(part)
     _check(result, count)
     return result
+
+
+def _refuse_divided_weights(captured: Captured, solution: Solution) -> None:
+    """Refuse samples of one array alone that would divide a weight, such as the outputs of the last layer.
+
+    Raises Mixed.
+    """
+    for k in sorted(captured.differentiated):
+        if (state := solution.states.get(captured.body.inputs[k])) is not None and state.kind == "P":
+            raise Mixed(f"{captured.paths[k]} is differentiated, and has samples")
 
 
 def _refuse_whole_products(captured: Captured, outside: Sequence[int], size: int) -> None:
@@ -335,7 +349,7 @@ def _loss(captured: Captured, sums: Sequence[int]) -> int | None:
     makers = [next(operator_at(e) for e in captured.body.equations if sums[k] in e.results) for k in numbers]
     if len(numbers) != 1:
         lines = ", ".join(makers) or "none"
-        raise Mixed(f"of the sums over the samples one must have a gradient, but {lines} {'have' if makers else 'has'} one")
+        raise Mixed(f"of the sums over the samples exactly one must have a gradient, but {lines} {'have' if makers else 'has'} one")
     if captured.body.tensors[sums[numbers[0]]].shape:
         raise Mixed(f"{makers[0]} is the last that adds up over the samples, and no scalar")
     return numbers[0]
@@ -347,8 +361,10 @@ def _check(result: Decomposition, count: int) -> None:
         alone = along_axis(result.body, result.operands, result.results)
     except Unmatched:
         alone = None
-    if alone is None or alone.communicates or alone.results != result.results:
+    if alone is None or alone.changes or alone.results != result.results:
         raise Mixed("the program does not add up over its samples")
     for e, match in zip(result.body.equations, alone.matches, strict=True):
+        if match.communicates:  # such as a loop that goes on until all samples have converged
+            raise Mixed(f"{operator_at(e)} does not work on each sample by itself")
         if match.size % count:  # such as x[::2], or the reshaping of samples into pairs
             raise Uneven(f"{operator_at(e)} does not work on each of {count} micro-batches by itself")
