@@ -93,3 +93,23 @@ def test_the_leanest_plan_that_a_refusal_names_exists() -> None:
     leanest = unity.optimize(deep, *args, memory_limit=int(named[1]), **options)
     assert 11e6 < leanest.memory <= int(named[1])
     assert "stages" in str(leanest.program.transformations[0])
+
+
+def test_no_pipeline_is_called_the_leanest_plan_where_another_plan_needs_less() -> None:
+    def deep(p: Any, x: Any, y: Any) -> Any:
+        for w in p["layers"]:
+            x = x + jnp.tanh(x @ w["up"] + w["bias"]) @ w["down"]
+        return jnp.mean((x @ p["out"] - y) ** 2)
+
+    f = lambda *shape: jax.ShapeDtypeStruct(shape, "float32")  # noqa: E731
+    layers = [{"up": f(16, 64), "bias": f(64), "down": f(64, 16)} for _ in range(2)]
+    args = {"layers": layers, "out": f(16, 8)}, f(32, 16), f(32, 8)
+    options: dict[str, Any] = {"machine": unity.Machine.grid(1, 8, "a100"), "progress": False, "recompute": False}
+    leanest = unity.optimize(deep, *args, objective="memory", **options)
+    for limit in (8e3, 10e3, 11e3, 13e3):
+        with pytest.raises(unity.InfeasibleError) as refusal:
+            unity.optimize(deep, *args, memory_limit=limit, **options)
+        named = re.search(r"memory_limit=(\d+)", str(refusal.value))
+        assert named is not None
+        assert limit < int(named[1]) <= leanest.memory + 1
+        assert "at most 1/1 " not in str(refusal.value)

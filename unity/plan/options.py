@@ -294,26 +294,31 @@ def shortfall(machine: Machine, leanest: Candidate, limit: float, what: str = "t
     needed = size(leanest.memory)
     return (
         f"infeasible: on {machine.name} {what} needs {needed} on each device, the limit is {size(limit)}.\n"
-        f"    Nearest: {way}{needed} at {leanest.time * 1e3:.3g} ms a step (memory_limit={int(leanest.memory) + 1}), or about"
-        f" {leanest.memory / limit:.1f} times as many devices. (docs: memory#infeasible)"
+        f"    Nearest: {way}{needed} at {leanest.time * 1e3:.3g} ms a step (memory_limit={int(leanest.memory) + 1}), or at least"
+        f" {_times(leanest.memory / limit)} as many devices. (docs: memory#infeasible)"
     )
 
 
-def out_of_reach(machine: Machine, least: LeastMemory, limit: float, way: str = "") -> str:
-    """Return the message for a memory limit, in bytes on one device, that a lower bound on every plan's memory exceeds.
+def _times(factor: float) -> str:
+    """Return a factor above 1 in words, rounded up."""
+    return f"{ceil(factor * 10) / 10:.1f} times"
+
+
+def out_of_reach(machine: Machine, least: LeastMemory, limit: float, way: str = "", what: str = "the leanest plan") -> str:
+    """Return the message for a memory limit, in bytes on one device, that a lower bound on the memory of plans exceeds.
 
     Args:
         machine: the machine that was planned for.
         least: the lower bound.
         limit: the memory limit.
         way: a way out besides fewer samples and more devices.
+        what: the plan that needs the least, of those that are bounded.
     """
     fewer = ""
-    if least.state <= limit:  # the rest is of the samples
-        fewer = f"about 1/{ceil(least.turn / (limit - least.throughout))} of the samples in a step, or "
+    if least.state <= limit < least.total:  # the rest is of the samples
+        fewer = f"at most 1/{ceil(least.turn / (limit - least.throughout))} of the samples in a step, or "
     return (
-        f"infeasible: on {machine.name} the leanest plan needs at least {size(least.total)} on each device, the limit is"
-        f" {size(limit)}.\n    Nearest: {fewer}{way}about {least.total / limit:.1f} times as many devices"
-        f" (memory_limit={ceil(least.total)} at least).\n    {size(least.state)} of it are arguments, gradients and optimizer"
-        " slots. (docs: memory#infeasible)"
+        f"infeasible: on {machine.name} {what} needs at least {size(least.total)} on each device, the limit is {size(limit)}.\n"
+        f"    Nearest: {fewer}{way}at least {_times(least.total / limit)} as many devices, or memory_limit={ceil(least.total)} at"
+        f" least.\n    {size(least.state)} of it are arguments, gradients and optimizer slots. (docs: memory#infeasible)"
     )

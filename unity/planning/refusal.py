@@ -25,7 +25,13 @@ class LeanPipelines:
 
 
 def refusal(
-    search: Search, limit: float, recomputed: Search | None, recomputes: bool, way: str = "", pipelines: LeanPipelines | None = None
+    search: Search,
+    limit: float,
+    recomputed: Search | None,
+    recomputes: bool,
+    way: str = "",
+    pipelines: LeanPipelines | None = None,
+    padding: bool = False,
 ) -> str:
     """Return the error message for a program that does not fit.
 
@@ -36,6 +42,7 @@ def refusal(
         recomputes: whether the options allow recomputed layers.
         way: a way out besides recomputed layers.
         pipelines: the pipelines of the program, if they may be the plan.
+        padding: whether the options allow padded dimensions, which the plans that are named do not have.
     """
     if recomputed is not None and recomputed.least_memory.total < search.least_memory.total:
         if recomputes:
@@ -44,9 +51,12 @@ def refusal(
             way += f"recompute=True, with at least {size(recomputed.least_memory.total)}, or "
     pipelines = pipelines or LeanPipelines()
     leanest = search.leanest if search.least_memory.total <= limit else None
-    if pipelines.leanest is not None and (leanest is None or pipelines.leanest.memory < leanest.memory):
-        return shortfall(search.machine, pipelines.leanest, limit, "the leanest plan that was tried, a pipeline,", way)
+    without, pipeline = " without padded dimensions" if padding else "", pipelines.leanest
+    if pipeline is not None and pipeline.memory < (search.least_memory.total if leanest is None else leanest.memory):
+        return shortfall(search.machine, pipeline, limit, f"the leanest plan that was tried, a pipeline{without},", way)
     if leanest is not None:
-        return shortfall(search.machine, leanest, limit, way=way)
+        return shortfall(search.machine, leanest, limit, f"the leanest plan{without}", way)
+    if pipeline is not None:  # it needs more than the bound on plans without one, which were not searched
+        return out_of_reach(search.machine, search.least_memory, limit, way, "the leanest plan that is no pipeline")
     least = min((search.least_memory, *pipelines.bounds), key=lambda bound: bound.total)
     return out_of_reach(search.machine, least, limit, way)

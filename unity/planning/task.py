@@ -276,7 +276,8 @@ class Task(Request):
         if excluded := conflict(self.bound, keeping.search, self.limit):
             return excluded
         way = self.state_on_host_way(keeping.search) + self.micro_batches_way(keeping, prices)
-        return refusal(keeping.search, self.limit, choice.leanest, self.transforms.recompute, way, pipelines)
+        padding = self.transforms.padding and not self.bound.every
+        return refusal(keeping.search, self.limit, choice.leanest, self.transforms.recompute, way, pipelines, padding)
 
     def state_on_host_way(self, search: Search) -> str:
         """Return an optimizer's state on the host as a way out of a memory limit, if the option is off and it may fit."""
