@@ -34,6 +34,7 @@ from unity.planning.ranking import Solution, fastest_simulated, measured
 from unity.planning.refusal import LeanPipelines, refusal
 from unity.planning.request import Request
 from unity.planning.sub_machines import sub_machines
+from unity.search.cost.operator_runs import stacking_seconds
 from unity.search.cost.state_sizes import StateMemory
 from unity.search.joint.joint import GAIN
 from unity.search.joint.pricing import Prices
@@ -51,6 +52,9 @@ from unity.transforms.pipelining import PipelineCandidate, PipelineWish, best_un
 from unity.transforms.pipelining import best as best_pipeline
 from unity.transforms.recomputing import RecomputingChoice, RecomputingWish, of_all_layers
 from unity.transforms.recomputing import best as best_recomputing
+from unity.transforms.recomputing import of_scans as recomputed_scans
+
+STACKING = 0.02  # the part of a step's time that loops take to stack values, beyond which their steps may recompute some
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,17 +222,23 @@ class Task(Request):
         Args:
             keeping: the program.
             prices: the prices of operators.
-            than: the solution that keeps all layers and is to be beaten. It can be beaten only if the limit excludes the fastest
-                strategy, and is not if the plan must have another transformation.
+            than: the solution that keeps all layers and is to be beaten, unless the plan must have another transformation. It can
+                be beaten only if the limit excludes the fastest strategy, or if much of its time goes into what loops stack.
             limit: the memory limit, if it is not that of the task.
         """
         if than is None and self.is_hopeless(keeping.search):
             return RecomputingChoice()
-        if than is not None and (self.transforms.has_required or not self.is_limited(than)):
+        if than is not None and self.transforms.has_required:
             return RecomputingChoice()
         offload = self.transforms.offload and prices.machine.host is not None
         limit = self.limit if limit is None else limit
-        return best_recomputing(keeping.captured, RecomputingWish(**self.wish(prices, than, None), limit=limit, offload=offload))
+        wish = RecomputingWish(**self.wish(prices, than, None), limit=limit, offload=offload)
+        if than is None or self.is_limited(than):
+            return best_recomputing(keeping.captured, wish)
+        search, launch = keeping.search, prices.machine.device.launch
+        stacking = stacking_seconds(search.graph, search.differentiated, launch) if search.counted else 0.0
+        much = self.objective != "memory" and stacking > STACKING * than[1].time
+        return recomputed_scans(keeping.captured, wish) if much else RecomputingChoice()
 
     def micro_batched(self, keeping: PlanFamily, prices: Prices, than: Solution | None) -> Iterator[Solution]:
         """Yield the program over micro-batches, without and with all layers recomputed, where that is better than `than`.

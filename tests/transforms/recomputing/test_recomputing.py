@@ -318,3 +318,35 @@ def test_layers_that_repeat_smaller_parts_are_detected() -> None:
     """The slice of each expert's weight is another equation, and the others are equal for all experts and layers."""
     layer = ["norm", *itertools.chain.from_iterable((f"slice {k}", "product", "gelu", "product") for k in range(40)), "sum"]
     assert repeated(["embed", *layer * 3, "loss"]) == (1, len(layer), 3)
+
+
+def gated(w: Any, xs: Any) -> Any:
+    """A layer of gated recurrent units, of which JAX keeps more values than the two products of a step."""
+
+    def step(h: Any, x: Any) -> tuple[Any, Any]:
+        r, z, n = jnp.split(x, 3, axis=-1)
+        ur, uz, un = jnp.split(h @ w["h"], 3, axis=-1)
+        z = jax.nn.sigmoid(z + uz)
+        h = (1 - z) * jnp.tanh(n + jax.nn.sigmoid(r + ur) * un) + z * h
+        return h, h
+
+    return jnp.mean(jax.lax.scan(step, jnp.zeros((xs.shape[1], w["h"].shape[0])), xs @ w["x"])[1] ** 2)
+
+
+def test_steps_of_loops_recompute_what_takes_longer_to_stack() -> None:
+    model = Small(gated, {"x": f(16, 48), "h": f(16, 48)}, f(8, 4, 16))
+    plan = planned(model)
+    assert plan.program.recomputing is not None
+    plan.program.check_derivation()
+    assert plan.time < 0.95 * planned(model, recompute=False).time
+    args = arrays(model.params), arrays(model.batch)
+    found, wanted = (jax.jit(jax.value_and_grad(fn))(*args) for fn in (plan, model.loss))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12), found, wanted)
+    assert plan.check().agrees(0)
+    tight = planned(model, memory_limit=0.9 * plan.memory)
+    assert plan.time <= tight.time
+
+
+def test_steps_of_loops_whose_stacking_takes_little_keep_all() -> None:
+    wide = Small(gated, {"x": f(2048, 6144), "h": f(2048, 6144)}, f(8, 4096, 2048))
+    assert planned(wide).program.recomputing is None

@@ -40,6 +40,12 @@ def program_facts(graph: PCG, differentiated: Collection[int], outputs: Collecti
     return ProgramFacts(flow, less, again, stacking_kernels(graph, flow, less, again), bool(differentiated))
 
 
+def stacking_seconds(graph: PCG, differentiated: Collection[int], launch: float) -> float:
+    """Return the seconds in which kernels write rows of stacked values, if each launch takes `launch` seconds."""
+    every = operator_runs(graph, program_facts(graph, differentiated))
+    return sum(runs.count * sum(runs.stacking.seconds(launch)) for runs in every)
+
+
 @dataclass(frozen=True)
 class OperatorRuns:
     """The runs of one operator in a step.

@@ -1,6 +1,6 @@
 """Recomputation of layers in the backward pass: the layers of a program, the choice among them, and the rewrite."""
 
-from unity.transforms.recomputing.choose import LayeredProgram, RecomputingChoice, RecomputingWish, best, of_all_layers
+from unity.transforms.recomputing.choose import LayeredProgram, RecomputingChoice, RecomputingWish, best, of_all_layers, of_scans
 from unity.transforms.recomputing.recomputing import Recomputing, RecomputingRecord, recomputing
 
 __all__ = [
@@ -11,5 +11,6 @@ __all__ = [
     "RecomputingWish",
     "best",
     "of_all_layers",
+    "of_scans",
     "recomputing",
 ]
