@@ -654,3 +654,19 @@ def test_a_loop_with_a_branch_by_its_counter_is_exported_under_a_mesh(kind: Axis
     plan.files.export(places[1] / "file.py")
     under, outside = ((place / "file.py").read_text() for place in places)
     assert under == outside
+
+
+@pytest.mark.parametrize("machine", [Machine.grid(1, 8, "a100"), Machine.grid(2, 4, "h100")])
+def test_axes_that_are_several_factors_of_an_operator_keep_names_of_their_own(machine: Machine, tmp_path: Path) -> None:
+    """The columns are two dimensions to the sum, so that one axis over both would have two of its factors."""
+
+    def fn(x: Any) -> Any:
+        return jnp.tanh(x).reshape(16, 4, 2).sum(0).reshape(8)
+
+    x = np.arange(128.0).reshape(16, 8)
+    plan = unity.optimize(fn, x, machine=machine, budget=0, progress=False)
+    for k, point in enumerate(plan.frontier):
+        path = tmp_path / f"factors{k}.py"
+        point.files.export(path)
+        for run in (names_of_file(path)["fn"], point.constrained()):
+            np.testing.assert_allclose(jax.jit(run)(x), fn(x), rtol=1e-12)

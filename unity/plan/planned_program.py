@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
-from unity.base.errors import DerivationError
+from unity.base.errors import DerivationError, ParallelTypeError
 from unity.exec.tied_gradients import LATE_OVERHEAD
 from unity.pcg.capture.packed_arguments import Packing
 from unity.pcg.ir.graph import PCG
@@ -196,7 +196,13 @@ class PlannedProgram:
         levels = self.family.search.machine.named_levels
         number = {axis.name: k for k, axis in enumerate(self.pcg.axes)}
         over = [c.axes for c in traffic(self.pcg, self.family.differentiated)] if levels else []
-        return names_in(self.pcg, levels, [*over, *([number[name] for name in a.axes] for a in self.applications)])
+        names = names_in(self.pcg, levels, [*over, *([number[name] for name in a.axes] for a in self.applications)])
+        if names.joins_digits_in(self.pcg):  # an operator may have a factor for each of them
+            try:
+                check(names.run_graph(self.pcg))
+            except ParallelTypeError:
+                return AxisNames.of_every_axis(self.pcg.axes, levels)
+        return names
 
     @cached_property
     def boundary(self) -> Boundary:

@@ -128,6 +128,12 @@ class AxisNames:
         """Return a parallel graph over the axes that users see, as devices run it."""
         return graph if not self.levels or not graph.axes else _Renamed(self, self.run_type, self._names_of_groups).graph(graph)
 
+    def joins_digits_in(self, graph: PCG) -> bool:
+        """Return whether axes that are one axis to users have different states in a graph: digits that nest."""
+        inside = [(group[0], k) for group in self.groups for k in group[1:]]
+        types = {t for node, _ in graph.walk() for t in node.types if t} if inside else ()
+        return any(t[first] != t[k] for t in types for first, k in inside)
+
     def _names_of_groups(self, axes: Collection[int]) -> list[str]:
         return [axis.name for axis, group in zip(self.shown, self.groups, strict=True) if group[0] in axes]
 
