@@ -87,7 +87,7 @@ def typed(
 ) -> Callable[..., tuple]:
     """Convert a function of whole arrays to one of values whose types have shardings on a mesh with explicit axes.
 
-    If the mesh has automatic axes, too, the sharding along them is no part of a type, and XLA may choose one for a result or a
+    If the mesh has automatic axes, too, types do not tell the sharding along them. XLA may then choose one for a result or a
     gradient that the mesh cannot express, which JAX refuses. So the values and the results are constrained there.
 
     Args:
@@ -99,8 +99,8 @@ def typed(
     mixed = AxisType.Auto in mesh.axis_types
 
     def constrained(values: Iterable[Any], shardings: Sequence[PartitionSpec]) -> tuple:
-        given = zip(values, (*shardings, *(PartitionSpec() for _ in values)), strict=False)
-        return tuple(lax.with_sharding_constraint(x, s) if mixed else x for x, s in given)
+        pairs = zip(values, (*shardings, *(PartitionSpec() for _ in values)), strict=False)
+        return tuple(lax.with_sharding_constraint(x, s) if mixed else x for x, s in pairs)
 
     def body(*values: Any) -> tuple:
         return constrained(run(*constrained(values, stored)), specs)

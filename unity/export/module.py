@@ -74,7 +74,7 @@ class ModuleWriter:
         return self.numbers(np.asarray(atom.value, atom.tensor.dtype))
 
     def numbers(self, value: np.ndarray, most: int = MAX_LITERAL) -> Code:
-        """Return an array of numbers: as a literal if it has at most so many, else as an array of the file beside."""
+        """Return an array of numbers: as a literal of at most `most` elements, or as an array of the file beside."""
         return array_code(value) if value.size <= most else self.stored(value)
 
     def stored(self, value: np.ndarray) -> Code:

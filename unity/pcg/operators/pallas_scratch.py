@@ -98,9 +98,9 @@ class _Run:
         index: Any = e.invars[0]
         number = index.val if isinstance(index, core.Literal) else self.numbers.get(index)
         branches = e.params["branches"]
-        runs = [_Run(self.first, set(self.unset), self.numbers) for _ in (branches if number is None else (None,))]
-        taken = branches if number is None else (branches[int(np.clip(int(number), 0, len(branches) - 1))],)
-        if not all(run.inside(branch, e.invars[1:]) for run, branch in zip(runs, taken, strict=True)):
+        possible = branches if number is None else [branches[min(max(int(number), 0), len(branches) - 1)]]
+        runs = [_Run(self.first, set(self.unset), self.numbers) for _ in possible]
+        if not all(run.inside(branch, e.invars[1:]) for run, branch in zip(runs, possible, strict=True)):
             return False
         self.unset = set[core.Var]().union(*(run.unset for run in runs))
         return True
