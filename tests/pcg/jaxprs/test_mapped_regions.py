@@ -443,6 +443,31 @@ def test_keys_of_random_bits_are_ordinary_values() -> None:
     np.testing.assert_array_equal(global_function(mapped, key, x)(key, x), jax.jit(mapped)(key, x))
 
 
+def drawn_by_devices(key: Any, x: Any, number: Any) -> Any:
+    """Draw with keys of which pairs of devices have the same, in every way in which JAX draws from one."""
+    key = jax.random.fold_in(key, number[0])
+    first, second = jax.random.split(key)
+    counter = jnp.broadcast_to(number[0], (4,)).astype(jnp.uint32)
+    state, raw = lax.rng_bit_generator(counter, x.shape)
+    step = lambda x, key: (x * jax.random.bernoulli(key, 0.7, x.shape), None)  # noqa: E731
+    dropped = lax.scan(jax.checkpoint(step), x, jax.random.split(first, 3))[0]
+    of_batch = jax.vmap(lambda key: jax.random.uniform(key, x.shape))(jax.random.split(second, 2)).sum(0)
+    branch = lax.cond(number[0] > 1, lambda: jax.random.uniform(key), lambda: 0.0)
+    rest = jax.random.gamma(second, jnp.abs(x) + 1) + raw / 2.0**32 + state.sum() / 2.0**32
+    return dropped * jax.random.uniform(first, x.shape) + of_batch + branch + rest
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+@pytest.mark.parametrize("sizes", [(4,), *by_hand((2, 2))])
+def test_each_piece_draws_from_its_own_key(impl: str, sizes: tuple[int, ...]) -> None:
+    """Under `vmap`, JAX's generators other than threefry would draw for all pieces from the first key."""
+    spec = P(tuple("xyz"[: len(sizes)]))
+    mapped = jax.shard_map(drawn_by_devices, mesh=mesh_of(*sizes), in_specs=(P(), spec, spec), out_specs=spec, check_vma=False)
+    key, x, number = jax.random.key(7, impl=impl), jnp.linspace(0.5, 1, 24).reshape(8, 3), jnp.arange(8) // 4
+    assert_equal_with_gradients(lambda x: mapped(key, x, number), x)
+    assert_equal_with_gradients(lambda x: mapped(key, x, jnp.arange(8) * 3), x)
+
+
 def test_collectives_that_jax_traces_are_in_the_table() -> None:
     calls: list[Callable[..., Any]] = [
         lax.psum, lax.pmax, lax.pmin, lax.pmean, lax.all_gather, partial(lax.psum_scatter, tiled=True),

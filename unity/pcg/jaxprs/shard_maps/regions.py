@@ -39,6 +39,7 @@ from unity.pcg.jaxprs.jaxprs import (
 )
 from unity.pcg.jaxprs.parameter_text import identities, text_of
 from unity.pcg.jaxprs.pullbacks import EquationPullback
+from unity.pcg.jaxprs.shard_maps.draws import drawn, draws_by_batch, with_draws
 from unity.pcg.jaxprs.shard_maps.stacked_collectives import COLLECTIVES, agreed, gathered, stacked
 from unity.pcg.jaxprs.shard_maps.summed_products import contracted
 from unity.pcg.jaxprs.shardings import PLACING, literal_value, plain, without_shardings
@@ -66,7 +67,8 @@ def _without_regions(eqn: core.JaxprEqn) -> core.JaxprEqn:
     if eqn.primitive.name != REGION:
         return with_nested(eqn, _without_regions)
     with without_mesh():
-        program = contracted(jax.make_jaxpr(_Region.of(eqn))(*(struct_of(v.aval) for v in eqn.invars)))
+        program = jax.make_jaxpr(_Region.of(eqn))(*(struct_of(v.aval) for v in eqn.invars))
+    program = contracted(with_draws(program))
     return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": program}, effects=program.effects)
 
 
@@ -199,6 +201,8 @@ class _Region:
         if name in RULED:
             rule = _Rule((self.key, *_content(eqn)), self, eqn)
             return with_jvp(rule)(*operands) if name == "custom_jvp_call" else with_vjp(rule)(*self.varied(eqn.invars, operands))
+        if draws_by_batch(eqn):
+            return drawn(jax.make_jaxpr(self.mapped_function(eqn))(*(struct_of(v.aval) for v in eqn.invars)), operands)
         diverges = name in BRANCHED and bool(eqn.effects) and bool(self.varying(eqn.invars[0].aval))
         return (self.branched if diverges else self.mapped_function)(eqn)(*operands)
 

@@ -34,6 +34,7 @@ from unity.pcg.types.factors import (
     operator,
 )
 from unity.pcg.types.parallel_type import Shape
+from unity.pcg.types.random_keys import by_key
 
 FLAT = Facts(NOTHING)
 
@@ -180,11 +181,6 @@ def barrier(params: Any, operands: Any, results: Any) -> Spec:
     if len({o.shape for o in operands}) != 1:
         return Spec(())
     return Spec(every_dimension([o.shape for o in operands], results[0].shape, len(results)))
-
-
-def by_key(dtype: Any) -> bool:
-    """Return whether each key of a batch draws as it does alone. Under `vmap`, other generators draw for all from the first."""
-    return str(dtype) == "key<fry>"
 
 
 def random_pieces(operands: list[jax.Array], layout: Layout) -> list:

@@ -1,0 +1,63 @@
+"""Random draws of stacked pieces, each from its own key.
+
+Under `vmap`, JAX's generators other than threefry draw for a whole batch from its first key, whereas each device of a `shard_map`
+draws from its own. So a draw is a primitive of unity's own while `vmap` runs: over stacked keys it becomes a loop over the pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+from jax.extend.core import primitives
+from jax.interpreters import batching
+
+from unity.pcg.jaxprs.jaxprs import chosen_of, merged, with_equations, with_nested
+from unity.pcg.types.random_keys import by_key
+
+FROM_KEYS = frozenset({"random_bits", "random_split", "random_fold_in", "random_gamma"})
+UNKEYED = frozenset({"rng_bit_generator", "rng_uniform"})  # primitives that draw from plain numbers
+
+_DRAW = core.Primitive("draw")
+_DRAW.multiple_results = True
+_DRAW.def_abstract_eval(lambda *operands, program: program.out_avals)
+
+
+def draws_by_batch(eqn: core.JaxprEqn) -> bool:
+    """Return whether an equation draws other numbers under `vmap` than piece by piece, or cannot be batched."""
+    name = eqn.primitive.name
+    if name not in FROM_KEYS:
+        return name in UNKEYED
+    key: Any = eqn.invars[0].aval
+    return not by_key(key.dtype)
+
+
+def drawn(program: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+    """Return the results of a draw, the program of one piece. Stacked operands are drawn from one after the other."""
+    return _DRAW.bind(*operands, program=program)
+
+
+def with_draws(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """Replace unity's primitive in a program by calls of the draws that it stands for."""
+    return with_equations(program, _as_call)
+
+
+def _as_call(eqn: core.JaxprEqn) -> core.JaxprEqn:
+    if eqn.primitive is not _DRAW:
+        return with_nested(eqn, _as_call)
+    return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": eqn.params["program"]})
+
+
+def _batched(operands: Any, dims: Any, *, program: core.ClosedJaxpr) -> tuple[list[Any], list[int]]:
+    """Draw from stacked operands in a loop over them."""
+    batched = [dim is not None for dim in dims]
+    stacks = [jnp.moveaxis(x, dim, 0) for x, dim in zip(operands, dims, strict=True) if dim is not None]
+    equal = chosen_of(batched, operands, False)
+    _, results = lax.scan(lambda _, pieces: (None, drawn(program, merged(batched, pieces, equal))), None, stacks)
+    return results, [0] * len(results)
+
+
+batching.primitive_batchers[_DRAW] = _batched
