@@ -17,6 +17,7 @@ from compiler_options import EXACT
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.extend import core
 from jax.sharding import AxisType, Mesh, NamedSharding, reshard
 from jax.sharding import PartitionSpec as P
@@ -466,6 +467,49 @@ def test_each_piece_draws_from_its_own_key(impl: str, sizes: tuple[int, ...]) ->
     key, x, number = jax.random.key(7, impl=impl), jnp.linspace(0.5, 1, 24).reshape(8, 3), jnp.arange(8) // 4
     assert_equal_with_gradients(lambda x: mapped(key, x, number), x)
     assert_equal_with_gradients(lambda x: mapped(key, x, jnp.arange(8) * 3), x)
+
+
+def scaled_to_one(x: Any) -> Any:
+    return x / lax.psum(x.sum(), "y")
+
+
+def for_batches(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that computes something else under `vmap`."""
+    call = jax.custom_batching.custom_vmap(fn)
+    call.def_vmap(lambda size, batched, x: (jnp.cos(x) * size, True))
+    return call
+
+
+@pytest.mark.parametrize("where", ["", "loop", "rule"])
+def test_rules_for_batches_do_not_run(where: str) -> None:
+    """A device has no batch. JAX cannot differentiate such a call in a shard_map, so gradients are those without the rule."""
+
+    def region(call: Callable[..., Any]) -> Callable[..., Any]:
+        used = call
+        if where == "rule":
+            used = jax.custom_jvp(call)
+            used.defjvp(lambda primals, tangents: (call(primals[0]), tangents[0] * call(primals[0])))
+        body = (lambda x: lax.scan(lambda c, _: (used(c), None), x, None, length=2)[0]) if where == "loop" else used
+        return jax.shard_map(body, mesh=mesh_of(2, 3), in_specs=P("x", "y"), out_specs=P("x", "y"), check_vma=False)
+
+    x = jax.random.uniform(jax.random.key(0), (4, 6)) + 1
+    mapped, expected = region(for_batches(scaled_to_one)), region(scaled_to_one)
+    run = global_function(mapped, x)
+    np.testing.assert_allclose(run(x), mapped(x), rtol=1e-5)
+    gradients = [jax.grad(lambda x, f=f: _loss(f(x)))(x) for f in (run, expected)]
+    np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_rules_for_partitions_do_not_run() -> None:
+    def partition(mesh: Any, arguments: Any, result: Any) -> Any:
+        return mesh, jnp.cos, result.sharding, (arguments[0].sharding,)
+
+    call = custom_partitioning(scaled_to_one)
+    call.def_partition(partition=partition, infer_sharding_from_operands=None, sharding_rule="i j -> i j")
+    mapped = jax.shard_map(call, mesh=mesh_of(2, 3), in_specs=P("x", "y"), out_specs=P("x", "y"), check_vma=False)
+    x = jax.random.uniform(jax.random.key(0), (4, 6)) + 1
+    y = x.reshape(2, 2, 6)
+    np.testing.assert_allclose(global_function(mapped, x)(x), (y / y.sum((1, 2), keepdims=True)).reshape(4, 6), rtol=1e-5)
 
 
 def test_collectives_that_jax_traces_are_in_the_table() -> None:

@@ -51,6 +51,7 @@ from unity.pcg.types.varying_axes import CASTS
 REGION = "shard_map"
 IDENTITIES = CASTS.union(PLACING)  # placements are along the axes that stay automatic
 KERNELS = frozenset({"pallas_call"})
+REPLACEABLE = frozenset({"custom_vmap_call", "custom_partitioning"})  # calls with the user's rule for batches or partitions
 COMMUNICATION = frozenset({"axis_index", "get_barrier_semaphore"})  # primitives inside kernels that address other devices
 _DIVERGENT = "it is in a branch that only some devices of a shard_map take, and that has collectives or lax.axis_index"
 
@@ -196,6 +197,8 @@ class _Region:
             return COLLECTIVES[name](eqn.params, self.axes, *operands)
         if name == REGION:
             return _Region.of(eqn, self)(*operands)
+        if name in REPLACEABLE:  # a device has a piece and no batch, so these rules do not run
+            return self.run(eqn.params["call"], operands)
         if name in KERNELS and not COMMUNICATION.isdisjoint(e.primitive.name for e in equations(eqn)):
             raise self.refusal(eqn, "it communicates with other devices itself")
         if name in RULED:
