@@ -25,7 +25,8 @@ from mapped_programs import IDIOMS
 
 from unity.base.errors import CaptureError
 from unity.pcg.capture.capture import capture
-from unity.pcg.jaxprs.jaxprs import equations
+from unity.pcg.jaxprs.jaxprs import equations, is_reference
+from unity.pcg.jaxprs.references import without_references
 from unity.pcg.jaxprs.shard_maps.regions import raised
 from unity.pcg.jaxprs.shard_maps.stacked_collectives import COLLECTIVES
 
@@ -510,6 +511,76 @@ def test_rules_for_partitions_do_not_run() -> None:
     x = jax.random.uniform(jax.random.key(0), (4, 6)) + 1
     y = x.reshape(2, 2, 6)
     np.testing.assert_allclose(global_function(mapped, x)(x), (y / y.sum((1, 2), keepdims=True)).reshape(4, 6), rtol=1e-5)
+
+
+def in_a_loop(r: Any, x: Any) -> None:
+    def step(i: Any, total: Any) -> Any:
+        r[0] = r[0] * x[1] + lax.axis_index("x") * i
+        return total
+
+    lax.fori_loop(0, 3, step, 0)
+
+
+def in_a_scan(r: Any, x: Any) -> None:
+    def step(carry: Any, v: Any) -> Any:
+        r[...] += jnp.sin(r[...]) * v + lax.psum(x, "y")
+        return carry, None
+
+    lax.scan(step, 0, jnp.arange(3.0))
+
+
+def in_a_branch(r: Any, x: Any) -> None:
+    def change() -> None:
+        r[0] = x[1] * 2
+
+    lax.cond(lax.axis_index("x") == 1, change, lambda: None)
+    lax.cond(x.sum() > 0, lambda: None, change)
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("change", [in_a_loop, in_a_scan, in_a_branch])
+def test_references_that_control_flow_changes_are_values(change: Callable[..., None], checked: bool) -> None:
+    mesh, spec = mesh_of(2, 3), P(("x", "y"))
+
+    def body(x: Any) -> Any:
+        r = jax.new_ref(jnp.cos(x))
+        change(r, x)
+        return scaled(r[...]) + r[0]
+
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=checked)
+    x = jax.random.normal(jax.random.key(0), (12, 4))
+    program = without_references(raised(jax.make_jaxpr(mapped)(x)))
+    assert_equal_with_gradients(mapped, x)
+    assert not any(is_reference(v.aval) for eqn in program.eqns for e in (eqn, *equations(eqn)) for v in e.invars)
+
+
+def test_references_are_refused_with_their_line_where_they_have_no_values() -> None:
+    mesh = mesh_of(4)
+
+    def around(x: Any) -> Any:
+        r = jax.new_ref(x)
+
+        def change(r: Any) -> None:
+            r[...] = r[...] * 2
+
+        jax.shard_map(change, mesh=mesh, in_specs=P("x"), out_specs=None, check_vma=False)(r)
+        return r[...]
+
+    def printed(x: Any) -> Any:
+        r = jax.new_ref(x)
+
+        def change() -> None:
+            r[0] = r[1]
+            jax.debug.print("{}", r[0, 0])
+
+        lax.cond(lax.axis_index("x") == 1, change, lambda: None)
+        return r[...]
+
+    x = jnp.ones((8, 4))
+    with pytest.raises(CaptureError, match=r"test_mapped_regions\.py:\d+ .*around\): a jax.Ref made outside of a shard_map"):
+        capture(around, x)
+    with pytest.raises(CaptureError, match=r"test_mapped_regions\.py:\d+ .*printed\): a branch that only some .* jax.Ref"):
+        capture(jax.shard_map(printed, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False), x)
 
 
 def test_collectives_that_jax_traces_are_in_the_table() -> None:

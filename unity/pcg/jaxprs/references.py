@@ -65,7 +65,7 @@ def without_references(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 def _of_values(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
     """Return a program of values only. One with references as arguments stays: it is a kernel's, or `_run` evaluates it."""
-    if not _has_references(program) or any(is_reference(v.aval) for v in program.jaxpr.invars):
+    if not has_references(program) or any(is_reference(v.aval) for v in program.jaxpr.invars):
         return program
     structs = [struct_of(v.aval) for v in program.jaxpr.invars]
     types = [v.aval for e in program.eqns for v in e.outvars if not is_reference(v.aval)]
@@ -73,12 +73,12 @@ def _of_values(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
         return jax.make_jaxpr(partial(_run, program.jaxpr, program.consts))(*structs)
 
 
-def _has_references(program: Any) -> bool:
+def has_references(program: Any) -> bool:
     """Return whether a program, or one nested in it, has references. Those that a kernel is given do not count."""
 
     def has(e: core.JaxprEqn) -> bool:
         nested = [p for p in each(e.params) if isinstance(p, Program) and not any(is_reference(v.aval) for v in p.invars)]
-        return any(is_reference(v.aval) for v in (*e.invars, *e.outvars)) or any(map(_has_references, nested))
+        return any(is_reference(v.aval) for v in (*e.invars, *e.outvars)) or any(map(has_references, nested))
 
     return any(map(has, program.eqns))
 

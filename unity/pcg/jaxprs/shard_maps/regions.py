@@ -22,7 +22,7 @@ from jax.extend.core import primitives
 from jax.sharding import NamedSharding, PartitionSpec, get_abstract_mesh
 
 from unity.base.errors import CaptureError
-from unity.pcg.jaxprs.effects import pruned, warn
+from unity.pcg.jaxprs.effects import is_effect, pruned, warn
 from unity.pcg.jaxprs.jaxprs import (
     BRANCHED,
     RULED,
@@ -32,6 +32,7 @@ from unity.pcg.jaxprs.jaxprs import (
     chosen_of,
     equations,
     floating,
+    is_reference,
     merged,
     with_equations,
     with_nested,
@@ -39,6 +40,7 @@ from unity.pcg.jaxprs.jaxprs import (
 )
 from unity.pcg.jaxprs.parameter_text import identities, text_of
 from unity.pcg.jaxprs.pullbacks import EquationPullback
+from unity.pcg.jaxprs.references import has_references, without_references
 from unity.pcg.jaxprs.shard_maps.draws import drawn, draws_by_batch, with_draws
 from unity.pcg.jaxprs.shard_maps.stacked_collectives import COLLECTIVES, agreed, gathered, stacked
 from unity.pcg.jaxprs.shard_maps.summed_products import contracted
@@ -99,10 +101,16 @@ class _Region:
 
     def __call__(self, *operands: Any) -> list[Any]:
         """Return the region's results for global operands."""
+        if any(is_reference(v.aval) for v in self.eqn.invars):
+            raise CaptureError(
+                f"{self.place.line or 'the function'}: a jax.Ref made outside of a shard_map is passed to it, and a plan is a graph"
+                " of values only.\n    Pass its value (ref[...]), and change the reference by the result."
+                " (docs: capture#references)"
+            )
         into, out = ([self.named(spec) for spec in self.eqn.params[name]] for name in ("in_specs", "out_specs"))
 
         def one(*pieces: Any) -> list[Any]:
-            return [self.result(x, dims) for x, dims in zip(self.run(self.eqn.params["jaxpr"], pieces), out, strict=True)]
+            return [self.result(x, dims) for x, dims in zip(self.values(pieces), out, strict=True)]
 
         mapped: Callable[..., list[Any]] = one
         for name, size in reversed(self.sizes.items()):
@@ -154,8 +162,25 @@ class _Region:
             x = stacked(x, {name: size}) if name in divided else agreed(x, name, size, not self.eqn.params["check_vma"])
         return x
 
-    def run(self, program: Program, operands: Sequence[Any]) -> list[Any]:
-        """Run a program of one device under the `vmap`s of the region's axes."""
+    def values(self, pieces: Sequence[Any]) -> list[Any]:
+        """Return the results of each device's program for its pieces.
+
+        References are removed once collectives are operations on pieces, and before `vmap`, which refuses some uses of them.
+        """
+        program = self.eqn.params["jaxpr"]
+        if not has_references(program):
+            return self.run(program, pieces)
+        types = (struct_of(jax.typeof(x)) for x in pieces)
+        plain_program = without_references(jax.make_jaxpr(lambda *pieces: self.run(program, pieces))(*types))
+        return self.run(plain_program, pieces, lambda eqn, operands: callable_of(without_scope(eqn))(*operands))
+
+    def run(
+        self, program: Program, operands: Sequence[Any], apply: Callable[[core.JaxprEqn, list[Any]], Sequence[Any]] | None = None
+    ) -> list[Any]:
+        """Run a program of one device under the `vmap`s of the region's axes.
+
+        apply: returns the results of an equation; by default, those of an equation of one device.
+        """
         inner: Any = getattr(program, "jaxpr", program)
         env: dict[Any, Any] = dict(
             zip((*inner.constvars, *inner.invars), (*getattr(program, "consts", ()), *operands), strict=True)
@@ -166,7 +191,7 @@ class _Region:
 
         for eqn in inner.eqns:
             with self.origin(eqn):
-                env.update(zip(eqn.outvars, self.apply(eqn, [read(a) for a in eqn.invars]), strict=True))
+                env.update(zip(eqn.outvars, (apply or self.apply)(eqn, [read(a) for a in eqn.invars]), strict=True))
         return [read(a) for a in inner.outvars]
 
     @contextmanager
@@ -180,12 +205,14 @@ class _Region:
         except Exception as error:
             raise self.refusal(eqn, str(error).strip().split("\n")[0] or type(error).__name__) from error
 
+    def line(self, eqn: core.JaxprEqn) -> str:
+        return place_of(eqn.source_info, self.place).line or "the function"
+
     def refusal(self, eqn: core.JaxprEqn, reason: str) -> CaptureError:
-        line, name = place_of(eqn.source_info, self.place).line or "the function", eqn.primitive.name
         return CaptureError(
-            f"{line}: {name} inside of a shard_map cannot be planned, since JAX cannot apply it to the pieces of all devices at"
-            f" once: {reason}\n    Compute it outside of the shard_map, or write it with JAX's collectives (lax.psum,"
-            " lax.all_gather, lax.ppermute, lax.all_to_all). (docs: capture#shard-maps)"
+            f"{self.line(eqn)}: {eqn.primitive.name} inside of a shard_map cannot be planned, since JAX cannot apply it to the"
+            f" pieces of all devices at once: {reason}\n    Compute it outside of the shard_map, or write it with JAX's collectives"
+            " (lax.psum, lax.all_gather, lax.ppermute, lax.all_to_all). (docs: capture#shard-maps)"
         )
 
     def apply(self, eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
@@ -206,7 +233,7 @@ class _Region:
             return with_jvp(rule)(*operands) if name == "custom_jvp_call" else with_vjp(rule)(*self.varied(eqn.invars, operands))
         if draws_by_batch(eqn):
             return drawn(jax.make_jaxpr(self.mapped_function(eqn))(*(struct_of(v.aval) for v in eqn.invars)), operands)
-        diverges = name in BRANCHED and bool(eqn.effects) and bool(self.varying(eqn.invars[0].aval))
+        diverges = name in BRANCHED and any(map(is_effect, equations(eqn))) and bool(self.varying(eqn.invars[0].aval))
         return (self.branched if diverges else self.mapped_function)(eqn)(*operands)
 
     def mapped_function(self, eqn: core.JaxprEqn) -> Callable[..., list[Any]]:
@@ -221,8 +248,15 @@ class _Region:
         """Return a conditional, each of whose effects runs for the devices that take its branch, as a function of pieces.
 
         `vmap` runs all branches for all devices and selects results, so effects run in a separate loop over the devices. Branches
-        that communicate cannot run in such a loop: their effects are dropped with a warning.
+        that communicate cannot run in such a loop: their effects are dropped with a warning. Branches that change references are
+        refused, since the loop would change them, too.
         """
+        if any(is_reference(v.aval) for v in eqn.invars):
+            raise CaptureError(
+                f"{self.line(eqn)}: a branch that only some devices of a shard_map take has a side effect, such as jax.debug.print,"
+                " and reads or changes a jax.Ref.\n    Return the value from the branch, and change the reference by the result."
+                " (docs: capture#references)"
+            )
         axes = {name: size for name, size in self.axes.items() if size > 1}
         run, one = self.mapped_function(eqn), replace(self, alone=True).mapped_function(eqn)
         communicates = any(e.primitive.name in COLLECTIVES or e.primitive.name == REGION for e in equations(eqn))
@@ -244,7 +278,7 @@ class _Region:
 
         def retraced(program: Any) -> Any:
             inner: Any = getattr(program, "jaxpr", program)
-            closed = jax.make_jaxpr(lambda *operands: self.run(program, operands))(*(struct_of(v.aval) for v in inner.invars))
+            closed = jax.make_jaxpr(lambda *operands: self.run(program, operands))(*map(_struct, (v.aval for v in inner.invars)))
             return closed if isinstance(program, core.ClosedJaxpr) else closed.jaxpr
 
         return with_programs(value, retraced)
@@ -391,6 +425,11 @@ def with_vjp(rule: _Rule) -> Callable[..., list[Any]]:
     call = jax.custom_vjp(lambda *operands: rule.region.varied(results, rule.value(*operands)))
     call.defvjp(forward, backward)
     return call
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    """Convert an abstract value, perhaps of a reference, to a `ShapeDtypeStruct`."""
+    return struct_of(aval).update(is_ref=is_reference(aval))
 
 
 def _piece_struct(aval: Any) -> jax.ShapeDtypeStruct:
