@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 from mapped_programs import IDIOMS
 
 from unity.base.errors import CaptureError
-from unity.pcg.capture.capture import capture
+from unity.pcg.capture.capture import capture, unparallelized
 from unity.pcg.jaxprs.jaxprs import equations, is_reference
 from unity.pcg.jaxprs.references import without_references
 from unity.pcg.jaxprs.shard_maps.regions import raised
@@ -581,6 +581,30 @@ def test_references_are_refused_with_their_line_where_they_have_no_values() -> N
         capture(around, x)
     with pytest.raises(CaptureError, match=r"test_mapped_regions\.py:\d+ .*printed\): a branch that only some .* jax.Ref"):
         capture(jax.shard_map(printed, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False), x)
+
+
+def experts(w: Any, x: Any) -> Any:
+    """A mixture of experts of one device: its tokens, sorted by expert, times the matrices of all experts."""
+    chosen = jnp.argmax(x @ w[:, :, 0].T, -1)
+    order, sizes = jnp.argsort(chosen), jnp.bincount(chosen, length=len(w)).astype(jnp.int32)
+    y = lax.ragged_dot(jax.nn.gelu(lax.ragged_dot(x[order], w, sizes)), jnp.swapaxes(w, 1, 2), sizes)
+    return jnp.zeros_like(y).at[order].set(y)
+
+
+@pytest.mark.parametrize("checked", [True, *by_hand(False)])
+@pytest.mark.parametrize("sizes", [(4,), (2, 3)])
+@pytest.mark.parametrize("looped", [False, True])
+def test_ragged_products_by_matrices_that_all_devices_have(looped: bool, sizes: tuple[int, ...], checked: bool) -> None:
+    """JAX batches a ragged product once, and only if its matrices are batched, too."""
+
+    def body(w: Any, x: Any) -> Any:
+        return lax.scan(lambda x, _: (x + experts(w, x), None), x, None, length=2)[0] if looped else experts(w, x)
+
+    spec = P(tuple("xyz"[: len(sizes)]))
+    mapped = jax.shard_map(body, mesh=mesh_of(*sizes), in_specs=(P(), spec), out_specs=spec, check_vma=checked)
+    w, x = jax.random.normal(jax.random.key(0), (3, 4, 5)) / 4, jax.random.normal(jax.random.key(1), (24, 4))
+    assert_equal_with_gradients(mapped, w, x)
+    assert unparallelized(capture(lambda w, x: mapped(w, x).sum(), w, x).graph) == []
 
 
 def test_collectives_that_jax_traces_are_in_the_table() -> None:

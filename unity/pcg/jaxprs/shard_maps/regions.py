@@ -41,8 +41,8 @@ from unity.pcg.jaxprs.jaxprs import (
 from unity.pcg.jaxprs.parameter_text import identities, text_of
 from unity.pcg.jaxprs.pullbacks import EquationPullback
 from unity.pcg.jaxprs.references import has_references, without_references
-from unity.pcg.jaxprs.shard_maps.draws import drawn, draws_by_batch, with_draws
-from unity.pcg.jaxprs.shard_maps.stacked_collectives import COLLECTIVES, agreed, gathered, stacked
+from unity.pcg.jaxprs.shard_maps.piecewise_calls import draws_by_batch, piecewise, with_ordinary_calls
+from unity.pcg.jaxprs.shard_maps.stacked_collectives import COLLECTIVES, agreed, gathered, piece, stacked
 from unity.pcg.jaxprs.shard_maps.summed_products import contracted
 from unity.pcg.jaxprs.shardings import PLACING, literal_value, plain, without_shardings
 from unity.pcg.jaxprs.source_lines import Place, place_of
@@ -54,6 +54,7 @@ REGION = "shard_map"
 IDENTITIES = CASTS.union(PLACING)  # placements are along the axes that stay automatic
 KERNELS = frozenset({"pallas_call"})
 REPLACEABLE = frozenset({"custom_vmap_call", "custom_partitioning"})  # calls with the user's rule for batches or partitions
+STACKED = frozenset({"ragged_dot", "ragged_dot_general"})  # JAX batches these once, and if all operands are batched
 COMMUNICATION = frozenset({"axis_index", "get_barrier_semaphore"})  # primitives inside kernels that address other devices
 _DIVERGENT = "it is in a branch that only some devices of a shard_map take, and that has collectives or lax.axis_index"
 
@@ -71,7 +72,7 @@ def _without_regions(eqn: core.JaxprEqn) -> core.JaxprEqn:
         return with_nested(eqn, _without_regions)
     with without_mesh():
         program = jax.make_jaxpr(_Region.of(eqn))(*(struct_of(v.aval) for v in eqn.invars))
-    program = contracted(with_draws(program))
+    program = contracted(with_ordinary_calls(program))
     return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": program}, effects=program.effects)
 
 
@@ -232,7 +233,9 @@ class _Region:
             rule = _Rule((self.key, *_content(eqn)), self, eqn)
             return with_jvp(rule)(*operands) if name == "custom_jvp_call" else with_vjp(rule)(*self.varied(eqn.invars, operands))
         if draws_by_batch(eqn):
-            return drawn(jax.make_jaxpr(self.mapped_function(eqn))(*(struct_of(v.aval) for v in eqn.invars)), operands)
+            return piecewise(jax.make_jaxpr(self.mapped_function(eqn))(*(struct_of(v.aval) for v in eqn.invars)), operands)
+        if name in STACKED:
+            return self.stacked_call(eqn, operands)
         diverges = name in BRANCHED and any(map(is_effect, equations(eqn))) and bool(self.varying(eqn.invars[0].aval))
         return (self.branched if diverges else self.mapped_function)(eqn)(*operands)
 
@@ -243,6 +246,19 @@ class _Region:
         variables: list[list[Any]] = [[core.Var(plain(v.aval)) for v in part] for part in (eqn.invars, eqn.outvars)]
         plain_eqn = eqn.replace(invars=variables[0], outvars=variables[1], params=params)
         return callable_of(without_scope(plain_eqn), without_shardings)
+
+    def stacked_call(self, eqn: core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+        """Return the results of an equation that is batched once, over one leading dimension that all operands have.
+
+        The `vmap`s of the region do not see it, since the batching rules of these primitives refuse operands that are not batched.
+        """
+        axes = {axis: size for v in eqn.invars for axis, size in self.varying(v.aval).items()}
+        if not axes:
+            return self.mapped_function(eqn)(*operands)
+        flat = [lax.reshape(gathered(x, axes), (prod(axes.values()), *jnp.shape(x))) for x in operands]
+        batched = jax.make_jaxpr(jax.vmap(self.mapped_function(eqn)))(*(struct_of(jax.typeof(x)) for x in flat))
+        results = piecewise(batched, flat)
+        return [piece(lax.reshape(x, (*axes.values(), *x.shape[1:])), axes) for x in results]
 
     def branched(self, eqn: core.JaxprEqn) -> Callable[..., list[Any]]:
         """Return a conditional, each of whose effects runs for the devices that take its branch, as a function of pieces.

@@ -1,7 +1,7 @@
-"""Random draws of stacked pieces, each from its own key.
+"""Calls of programs that `vmap` does not enter: over stacked operands, a call becomes a loop over the pieces.
 
 Under `vmap`, JAX's generators other than threefry draw for a whole batch from its first key, whereas each device of a `shard_map`
-draws from its own. So a draw is a primitive of unity's own while `vmap` runs: over stacked keys it becomes a loop over the pieces.
+draws from its own. So a draw is such a call. Once all `vmap`s have run, calls are replaced by their programs.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from unity.pcg.types.random_keys import by_key
 FROM_KEYS = frozenset({"random_bits", "random_split", "random_fold_in", "random_gamma"})
 UNKEYED = frozenset({"rng_bit_generator", "rng_uniform"})  # primitives that draw from plain numbers
 
-_DRAW = core.Primitive("draw")
-_DRAW.multiple_results = True
-_DRAW.def_abstract_eval(lambda *operands, program: program.out_avals)
+_CALL = core.Primitive("piecewise_call")
+_CALL.multiple_results = True
+_CALL.def_abstract_eval(lambda *operands, program: program.out_avals)
 
 
 def draws_by_batch(eqn: core.JaxprEqn) -> bool:
@@ -35,29 +35,29 @@ def draws_by_batch(eqn: core.JaxprEqn) -> bool:
     return not by_key(key.dtype)
 
 
-def drawn(program: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
-    """Return the results of a draw, the program of one piece. Stacked operands are drawn from one after the other."""
-    return _DRAW.bind(*operands, program=program)
+def piecewise(program: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+    """Call a program of one piece. For stacked operands it runs for one piece after the other."""
+    return _CALL.bind(*operands, program=program)
 
 
-def with_draws(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """Replace unity's primitive in a program by calls of the draws that it stands for."""
+def with_ordinary_calls(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """Replace piecewise calls, which no `vmap` will see, by ordinary ones."""
     return with_equations(program, _as_call)
 
 
 def _as_call(eqn: core.JaxprEqn) -> core.JaxprEqn:
-    if eqn.primitive is not _DRAW:
+    if eqn.primitive is not _CALL:
         return with_nested(eqn, _as_call)
     return eqn.replace(primitive=primitives.closed_call_p, params={"call_jaxpr": eqn.params["program"]})
 
 
 def _batched(operands: Any, dims: Any, *, program: core.ClosedJaxpr) -> tuple[list[Any], list[int]]:
-    """Draw from stacked operands in a loop over them."""
+    """Call a program for stacked operands in a loop over them."""
     batched = [dim is not None for dim in dims]
     stacks = [jnp.moveaxis(x, dim, 0) for x, dim in zip(operands, dims, strict=True) if dim is not None]
     equal = chosen_of(batched, operands, False)
-    _, results = lax.scan(lambda _, pieces: (None, drawn(program, merged(batched, pieces, equal))), None, stacks)
+    _, results = lax.scan(lambda _, pieces: (None, piecewise(program, merged(batched, pieces, equal))), None, stacks)
     return results, [0] * len(results)
 
 
-batching.primitive_batchers[_DRAW] = _batched
+batching.primitive_batchers[_CALL] = _batched
