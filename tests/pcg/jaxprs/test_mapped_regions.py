@@ -607,6 +607,21 @@ def test_ragged_products_by_matrices_that_all_devices_have(looped: bool, sizes: 
     assert unparallelized(capture(lambda w, x: mapped(w, x).sum(), w, x).graph) == []
 
 
+@pytest.mark.parametrize("method", [None, "sequential", "expand_dims"])
+def test_callbacks_get_the_piece_of_a_device(method: str | None) -> None:
+    def on_host(x: Any, number: Any) -> Any:
+        return np.sort(x, -1) * number[..., None, None]
+
+    def body(x: Any) -> Any:
+        result = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        called = lambda x: jax.pure_callback(on_host, result, x, lax.axis_index("y"), vmap_method=method)  # noqa: E731
+        return called(x) + lax.scan(lambda c, _: (called(c), None), x, None, length=2)[0]
+
+    mapped = jax.shard_map(body, mesh=mesh_of(2, 3), in_specs=P("x", "y"), out_specs=P("x", "y"), check_vma=False)
+    x = jax.random.normal(jax.random.key(0), (4, 6))
+    np.testing.assert_allclose(global_function(mapped, x)(x), jax.jit(mapped)(x), rtol=1e-6)
+
+
 def test_collectives_that_jax_traces_are_in_the_table() -> None:
     calls: list[Callable[..., Any]] = [
         lax.psum, lax.pmax, lax.pmin, lax.pmean, lax.all_gather, partial(lax.psum_scatter, tiled=True),

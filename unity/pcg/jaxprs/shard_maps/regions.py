@@ -55,6 +55,7 @@ IDENTITIES = CASTS.union(PLACING)  # placements are along the axes that stay aut
 KERNELS = frozenset({"pallas_call"})
 REPLACEABLE = frozenset({"custom_vmap_call", "custom_partitioning"})  # calls with the user's rule for batches or partitions
 STACKED = frozenset({"ragged_dot", "ragged_dot_general"})  # JAX batches these once, and if all operands are batched
+FOREIGN = frozenset({"pure_callback", "ffi_call"})  # calls that tell JAX how to batch them, or that it cannot
 COMMUNICATION = frozenset({"axis_index", "get_barrier_semaphore"})  # primitives inside kernels that address other devices
 _DIVERGENT = "it is in a branch that only some devices of a shard_map take, and that has collectives or lax.axis_index"
 
@@ -243,6 +244,8 @@ class _Region:
         """Return an equation, which is neither a collective nor a region, as a function of pieces."""
         kernel = eqn.primitive.name in KERNELS  # its program changes references, and is that of one device in any case
         params = {key: value if kernel else self.traced(value) for key, value in eqn.params.items()}
+        if eqn.primitive.name in FOREIGN and params["vmap_method"] is None:
+            params["vmap_method"] = "sequential"  # each device calls it for its own piece
         variables: list[list[Any]] = [[core.Var(plain(v.aval)) for v in part] for part in (eqn.invars, eqn.outvars)]
         plain_eqn = eqn.replace(invars=variables[0], outvars=variables[1], params=params)
         return callable_of(without_scope(plain_eqn), without_shardings)
