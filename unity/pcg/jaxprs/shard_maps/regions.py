@@ -244,7 +244,7 @@ class _Region:
         """Return an equation, which is neither a collective nor a region, as a function of pieces."""
         kernel = eqn.primitive.name in KERNELS  # its program changes references, and is that of one device in any case
         params = {key: value if kernel else self.traced(value) for key, value in eqn.params.items()}
-        if eqn.primitive.name in FOREIGN and params["vmap_method"] is None:
+        if eqn.primitive.name in FOREIGN and params.get("vmap_method", "") is None:
             params["vmap_method"] = "sequential"  # each device calls it for its own piece
         variables: list[list[Any]] = [[core.Var(plain(v.aval)) for v in part] for part in (eqn.invars, eqn.outvars)]
         plain_eqn = eqn.replace(invars=variables[0], outvars=variables[1], params=params)
