@@ -3,7 +3,8 @@
 Nothing is run. A kernel takes as long as a roofline says: the larger of its arithmetic and of what it reads and writes, and a
 launch. A collective takes what the machine's formulas say. Kernels run one after the other, in the order of the text, and so do
 collectives: one begins at its start, or when the one before it has ended, and runs beside the kernels until its done, which waits
-for it. A collective that is not such a pair keeps the device waiting. One step of a loop is timed, once.
+for it. A collective that is not such a pair keeps the device waiting. Asynchronous copies take no time. A loop takes its trip count
+times one step, and nothing overlaps between its steps; one whose trip count is unknown takes one step.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float1
 
 @dataclass
 class ScheduledTime:
-    """Seconds of a part of a compiled program, from its begin.
+    """Seconds of a part of a compiled program, from its start.
 
     Attributes:
         now: When the last of its kernels ends.
@@ -62,7 +63,7 @@ class ScheduledTime:
 
     def wait(self, name: str) -> None:
         """Wait for a collective."""
-        self.now = max(self.now, self.ends[name])
+        self.now = max(self.now, self.ends.get(name, self.now))
 
     def repeat(self, part: ScheduledTime, count: int) -> None:
         """Run a part, such as the step of a loop, a number of times."""
@@ -139,6 +140,8 @@ class Schedule:
             return self.product_flops(computation, instruction)
         if (target := instruction.attribute(r'custom_call_target="__cudnn\$conv([^"]*)"')) is not None:
             return self.convolution_flops(computation, instruction, target)
+        if (instruction.attribute(r'custom_call_target="(__cublas)') or "") == "__cublas":
+            return self.library_product_flops(computation, instruction)
         inside = [self.module.computations[callee] for callee in instruction.callees()] if instruction.opcode in CALLERS else []
         found = [self.arithmetic(body, i) for body in inside for i in body.instructions.values()]
         flops, dtype = max(found, default=(0.0, "f32"))
@@ -149,6 +152,12 @@ class Schedule:
         dtype, sizes = _shape(computation.instructions[dot.operands[0]].type)
         contracted = dot.attribute(r"lhs_contracting_dims=\{([\d,]*)\}") or ""
         return 2.0 * _elements(dot.type) * prod(sizes[int(d)] for d in contracted.split(",") if d), dtype
+
+    def library_product_flops(self, computation: Computation, call: HloInstruction) -> tuple[float, str]:
+        """Return the FLOPs of a product that a library computes, and the type of its operands."""
+        dtype, sizes = _shape(computation.instructions[call.operands[0]].type)
+        contracted = re.findall(r"\d+", call.attribute(r'"lhs_contracting_dimensions":\[([^\]]*)\]') or "")
+        return 2.0 * _elements(call.type) * prod(sizes[int(d)] for d in contracted), dtype
 
     def convolution_flops(self, computation: Computation, call: HloInstruction, target: str) -> tuple[float, str]:
         """Return the FLOPs of a convolution that a library computes, and the type of its operands."""

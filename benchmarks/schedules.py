@@ -55,7 +55,7 @@ def figures(case: str, devices: Sequence[Any]) -> dict[str, Any]:
 
     try:
         row |= compiled({}, "")
-        row |= compiled(options, ", with options") if (options := plan.compiler_options()) else {}
+        row |= compiled(options, ", with options") if (options := plan.inspect.compiler_options()) else {}
     except jax.errors.JaxRuntimeError as problem:  # some products XLA compiles only where it can try them out
         row["not compiled"] = str(problem)[:200]
     return row

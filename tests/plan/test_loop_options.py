@@ -1,4 +1,4 @@
-"""`plan.compiler_options`: the options of XLA for loops that communicate."""
+"""`plan.inspect.compiler_options`: the options of XLA for loops that communicate."""
 
 import io
 from dataclasses import replace
@@ -28,20 +28,20 @@ def planned(machine, fn=layers, **options):
 
 def test_loops_that_communicate_take_two_steps_in_a_round():
     plan = planned(Machine.grid(1, 8, "h100"), search="fsdp")
-    assert plan.compiler_options() == TWO_STEPS
+    assert plan.inspect.compiler_options() == TWO_STEPS
 
 
 def test_no_other_plan_has_options():
     gpu = Machine.grid(1, 8, "h100")
     cpu = replace(gpu, device=replace(gpu.device, name="cpu"), host=None)
-    assert planned(cpu, search="fsdp").compiler_options() == {}
-    assert planned(Machine.grid(1, 1, "h100")).compiler_options() == {}  # nothing is sent
+    assert planned(cpu, search="fsdp").inspect.compiler_options() == {}
+    assert planned(Machine.grid(1, 1, "h100")).inspect.compiler_options() == {}  # nothing is sent
     written_out = planned(
         gpu,
         lambda w, x: jnp.mean((x + jnp.tanh(x @ w["up"][0]) @ w["down"][0]) ** 2),
         search="fsdp",
     )
-    assert written_out.compiler_options() == {}  # it has no loop
+    assert written_out.inspect.compiler_options() == {}  # it has no loop
 
 
 @pytest.mark.parametrize(("part", "options"), [(1.1, {}), (1.5, TWO_STEPS), (1.7, {}), (2.3, TWO_STEPS)])
@@ -50,8 +50,8 @@ def test_two_steps_are_taken_where_there_is_memory_for_them(part, options):
     machine = Machine.grid(1, 8, "h100")
     plan = planned(machine, search="fsdp")
     roomy = planned(machine.with_memory(int(part * plan.memory)), search="fsdp")
-    assert (roomy.memory, roomy.compiler_options()) == (plan.memory, options)
+    assert (roomy.memory, roomy.inspect.compiler_options()) == (plan.memory, options)
     said = io.StringIO()
     roomy.explain(said)
-    assert ("compiler_options=plan.compiler_options()" in said.getvalue()) == bool(options)
+    assert ("compiler_options=plan.inspect.compiler_options()" in said.getvalue()) == bool(options)
     assert ("the gradients of a product are computed together" in said.getvalue()) == (part < 1.6)

@@ -94,7 +94,7 @@ def typed(
         run: the function.
         mesh: the mesh in the types.
         specs: the shardings in the types of the results.
-        stored: the shardings of the values on the mesh.
+        stored: the shardings of the values on the mesh. Values beyond them, the function's constants, are replicated.
     """
     mixed = AxisType.Auto in mesh.axis_types
 

@@ -127,10 +127,10 @@ def _compiled(plan: Plan) -> list[str]:
             "the gradients of a product are computed together, as the plan might not fit if one of them came late"
             " (docs: memory#late-gradients-on-gpus)"
         )
-    if plan.compiler_options():
+    if plan.inspect.compiler_options():
         lines.append(
-            "loops that communicate hide more of it if they take two steps in a round: jax.jit(…,"
-            " compiler_options=plan.compiler_options()) (docs: search#what-xla-hides)"
+            "double-buffered loops hide more of their communication: jax.jit(…, compiler_options=plan.inspect.compiler_options())"
+            " (docs: search#what-xla-hides)"
         )
     return lines
 

@@ -71,7 +71,7 @@ def _constant(atom: Literal) -> str:
 
 
 def _wrapped(dtype: Any, words: str) -> str:
-    """Return the meaning of random keys: of a constant, or of the words that an exported file makes it of."""
+    """Return the meaning of random keys that are made of words, whether they are a constant or an exported file makes them."""
     return _hash(["keys", dtype, words])
 
 

@@ -28,7 +28,7 @@ from unity.pcg.propagation.derivative_rules import Flags
 from unity.pcg.types.varying_axes import CAST
 
 MAX_LITERAL = 24  # elements of an array that is written as a literal
-MAX_WORDS = 4  # of random keys, which have ten digits each: one key
+MAX_WORDS = 4  # 32-bit words of random keys that are written as a literal: one key
 NAME = "__name_of_function__"  # a placeholder for a function's name, about as long as names are, so that lines break alike
 ONCE = "differentiated_once"
 SYMBOLIC_ZERO = "SymbolicZero"
@@ -74,7 +74,7 @@ class ModuleWriter:
         return self.numbers(np.asarray(atom.value, atom.tensor.dtype))
 
     def numbers(self, value: np.ndarray, most: int = MAX_LITERAL) -> Code:
-        """Return an array of numbers: as a literal of at most `most` elements, or as an array of the file beside."""
+        """Return an array of numbers: as a literal if it has at most `most` elements, or as an array of the file beside."""
         return array_code(value) if value.size <= most else self.stored(value)
 
     def stored(self, value: np.ndarray) -> Code:

@@ -315,7 +315,7 @@ def out_of_reach(machine: Machine, least: LeastMemory, limit: float, way: str = 
         what: the plan that needs the least, of those that are bounded.
     """
     fewer = ""
-    if least.state <= limit < least.total:  # the rest is of the samples
+    if max(least.state, least.throughout) < limit < least.total:  # the rest is of the samples
         fewer = f"at most 1/{ceil(least.turn / (limit - least.throughout))} of the samples in a step, or "
     return (
         f"infeasible: on {machine.name} {what} needs at least {size(least.total)} on each device, the limit is {size(limit)}.\n"

@@ -238,16 +238,6 @@ class Plan:
         step = replace(step_of(plan, self.program.training(gradient)), partitioned=partitioned)
         return compare(step, step.compile(compiler_options))
 
-    def compiler_options(self) -> dict[str, str | bool]:
-        """Return the options of XLA under which the compiled plan hides more of its communication, for `jax.jit`.
-
-        On GPUs, loops with collectives are compiled as two steps in a round, if the plan leaves the memory for that. Other plans
-        have no options (docs: search#what-xla-hides).
-        """
-        from unity.plan.loop_options import loop_options
-
-        return loop_options(self.program)
-
     def _repr_html_(self) -> str:
         """Show the plan's decisions in a notebook."""
         return f"<pre>{escape(repr(self))}</pre>"

@@ -42,8 +42,10 @@ class PlannedCall:
         run = self._lowered()
         if mesh is not None:
             if (mesh, types.specs) not in self._typed:
-                stored = (s.spec for s in self._sharder.placement_on(mesh).shardings if s.mesh.shape == mesh.shape)
-                self._typed[mesh, types.specs] = typed(run, mesh, types.specs, tuple(stored))
+                shardings = self._sharder.placement_on(mesh).shardings
+                is_expressible = all(s.mesh.shape == mesh.shape for s in shardings)  # on axes of these sizes
+                stored = tuple(s.spec for s in shardings) if is_expressible else ()
+                self._typed[mesh, types.specs] = typed(run, mesh, types.specs, stored)
             run = self._typed[mesh, types.specs]
         with in_reverse(family.name):
             # the conversions are outside of the program, so that JAX makes a gradient as weakly typed as its argument

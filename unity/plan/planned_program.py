@@ -197,7 +197,7 @@ class PlannedProgram:
         number = {axis.name: k for k, axis in enumerate(self.pcg.axes)}
         over = [c.axes for c in traffic(self.pcg, self.family.differentiated)] if levels else []
         names = names_in(self.pcg, levels, [*over, *([number[name] for name in a.axes] for a in self.applications)])
-        if names.joins_digits_in(self.pcg):  # an operator may have a factor for each of them
+        if names.joins_digits_in(self.pcg):  # an operator may have a factor for each digit; then users see every axis
             try:
                 check(names.run_graph(self.pcg))
             except ParallelTypeError:

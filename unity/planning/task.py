@@ -50,9 +50,8 @@ from unity.transforms.packing import joining_of
 from unity.transforms.padding import best as best_padding
 from unity.transforms.pipelining import PipelineCandidate, PipelineWish, best_unlike
 from unity.transforms.pipelining import best as best_pipeline
-from unity.transforms.recomputing import RecomputingChoice, RecomputingWish, of_all_layers
+from unity.transforms.recomputing import RecomputingChoice, RecomputingWish, best_steps_of_scans, of_all_layers
 from unity.transforms.recomputing import best as best_recomputing
-from unity.transforms.recomputing import of_scans as recomputed_scans
 
 STACKING = 0.02  # the part of a step's time that loops take to stack values, beyond which their steps may recompute some
 
@@ -237,8 +236,8 @@ class Task(Request):
             return best_recomputing(keeping.captured, wish)
         search, launch = keeping.search, prices.machine.device.launch
         stacking = stacking_seconds(search.graph, search.differentiated, launch) if search.counted else 0.0
-        much = self.objective != "memory" and stacking > STACKING * than[1].time
-        return recomputed_scans(keeping.captured, wish) if much else RecomputingChoice()
+        is_worth_a_try = self.objective != "memory" and stacking > STACKING * than[1].time
+        return best_steps_of_scans(keeping.captured, wish) if is_worth_a_try else RecomputingChoice()
 
     def micro_batched(self, keeping: PlanFamily, prices: Prices, than: Solution | None) -> Iterator[Solution]:
         """Yield the program over micro-batches, without and with all layers recomputed, where that is better than `than`.

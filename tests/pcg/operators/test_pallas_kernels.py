@@ -187,7 +187,7 @@ def test_divisions_follow_from_grids_and_index_maps(fn: Any, shapes: Any, split:
 def test_steps_that_leave_something_to_the_next_are_not_divided() -> None:
     kernel = kernel_of(running_sum, (16, 16))
     assert not kernel.walks
-    assert all("may read scratch memory" in reason for reason in kernel.whole)
+    assert all("scratch memory is not provably set before it is read" in reason for reason in kernel.whole)
     assert len(kernel.whole) == 2
 
 
@@ -212,8 +212,8 @@ def test_what_is_left_for_some_arguments_only_is_not_divided(keep: Any, dtype: s
     np.testing.assert_allclose(jax.jit(plan)(*plan.shard(x, marks)), right)
 
 
-def in_scratch(kernel: Any, grid: tuple[int, ...], *arrays: Any) -> Any:
-    """Call a kernel on blocks of a row, with scratch memory of one; the number of a block is the step along both dimensions."""
+def in_scratch(kernel: Any, grid: tuple[int, ...], *arrays: Any, scratch: tuple[int, ...] = (1, BLOCK)) -> Any:
+    """Call a kernel on blocks of a row, with scratch memory; the number of a block is the step along both dimensions."""
     block = spec(1, BLOCK, at=lambda i, j: (i, j))
     return pl.pallas_call(
         kernel,
@@ -221,7 +221,7 @@ def in_scratch(kernel: Any, grid: tuple[int, ...], *arrays: Any) -> Any:
         in_specs=[block] * len(arrays),
         out_specs=block,
         out_shape=jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype),
-        scratch_shapes=[tpu.VMEM((1, BLOCK), arrays[0].dtype)],
+        scratch_shapes=[tpu.VMEM(scratch, arrays[0].dtype)],
         interpret=True,
     )(*arrays)
 
@@ -268,6 +268,45 @@ def set_at_the_second_column(x: Any, total: Any) -> None:
         set_whole(x, total)
 
 
+def set_in_two_parts(x: Any, total: Any) -> None:
+    total[0, :4] = x[0, :4]
+    total[0, pl.ds(4, 4)] = x[0, 4:]
+
+
+def set_twice_in_part(x: Any, total: Any) -> None:
+    set_in_part(x, total)
+    set_in_part(x, total)
+
+
+def set_beside_other_memory(x: Any, total: Any) -> None:
+    def body(own: Any) -> None:
+        own[...] = total[...]
+
+    pl.run_scoped(body, tpu.VMEM((1, BLOCK), x.dtype))
+
+
+def set_in_other_memory(x: Any, total: Any) -> None:
+    pl.run_scoped(lambda own: set_whole(x, own), tpu.VMEM((1, BLOCK), x.dtype))
+
+
+def read_in_the_second_round(x: Any, total: Any) -> None:
+    def body(i: Any, c: Any) -> Any:
+        @pl.when(c != 0)
+        def _() -> None:
+            total[...] = total[...] + 1
+
+        return c + 1
+
+    lax.fori_loop(0, 2, body, pl.program_id(1))
+    set_whole(x, total)
+
+
+def set_if_a_rounded_number_is_not_zero(x: Any, total: Any) -> None:
+    @pl.when((pl.program_id(1) + 0.7).astype("int32") != 0)
+    def _() -> None:
+        set_whole(x, total)
+
+
 def read_while_set(x: Any, total: Any) -> None:
     total[...] = x[...] + 0 * total[...]
 
@@ -280,7 +319,13 @@ def read_while_set(x: Any, total: Any) -> None:
         (set_by_either_branch, "g0 g1"),
         (set_in_a_loop, "g0 g1"),
         (set_at_the_first_column, "g0"),  # what the columns of a row add up
+        (set_in_two_parts, "g0 g1"),
         (set_in_part, ""),
+        (set_twice_in_part, ""),
+        (set_beside_other_memory, ""),
+        (set_in_other_memory, ""),
+        (read_in_the_second_round, ""),
+        (set_if_a_rounded_number_is_not_zero, ""),
         (set_for_some_arguments, ""),
         (set_if_a_loop_takes_a_step, ""),
         (set_at_the_second_column, ""),
@@ -297,6 +342,61 @@ def test_only_what_is_set_before_it_is_read_is_divided(first: Any, split: str) -
         return in_scratch(kernel, (4, 2), x)
 
     assert kernel_of(fn, (4, 2 * BLOCK)).dimensions.split == tuple(split.split())
+
+
+def test_fewer_bits_than_all_do_not_set_memory() -> None:
+    def fn(x: Any) -> Any:
+        def kernel(x: Any, out: Any, total: Any) -> None:
+            total.bitcast("int8")[0:8, :] = jnp.zeros((8, 8), "int8")  # as many elements, a quarter of the bytes
+            total[...] += jnp.broadcast_to(x[...], (8, 8))
+            out[...] = total[7:8]
+
+        return in_scratch(kernel, (4, 2), x, scratch=(8, 8))
+
+    assert not kernel_of(fn, (4, 2 * BLOCK)).walks
+
+
+def test_memory_that_is_not_used_does_not_matter() -> None:
+    def fn(x: Any) -> Any:
+        def kernel(x: Any, out: Any, total: Any) -> None:
+            out[...] = 2 * x[...]
+
+        return in_scratch(kernel, (4, 2), x)
+
+    assert kernel_of(fn, (4, 2 * BLOCK)).dimensions.split == ("g0", "g1")
+
+
+def test_an_operand_that_a_kernel_writes_is_not_divided() -> None:
+    def fn(x: Any, total: Any) -> Any:
+        def kernel(x: Any, total: Any, out: Any) -> None:
+            total[...] = total[...] + x[...]
+            out[...] = total[...]
+
+        block = spec(1, BLOCK, at=lambda i: (i, 0))
+        whole = spec(1, BLOCK, at=lambda i: (0, 0))
+        types = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pl.pallas_call(kernel, grid=(4,), in_specs=[block, whole], out_specs=block, out_shape=types, interpret=True)(
+            x, total
+        )
+
+    kernel = kernel_of(fn, (4, BLOCK), (1, BLOCK))
+    assert not kernel.walks
+    assert "writes to an operand" in kernel.whole[0]
+
+
+def test_operands_and_results_in_the_same_memory_are_divided_alike() -> None:
+    def fn(x: Any) -> Any:
+        def kernel(x: Any, out: Any) -> None:
+            out[...] = jnp.broadcast_to(x[pl.ds(0, 1), :] + 1, out.shape)
+
+        whole, block = spec(2**20, BLOCK, at=lambda i: (0, 0)), spec(2**18, BLOCK, at=lambda i: (i, 0))
+        types = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pl.pallas_call(
+            kernel, grid=(4,), in_specs=[whole], out_specs=block, out_shape=types, input_output_aliases={0: 0}, interpret=True
+        )(x)
+
+    kernel = kernel_of(fn, (2**20, BLOCK))
+    assert not kernel.walks
 
 
 @pytest.mark.parametrize(
@@ -591,7 +691,7 @@ def test_plans_with_divided_kernels_are_the_function(fn: Any, plain: Any, shapes
 @pytest.mark.parametrize(
     ("fn", "shapes", "said"),
     [
-        (running_sum, [(16, 16)], "runs whole on every device: grid dimension 0: its program may read"),
+        (running_sum, [(16, 16)], "runs whole on every device: grid dimension 0: its scratch memory is not provably set"),
         (
             partial(attention, causal=True),
             [(8, 2, 16, 8)] * 3,

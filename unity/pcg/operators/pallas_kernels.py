@@ -30,7 +30,7 @@ from unity.pcg.jaxprs.parameter_text import identities
 from unity.pcg.jaxprs.trace_contexts import in_new_thread
 from unity.pcg.operators.kernel_primitive import KernelDimensions, bind
 from unity.pcg.operators.kernel_trials import half, relative_difference, sample
-from unity.pcg.operators.pallas_scratch import set_before_read
+from unity.pcg.operators.pallas_scratch import set_before_read, writes_operands
 from unity.pcg.operators.pallas_sums import asks_for_step, is_sum
 from unity.pcg.types.parallel_type import Shape
 
@@ -291,7 +291,10 @@ def _walk(kernel: PallasKernel, d: int) -> GridWalk | str:
     if not any(places[:count]):
         return f"grid dimension {d}: it walks no operand"
     totals = [k for k, place in enumerate(places[count:]) if place is None]
-    return _obstacle(kernel, d, totals) or _carried(kernel, d) or GridWalk(d, tuple(places))
+    for operand, result in kernel.params["input_output_aliases"]:
+        if places[operand] != places[count + result]:
+            return f"grid dimension {d}: operand {operand} and result {result} share memory, and are divided otherwise"
+    return _obstacle(kernel, d, totals) or _memory_obstacle(kernel, d) or GridWalk(d, tuple(places))
 
 
 def _obstacle(kernel: PallasKernel, d: int, totals: Sequence[int]) -> str:
@@ -309,15 +312,21 @@ def _obstacle(kernel: PallasKernel, d: int, totals: Sequence[int]) -> str:
     return ""
 
 
-def _carried(kernel: PallasKernel, d: int) -> str:
-    """Return that steps may leave something in scratch memory for the next one along a grid dimension; "" if they do not."""
+def _memory_obstacle(kernel: PallasKernel, d: int) -> str:
+    """Return the reason why memory may carry values between steps along a grid dimension; "" if it provably does not.
+
+    That the program does not ask for the number of the step along that dimension is known here (`_obstacle`).
+    """
     mapping, program = kernel.params["grid_mapping"], kernel.params["jaxpr"]
     numbered = [k for k in range(len(mapping.grid)) if k not in mapping.vmapped_dims]
-    first = [axis for axis, k in enumerate(numbered) if k > d or mapping.grid[k] == 1]
+    zero_axes = [axis for axis, k in enumerate(numbered) if k > d or mapping.grid[k] == 1]
     scratch = program.invars[len(program.invars) - mapping.num_scratch_operands :]
-    if set_before_read(program, first, scratch):
+    first = mapping.num_index_operands
+    if writes_operands(program, program.invars[: first + mapping.num_inputs]):
+        return f"grid dimension {d}: its program writes to an operand, where the next step may read it"
+    if set_before_read(program, zero_axes, scratch):
         return ""
-    return f"grid dimension {d}: its program may read scratch memory in which the step before has left something"
+    return f"grid dimension {d}: its scratch memory is not provably set before it is read"
 
 
 def _walked(index_map: core.ClosedJaxpr, d: int) -> tuple[list[int], bool]:

@@ -1,21 +1,22 @@
-"""Scratch memory of Pallas kernels that is set before it is read, so that nothing in it comes from a step before.
+"""Proves that a Pallas kernel overwrites its scratch memory before it reads it, so that nothing survives from a step before.
 
 A kernel runs its steps in the order of its grid, the last dimension fastest. Devices that divide a grid dimension begin with steps
 whose numbers along all later dimensions are zero, and find nothing in their scratch memory that they did not write. So each of
-these steps must write all of it before it reads any, whatever the arguments are. `set_before_read` proves that by the program.
+these steps must write all of it before it reads any, whatever the arguments are.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.extend import core
 
-# Primitives of numbers that tell which step it is, such as `program_id(2) == 0`.
-NUMBERS: Mapping[str, Callable[..., Any]] = {
+# Operations on the numbers that tell which step it is, such as `program_id(2) == 0`.
+SCALAR_OPS: Mapping[str, Callable[..., Any]] = {
     "eq": operator.eq,
     "ne": operator.ne,
     "lt": operator.lt,
@@ -29,80 +30,123 @@ NUMBERS: Mapping[str, Callable[..., Any]] = {
     "or": operator.or_,
     "convert_element_type": lambda x: x,
 }
+CALLS = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2")
+LARGEST = 1 << 22  # elements of a reference of which parts are told apart
+
+Written = dict[core.Var, np.ndarray]  # for each reference to scratch memory that is not written yet, which elements are
 
 
-def set_before_read(program: core.Jaxpr, first: Iterable[int], scratch: Sequence[core.Var]) -> bool:
-    """Return whether a kernel writes all of its scratch memory before it reads any of it, in some steps.
+def set_before_read(program: core.Jaxpr, zero_axes: Iterable[int], scratch: Sequence[core.Var]) -> bool:
+    """Return whether a kernel provably writes all of the scratch memory that it uses before it reads any of it, in some steps.
 
     Args:
         program: the kernel's.
-        first: the grid dimensions, as the program numbers them, along which these are the first steps.
-        scratch: the references of the scratch memory.
+        zero_axes: the grid dimensions, as the program numbers them, along which the steps in question have number zero.
+        scratch: the references to scratch memory.
     """
-    run = _Run(frozenset(first), set(scratch), {})
-    return run.of(program) and not run.unset
+    accessed = {effect.input for effect in _accesses(program)}
+    used = [v for v in scratch if v in accessed]
+    if any(np.prod(_shape(v)) > LARGEST for v in used):
+        return False
+    run = _Run(frozenset(zero_axes), {v: np.zeros(_shape(v), bool) for v in used}, {})
+    return run.accepts(program) and not run.unset
+
+
+def writes_operands(program: core.Jaxpr, operands: Sequence[core.Var]) -> bool:
+    """Return whether a kernel writes to some references of operands: a later step may then read what it left."""
+    return any(effect.input in operands for effect in _accesses(program) if type(effect).__name__ != "ReadEffect")
+
+
+def _accesses(program: core.Jaxpr) -> list[Any]:
+    """Return the effects of a kernel on its references, each of which has one as `input`."""
+    return [effect for effect in program.effects if hasattr(effect, "input")]
 
 
 class _Run:
-    """A run of a program as far as scratch memory is concerned.
+    """Abstract interpretation of a kernel's first steps: which scratch memory is not written yet, and which scalars are known.
 
     Attributes:
-        first: grid dimensions whose step is zero.
-        unset: the references of scratch memory that is not written yet.
-        numbers: the values of variables that are known.
-        old: the variables with what was in a reference before it was written, which nothing may read.
+        zero_axes: grid dimensions along which the step is zero.
+        unset: the references that are not wholly written, with the elements that are.
+        scalars: the known values of integers and booleans.
+        old: the variables with what was in a reference before it was written, which must not be read.
     """
 
-    def __init__(self, first: frozenset[int], unset: set[core.Var], numbers: dict[core.Var, Any]) -> None:
-        self.first, self.unset, self.numbers = first, unset, numbers
+    def __init__(self, zero_axes: frozenset[int], unset: Written, scalars: dict[core.Var, Any]) -> None:
+        self.zero_axes, self.unset, self.scalars = zero_axes, unset, scalars
         self.old = set[core.Var]()
 
-    def of(self, program: core.Jaxpr) -> bool:
+    def accepts(self, program: core.Jaxpr) -> bool:
         """Run a program. Returns whether it reads only what is set."""
-        return all(map(self.accepts, program.eqns)) and self.old.isdisjoint(_variables(program.outvars))
+        return all(map(self.runs, program.eqns)) and self.old.isdisjoint(_variables(program.outvars))
 
-    def accepts(self, e: core.JaxprEqn) -> bool:
+    def runs(self, e: core.JaxprEqn) -> bool:
         """Run an equation. Returns whether it reads only what is set."""
         name, read = e.primitive.name, _variables(e.invars)
-        touched = [v for v in read if v in self.unset]
         if not self.old.isdisjoint(read):
             return False
         if name == "cond":
             return self.branches(e)
-        if not touched:
+        if not any(v in self.unset for v in read):
             self.compute(e)
             return True
-        if name == "swap" and touched == e.invars[:1] and _writes_all(e):
-            self.unset.discard(touched[0])
-            self.old.update(e.outvars)
-            return True
+        if name in ("get", "swap") and sum(v in self.unset for v in read) == 1 and e.invars[0] in self.unset:
+            return self.access(e)
         if name == "while":
             return self.loop(e)
-        inner = e.params.get("jaxpr", e.params.get("call_jaxpr"))  # of a scan, which takes at least one step, or of a call
-        if inner is None or e.params.get("length", 1) == 0:
-            return False
-        return self.inside(inner, e.invars)
+        if name == "scan" and e.params["length"]:
+            return self.inside(e.params["jaxpr"], e.invars, {})
+        if name in CALLS:
+            return self.inside(e.params.get("jaxpr", e.params.get("call_jaxpr")), e.invars, self.scalars)
+        return False
 
     def compute(self, e: core.JaxprEqn) -> None:
-        """Note the number that an equation computes, if it is known."""
+        """Note the integer or boolean that an equation computes, if it is known."""
         name = e.primitive.name
-        if name == "program_id" and e.params["axis"] in self.first:
-            self.numbers[e.outvars[0]] = 0
-        elif name in NUMBERS:
-            values = [v.val if isinstance(v, core.Literal) else self.numbers.get(v) for v in e.invars]
-            if all(v is not None and np.ndim(v) == 0 for v in values):
-                self.numbers[e.outvars[0]] = NUMBERS[name](*values)
+        if name == "program_id" and e.params["axis"] in self.zero_axes:
+            self.scalars[e.outvars[0]] = 0
+        elif name in SCALAR_OPS and len(e.outvars) == 1 and _is_counted(e.outvars[0]):
+            values = [self.scalar(v) for v in e.invars]
+            if None not in values:
+                self.scalars[e.outvars[0]] = SCALAR_OPS[name](*values)
+
+    def scalar(self, atom: Any) -> Any:
+        """Return the value of a known integer or boolean, None for any other."""
+        if isinstance(atom, core.Literal):
+            return atom.val if _is_counted(atom) else None
+        return self.scalars.get(atom)
+
+    def access(self, e: core.JaxprEqn) -> bool:
+        """Read or write a part of a reference. Returns whether what is read is written."""
+        reference = e.invars[0]
+        assert isinstance(reference, core.Var)
+        where = _elements(e)
+        if e.primitive.name == "get":
+            return where is not None and bool(self.unset[reference][where].all())
+        if where is not None:
+            self.old.update(() if self.unset[reference][where].all() else e.outvars)
+            written = self.unset[reference].copy()
+            written[where] = True
+            self.unset[reference] = written
+            if written.all():
+                del self.unset[reference]
+        else:
+            self.old.update(e.outvars)
+        return True
 
     def branches(self, e: core.JaxprEqn) -> bool:
         """Run the branch that is taken, or all if it is not known which: then what is set is what each of them sets."""
-        index: Any = e.invars[0]
-        number = index.val if isinstance(index, core.Literal) else self.numbers.get(index)
-        branches = e.params["branches"]
-        possible = branches if number is None else [branches[min(max(int(number), 0), len(branches) - 1)]]
-        runs = [_Run(self.first, set(self.unset), self.numbers) for _ in possible]
-        if not all(run.inside(branch, e.invars[1:]) for run, branch in zip(runs, possible, strict=True)):
+        index, branches = self.scalar(e.invars[0]), e.params["branches"]
+        possible = branches if index is None else [branches[min(max(int(index), 0), len(branches) - 1)]]
+        runs = [_Run(self.zero_axes, dict(self.unset), self.scalars) for _ in possible]
+        if not all(run.inside(branch, e.invars[1:], self.scalars) for run, branch in zip(runs, possible, strict=True)):
             return False
-        self.unset = set[core.Var]().union(*(run.unset for run in runs))
+        for v in list(self.unset):
+            written = [run.unset[v] for run in runs if v in run.unset]
+            if written:
+                self.unset[v] = np.logical_and.reduce(written)
+            else:
+                del self.unset[v]
         return True
 
     def loop(self, e: core.JaxprEqn) -> bool:
@@ -113,30 +157,64 @@ class _Run:
             (e.params["cond_jaxpr"], [*e.invars[:conditions], *carry]),
             (e.params["body_jaxpr"], [*e.invars[conditions : conditions + steps], *carry]),
         )
-        return all(_Run(self.first, set(self.unset), self.numbers).inside(part, values) for part, values in parts)
+        return all(_Run(self.zero_axes, dict(self.unset), {}).inside(part, values, {}) for part, values in parts)
 
-    def inside(self, program: Any, operands: Sequence[Any]) -> bool:
-        """Run a nested program on operands. Returns whether it reads only what is set."""
+    def inside(self, program: Any, operands: Sequence[Any], scalars: Mapping[core.Var, Any]) -> bool:
+        """Run a nested program on operands, of which some scalars are known. Returns whether it reads only what is set.
+
+        Of the steps of a loop no scalars are known, as they differ.
+        """
         program = getattr(program, "jaxpr", program)
-        outer = dict(zip(program.invars, operands, strict=True))
-        inner = {v for v, operand in outer.items() if isinstance(operand, core.Var) and operand in self.unset}
-        known = {
-            v: n for v, operand in outer.items() if isinstance(operand, core.Var) and (n := self.numbers.get(operand)) is not None
-        }
-        run = _Run(self.first, set(inner), known)
-        if not run.of(program):
+        if program.constvars or len(program.invars) != len(operands):
             return False
-        self.unset -= {outer[v] for v in inner - run.unset}
+        outer = {v: operand for v, operand in zip(program.invars, operands, strict=True) if isinstance(operand, core.Var)}
+        unset = {v: self.unset[operand] for v, operand in outer.items() if operand in self.unset}
+        run = _Run(self.zero_axes, dict(unset), {v: scalars[operand] for v, operand in outer.items() if operand in scalars})
+        if not run.accepts(program):
+            return False
+        for v in unset:
+            if v in run.unset:
+                self.unset[outer[v]] = run.unset[v]
+            else:
+                self.unset.pop(outer[v], None)
         return True
 
 
-def _writes_all(e: core.JaxprEqn) -> bool:
-    """Return whether a `swap` writes all of a reference: as many elements, none of them twice."""
+def _elements(e: core.JaxprEqn) -> tuple[slice | int, ...] | None:
+    """Return the elements that a `get` or a `swap` accesses, as an index; None if they are not known before the kernel runs."""
     reference: Any = e.invars[0].aval
-    value: Any = e.invars[1].aval
-    indices: list[Any] = [v.aval for v in e.invars[2:]]
-    return value.size == reference.size and not any(i.shape for i in indices)
+    value: Any = (e.invars[1] if e.primitive.name == "swap" else e.outvars[0]).aval
+    atoms = e.invars[2 if e.primitive.name == "swap" else 1 :]
+    if value.dtype != reference.dtype:  # as integers of other bits
+        return None
+    if value.size == np.prod(_shape(e.invars[0])) and not any(getattr(v.aval, "shape", ()) for v in atoms):
+        return (slice(None),) * len(reference.shape)  # all, none twice
+    transforms = jax.tree.unflatten(e.params["tree"], [v.val if isinstance(v, core.Literal) else None for v in atoms])
+    if len(transforms) != 1 or not hasattr(transforms[0], "indices"):
+        return None
+    index = [_index(i) for i in transforms[0].indices]
+    return None if None in index else tuple(i for i in index if i is not None)
 
 
-def _variables(atoms: Iterable[Any]) -> list[core.Var]:
+def _index(index: Any) -> slice | int | None:
+    """Return an index along one dimension, None if it is not a known number or a known range."""
+    if isinstance(index, int | np.integer) or (isinstance(index, np.ndarray) and index.ndim == 0):
+        return int(index)
+    start, size, stride = (getattr(index, name, None) for name in ("start", "size", "stride"))
+    if all(isinstance(n, int | np.integer) for n in (start, size, stride)) and start is not None and size and stride:
+        return slice(int(start), int(start) + (int(size) - 1) * int(stride) + 1, int(stride))
+    return None
+
+
+def _is_counted(atom: Any) -> bool:
+    """Return whether an atom is a boolean or a signed integer."""
+    dtype = getattr(atom.aval, "dtype", None)
+    return not getattr(atom.aval, "shape", ()) and isinstance(dtype, np.dtype) and dtype.kind in "bi"
+
+
+def _shape(reference: Any) -> tuple[int, ...]:
+    return tuple(reference.aval.shape)
+
+
+def _variables(atoms: Iterable[Any]) -> Collection[core.Var]:
     return [v for v in atoms if isinstance(v, core.Var)]

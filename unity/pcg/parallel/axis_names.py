@@ -129,7 +129,7 @@ class AxisNames:
         return graph if not self.levels or not graph.axes else _Renamed(self, self.run_type, self._names_of_groups).graph(graph)
 
     def joins_digits_in(self, graph: PCG) -> bool:
-        """Return whether axes that are one axis to users have different states in a graph: digits that nest."""
+        """Return whether some axes that are one axis to users have different states in a graph, because their digits nest."""
         inside = [(group[0], k) for group in self.groups for k in group[1:]]
         types = {t for node, _ in graph.walk() for t in node.types if t} if inside else ()
         return any(t[first] != t[k] for t in types for first, k in inside)

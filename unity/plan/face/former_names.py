@@ -21,8 +21,8 @@ NAMESPACES = {
         "parallelization", "pcg", "pipelining", "recomputing", "rewriting", "serial", "transformations",
     ),
     "inspect": (
-        "abstract_mesh", "bound", "diff", "gap", "machine", "memory_timeline", "mesh", "search_seconds", "simulate", "spec_rules",
-        "to_json", "tried",
+        "abstract_mesh", "bound", "compiler_options", "diff", "gap", "machine", "memory_timeline", "mesh", "search_seconds",
+        "simulate", "spec_rules", "to_json", "tried",
     ),
     "files": ("export", "report", "save"),
     "shard": ("placement", "placement_on"),

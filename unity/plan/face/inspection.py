@@ -153,6 +153,16 @@ class Inspection:
         program = self._plan.program
         return simulate(program.pcg, self.machine, program.family.differentiated, training=program.family.search.training)
 
+    def compiler_options(self) -> dict[str, str | bool]:
+        """Return the options of XLA with which the compiled plan hides more of its communication, for `jax.jit`.
+
+        On GPUs, loops with collectives are double-buffered, so that two steps overlap, if the plan leaves the memory for that.
+        Other plans have no options (docs: search#what-xla-hides).
+        """
+        from unity.plan.loop_options import loop_options
+
+        return loop_options(self._plan.program)
+
     def memory_timeline(self, *, gradient: bool | None = None) -> MemoryTimeline:
         """Return the live bytes of one device during a step, and the buffers live at the peak, by operator and line.
 

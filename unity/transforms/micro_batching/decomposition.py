@@ -44,7 +44,7 @@ class Decomposition:
     Attributes:
         body: the part, from `constants` and `read` to `sums` and `each`.
         constants: inputs without samples.
-        still: those of them through which no gradient flows, such as the number of labels that count.
+        inactive: those of them through which no gradient flows, such as the number of labels that count.
         read: inputs with samples, with their states along the axis of micro-batches.
         sums: results that are sums over the samples.
         each: results with samples, with their states.
@@ -55,7 +55,7 @@ class Decomposition:
 
     body: Body
     constants: tuple[int, ...]
-    still: frozenset[int]
+    inactive: frozenset[int]
     read: tuple[tuple[int, State], ...]
     sums: tuple[int, ...]
     each: tuple[tuple[int, State], ...]
@@ -157,7 +157,8 @@ def _decomposed(captured: Captured, size: int, dims: Mapping[int, int | None], c
     after = _needing_sums(body, following, after, active, solution)
     inside = [i for i in following if i not in after and _has_samples(body, i, solution)]
     if len(dims) == 1:
-        _refuse_divided_weights(captured, solution)
+        if any(dims.values()):
+            _refuse_divided_weights(captured, solution)
         _refuse_whole_products(captured, [i for i in following if i not in after and i not in inside], size)
     own = [i for i in inside if early.isdisjoint(body.equations[i].results)]
     before = _leading_to(body, early)  # the loop computes again what it needs of these
@@ -175,8 +176,8 @@ def _decomposed(captured: Captured, size: int, dims: Mapping[int, int | None], c
     read = tuple((v, s) for v in inputs if (s := solution.seen(v)).kind == "P")
     fixed = tuple(v for v in inputs if solution.seen(v).kind != "P")
     part = replace(part, inputs=(*fixed, *(v for v, _ in read)), outputs=(*sums, *(v for v, _ in each)))
-    still = frozenset(fixed) - _active(captured, fixed)
-    result = Decomposition(part, fixed, still, read, sums, each, frozenset(after), _loss(captured, sums), size)
+    inactive = frozenset(fixed) - _active(captured, fixed)
+    result = Decomposition(part, fixed, inactive, read, sums, each, frozenset(after), _loss(captured, sums), size)
     if result.loss is not None:
         check_cotangents(part)
     _check(result, count)
@@ -184,7 +185,7 @@ def _decomposed(captured: Captured, size: int, dims: Mapping[int, int | None], c
 
 
 def _refuse_divided_weights(captured: Captured, solution: Solution) -> None:
-    """Refuse samples of one array alone that would divide a weight, such as the outputs of the last layer.
+    """Refuse samples along an array's second dimension if they divide a weight, too, as the outputs of the last layer do.
 
     Raises Mixed.
     """

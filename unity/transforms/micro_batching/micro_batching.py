@@ -116,8 +116,8 @@ def _traced(body: Body, part: Decomposition, count: int, numbered: bool) -> Body
         return values[: len(part.sums)], values[len(part.sums) :]
 
     def program(*xs: Any) -> list[Any]:
-        # else the loop's derivative has zeros for what was computed before it, which would be handed back to the weights
-        constants = [lax.stop_gradient(x) if v in part.still else x for x, v in zip(xs, part.constants, strict=False)]
+        # else the loop returns zero cotangents for them, and gradients of weights are computed and sent twice
+        constants = [lax.stop_gradient(x) if v in part.inactive else x for x, v in zip(xs, part.constants, strict=False)]
         pieces = [split(x, s.dim, count, s.outer * count) for x, (_, s) in zip(xs[fixed:], part.read, strict=True)]
         numbers = jnp.arange(count, dtype=jnp.int32) if numbered else None
         first = (None if numbers is None else numbers[0], [x[0] for x in pieces])

@@ -1,6 +1,13 @@
 """Recomputation of layers in the backward pass: the layers of a program, the choice among them, and the rewrite."""
 
-from unity.transforms.recomputing.choose import LayeredProgram, RecomputingChoice, RecomputingWish, best, of_all_layers, of_scans
+from unity.transforms.recomputing.choose import (
+    LayeredProgram,
+    RecomputingChoice,
+    RecomputingWish,
+    best,
+    best_steps_of_scans,
+    of_all_layers,
+)
 from unity.transforms.recomputing.recomputing import Recomputing, RecomputingRecord, recomputing
 
 __all__ = [
@@ -10,7 +17,7 @@ __all__ = [
     "RecomputingRecord",
     "RecomputingWish",
     "best",
+    "best_steps_of_scans",
     "of_all_layers",
-    "of_scans",
     "recomputing",
 ]
