@@ -44,10 +44,8 @@ def test_the_compiled_program_keeps_no_rerun_result() -> None:
     params = {k: jax.ShapeDtypeStruct((layers, *s), "float32") for k, s in shapes.items()}
     x = jax.ShapeDtypeStruct((rows, d), "float32")
     machine = Machine.grid(1, 8, "a100")
-    plan, lean = (
-        unity.optimize(loss, params, x, machine=machine, progress=False, search="captured", objective=wanted, pipelines=False)
-        for wanted in ("time", "memory")
-    )
+    options: dict[str, Any] = {"machine": machine, "progress": False, "search": "captured", "pipelines": False, "recompute": False}
+    plan, lean = (unity.optimize(loss, params, x, objective=wanted, **options) for wanted in ("time", "memory"))
     assert again(lean.program.pcg, Recompute.INNER) + again(lean.program.pcg, Recompute.WHOLE)
     found, before = lean.check(), plan.check()
     assert found.agrees(0.0)

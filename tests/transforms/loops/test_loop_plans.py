@@ -50,9 +50,13 @@ def arguments(batch=64, width=512, steps=20):
 
 
 def planned(fn, *args, without=(), **options):
-    """Return a plan without rules for fewer rounds (`test_unrolling.py`), and without the other rules that match the names."""
+    """Return a plan without rules for fewer rounds (`test_unrolling.py`), and without the other rules that match the names.
+
+    Steps recompute nothing (`test_recomputing.py`).
+    """
     excluded = unity.without_rules("unrolled-loop", "written-out-loop", *without)
-    return unity.optimize(fn, *args, **{"machine": MACHINE, "progress": False, "constraints": excluded} | options)
+    fixed = {"machine": MACHINE, "progress": False, "constraints": excluded, "recompute": False}
+    return unity.optimize(fn, *args, **fixed | options)
 
 
 def test_the_product_of_the_inputs_is_taken_before_the_loop_where_that_is_cheaper():
