@@ -522,7 +522,7 @@ def test_a_mesh_fits_a_machine_if_its_axes_are_products_of_the_machines_in_an_or
 
 def test_shardings_of_partial_sums_are_not_kept() -> None:
     def fn(w: Any, x: Any) -> Any:
-        partial_sums = jnp.einsum("bd,df->bf", x, w, out_sharding=P("x", None, unreduced={"y"}))
+        partial_sums = jnp.einsum("bd,df->bf", x, w, out_sharding=P("x", None, unreduced=frozenset({"y"})))
         return jnp.tanh(reshard(partial_sums, P("x", None)))
 
     with jax.set_mesh(MESH):
@@ -530,7 +530,9 @@ def test_shardings_of_partial_sums_are_not_kept() -> None:
         x = jax.device_put(jnp.ones((SIZE, SIZE)), NamedSharding(MESH, P("x", "y")))
         plan = unity.optimize(fn, w, x, machine=MACHINE, budget=0, constraints=unity.keep_shardings(), progress=False)
         np.testing.assert_array_equal(plan(w, x), fn(w, x))
-        summed = jax.ShapeDtypeStruct((SIZE, SIZE), "float32", sharding=NamedSharding(MESH, P("x", None, unreduced={"y"})))
+        summed = jax.ShapeDtypeStruct(
+            (SIZE, SIZE), "float32", sharding=NamedSharding(MESH, P("x", None, unreduced=frozenset({"y"})))
+        )
         unity.optimize(
             lambda x: reshard(x, P("x", None)),
             summed,
