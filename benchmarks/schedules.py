@@ -13,7 +13,6 @@ import os
 os.environ["JAX_PLATFORMS"] = "cpu"  # the devices of this process, which plans are not compiled for
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0"  # without devices, nothing is tried out
 
-import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ import jax
 import unity
 from benchmarks.absent_gpus import CASES, DEVICES, USED, described
 from benchmarks.hlo_schedule import scheduled
-from benchmarks.record import by_case, in_order, record, results, show
+from benchmarks.record import BESIDE, asked, by_case, in_order, record, results, show
 from unity.exec.compiled.hlo import memory
 from unity.plan.step import step_of
 
@@ -62,18 +61,14 @@ def figures(case: str, devices: Sequence[Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", help="some of the cases")
-    names = parser.parse_args().cases
-    if unknown := set(names) - set(NAMES):
-        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
-    kept, devices = by_case(results("schedules")["rows"], "case"), described(DEVICES)
-    for case in names or NAMES:
-        kept[case] = [figures(case, devices)]
-        rows = in_order(kept, NAMES)
+    names, _ = asked(__doc__, NAMES, BESIDE)
+    by_name, devices = by_case(results("schedules")["rows"], "case"), described(DEVICES)
+    for case in names:
+        by_name[case] = [figures(case, devices)]
+        rows = in_order(by_name, NAMES)
         compared = [row for row in rows if "hidden" in row]
         close = sum(abs(row["hidden"] - row["predicted hidden"]) <= CLOSE for row in compared)
-        show("one step on one device", kept[case])
+        show("one step on one device", by_name[case])
         record("schedules", rows, close=close, programs=len(compared), devices=f"{DEVICES} x NVIDIA H200")
         print(f"hidden part within {CLOSE:.0%} of the communication in {close} of {len(compared)}", flush=True)
 

@@ -42,7 +42,7 @@ def refusal(
         recomputes: whether the options allow recomputed layers.
         way: a way out besides recomputed layers.
         pipelines: the pipelines of the program, if they may be the plan.
-        padding: whether the options allow padded dimensions, which the plans that are named do not have.
+        padding: whether the options allow padded dimensions; the message then says that the plan that it names has none.
     """
     if recomputed is not None and recomputed.least_memory.total < search.least_memory.total:
         if recomputes:
@@ -51,7 +51,8 @@ def refusal(
             way += f"recompute=True, with at least {size(recomputed.least_memory.total)}, or "
     pipelines = pipelines or LeanPipelines()
     leanest = search.leanest if search.least_memory.total <= limit else None
-    without, pipeline = " without padded dimensions" if padding else "", pipelines.leanest
+    without = " without padded dimensions" if padding else ""
+    pipeline = pipelines.leanest
     if pipeline is not None and pipeline.memory < (search.least_memory.total if leanest is None else leanest.memory):
         return shortfall(search.machine, pipeline, limit, f"the leanest plan that was tried, a pipeline{without},", way)
     if leanest is not None:
