@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu
+from jax.ref import swap
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -307,6 +308,18 @@ def set_if_a_rounded_number_is_not_zero(x: Any, total: Any) -> None:
         set_whole(x, total)
 
 
+def set_if_a_wrapped_number_is_positive(x: Any, total: Any) -> None:
+    @pl.when((pl.program_id(1) + 200).astype("int8") > 0)
+    def _() -> None:
+        set_whole(x, total)
+
+
+def set_if_a_boolean_is_two(x: Any, total: Any) -> None:
+    @pl.when((pl.program_id(1) + 2).astype(bool).astype("int32") == 2)
+    def _() -> None:
+        set_whole(x, total)
+
+
 def read_while_set(x: Any, total: Any) -> None:
     total[...] = x[...] + 0 * total[...]
 
@@ -326,6 +339,8 @@ def read_while_set(x: Any, total: Any) -> None:
         (set_in_other_memory, ""),
         (read_in_the_second_round, ""),
         (set_if_a_rounded_number_is_not_zero, ""),
+        (set_if_a_wrapped_number_is_positive, ""),
+        (set_if_a_boolean_is_two, ""),
         (set_for_some_arguments, ""),
         (set_if_a_loop_takes_a_step, ""),
         (set_at_the_second_column, ""),
@@ -354,6 +369,31 @@ def test_fewer_bits_than_all_do_not_set_memory() -> None:
         return in_scratch(kernel, (4, 2), x, scratch=(8, 8))
 
     assert not kernel_of(fn, (4, 2 * BLOCK)).walks
+
+
+def test_a_row_that_is_counted_from_the_end_and_replaced_is_read() -> None:
+    def fn(x: Any) -> Any:
+        def kernel(x: Any, out: Any, total: Any) -> None:
+            old = swap(total, (pl.ds(-1, 1), slice(None)), jnp.zeros((1, BLOCK)))
+            total[...] = jnp.broadcast_to(old + x[...], (8, BLOCK))
+            out[...] = old
+
+        return in_scratch(kernel, (4, 2), x, scratch=(8, BLOCK))
+
+    assert not kernel_of(fn, (4, 2 * BLOCK)).walks
+
+
+def test_a_semaphore_that_counts_steps_is_memory() -> None:
+    def fn(x: Any) -> Any:
+        def kernel(x: Any, out: Any, count: Any) -> None:
+            pl.semaphore_signal(count, 1)
+            out[...] = x[...] * pl.semaphore_read(count).astype("float32")
+
+        block = spec(1, BLOCK, at=lambda i: (i, 0))
+        options = {"in_specs": [block], "out_specs": block, "scratch_shapes": [tpu.SemaphoreType.REGULAR], "interpret": True}
+        return pl.pallas_call(kernel, grid=(4,), out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), **options)(x)
+
+    assert not kernel_of(fn, (4, BLOCK)).walks
 
 
 def test_memory_that_is_not_used_does_not_matter() -> None:

@@ -1,8 +1,8 @@
 """Proves that a Pallas kernel overwrites its scratch memory before it reads it, so that nothing survives from a step before.
 
-A kernel runs its steps in the order of its grid, the last dimension fastest. Devices that divide a grid dimension begin with steps
-whose numbers along all later dimensions are zero, and find nothing in their scratch memory that they did not write. So each of
-these steps must write all of it before it reads any, whatever the arguments are.
+A kernel runs its steps in the order of its grid, the last dimension fastest. When devices divide a grid dimension, the first step
+of each device has number zero along every dimension after it, and its scratch memory holds nothing yet. So every such step must
+write all of it before it reads any, whatever the arguments are.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SCALAR_OPS: Mapping[str, Callable[..., Any]] = {
 CALLS = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2")
 LARGEST = 1 << 22  # elements of a reference of which parts are told apart
 
-Written = dict[core.Var, np.ndarray]  # for each reference to scratch memory that is not written yet, which elements are
+Unset = dict[core.Var, np.ndarray]  # for each reference that is not wholly written, a mask that is True where it is written
 
 
 def set_before_read(program: core.Jaxpr, zero_axes: Iterable[int], scratch: Sequence[core.Var]) -> bool:
@@ -44,8 +44,8 @@ def set_before_read(program: core.Jaxpr, zero_axes: Iterable[int], scratch: Sequ
         zero_axes: the grid dimensions, as the program numbers them, along which the steps in question have number zero.
         scratch: the references to scratch memory.
     """
-    accessed = {effect.input for effect in _accesses(program)}
-    used = [v for v in scratch if v in accessed]
+    read = {v for e in program.eqns for v in _variables(e.invars)}  # semaphores, too, whose counts are no effects
+    used = [v for v in scratch if v in read]
     if any(np.prod(_shape(v)) > LARGEST for v in used):
         return False
     run = _Run(frozenset(zero_axes), {v: np.zeros(_shape(v), bool) for v in used}, {})
@@ -54,12 +54,8 @@ def set_before_read(program: core.Jaxpr, zero_axes: Iterable[int], scratch: Sequ
 
 def writes_operands(program: core.Jaxpr, operands: Sequence[core.Var]) -> bool:
     """Return whether a kernel writes to some references of operands: a later step may then read what it left."""
-    return any(effect.input in operands for effect in _accesses(program) if type(effect).__name__ != "ReadEffect")
-
-
-def _accesses(program: core.Jaxpr) -> list[Any]:
-    """Return the effects of a kernel on its references, each of which has one as `input`."""
-    return [effect for effect in program.effects if hasattr(effect, "input")]
+    changes = (effect for effect in program.effects if type(effect).__name__ != "ReadEffect")
+    return any(getattr(effect, "input", None) in operands for effect in changes)
 
 
 class _Run:
@@ -67,12 +63,12 @@ class _Run:
 
     Attributes:
         zero_axes: grid dimensions along which the step is zero.
-        unset: the references that are not wholly written, with the elements that are.
-        scalars: the known values of integers and booleans.
-        old: the variables with what was in a reference before it was written, which must not be read.
+        unset: for each reference that is not wholly written, a mask that is True where it is.
+        scalars: the known values of integers and booleans, as numpy scalars of their types.
+        old: the variables that hold what a swap replaced in elements that were not written; nothing may read them.
     """
 
-    def __init__(self, zero_axes: frozenset[int], unset: Written, scalars: dict[core.Var, Any]) -> None:
+    def __init__(self, zero_axes: frozenset[int], unset: Unset, scalars: dict[core.Var, Any]) -> None:
         self.zero_axes, self.unset, self.scalars = zero_axes, unset, scalars
         self.old = set[core.Var]()
 
@@ -104,16 +100,18 @@ class _Run:
         """Note the integer or boolean that an equation computes, if it is known."""
         name = e.primitive.name
         if name == "program_id" and e.params["axis"] in self.zero_axes:
-            self.scalars[e.outvars[0]] = 0
+            self.scalars[e.outvars[0]] = np.int32(0)
         elif name in SCALAR_OPS and len(e.outvars) == 1 and _is_counted(e.outvars[0]):
             values = [self.scalar(v) for v in e.invars]
-            if None not in values:
-                self.scalars[e.outvars[0]] = SCALAR_OPS[name](*values)
+            if all(value is not None for value in values):
+                result: Any = e.outvars[0].aval
+                with np.errstate(over="ignore"):  # as the kernel's, narrow integers wrap around
+                    self.scalars[e.outvars[0]] = np.asarray(SCALAR_OPS[name](*values)).astype(result.dtype)[()]
 
     def scalar(self, atom: Any) -> Any:
         """Return the value of a known integer or boolean, None for any other."""
         if isinstance(atom, core.Literal):
-            return atom.val if _is_counted(atom) else None
+            return np.asarray(atom.val, getattr(atom.aval, "dtype", None))[()] if _is_counted(atom) else None
         return self.scalars.get(atom)
 
     def access(self, e: core.JaxprEqn) -> bool:
@@ -160,9 +158,12 @@ class _Run:
         return all(_Run(self.zero_axes, dict(self.unset), {}).inside(part, values, {}) for part, values in parts)
 
     def inside(self, program: Any, operands: Sequence[Any], scalars: Mapping[core.Var, Any]) -> bool:
-        """Run a nested program on operands, of which some scalars are known. Returns whether it reads only what is set.
+        """Run a nested program on operands. Returns whether it reads only what is set.
 
-        Of the steps of a loop no scalars are known, as they differ.
+        Args:
+            program: the program.
+            operands: its operands.
+            scalars: the known values of operands; none for the body of a loop, whose operands differ from step to step.
         """
         program = getattr(program, "jaxpr", program)
         if program.constvars or len(program.invars) != len(operands):
@@ -188,7 +189,7 @@ def _elements(e: core.JaxprEqn) -> tuple[slice | int, ...] | None:
     if value.dtype != reference.dtype:  # as integers of other bits
         return None
     if value.size == np.prod(_shape(e.invars[0])) and not any(getattr(v.aval, "shape", ()) for v in atoms):
-        return (slice(None),) * len(reference.shape)  # all, none twice
+        return (slice(None),) * len(reference.shape)  # as many as there are, and no index array that could repeat one
     transforms = jax.tree.unflatten(e.params["tree"], [v.val if isinstance(v, core.Literal) else None for v in atoms])
     if len(transforms) != 1 or not hasattr(transforms[0], "indices"):
         return None
@@ -201,15 +202,15 @@ def _index(index: Any) -> slice | int | None:
     if isinstance(index, int | np.integer) or (isinstance(index, np.ndarray) and index.ndim == 0):
         return int(index)
     start, size, stride = (getattr(index, name, None) for name in ("start", "size", "stride"))
-    if all(isinstance(n, int | np.integer) for n in (start, size, stride)) and start is not None and size and stride:
+    if all(isinstance(n, int | np.integer) for n in (start, size, stride)) and start is not None and start >= 0 and size and stride:
         return slice(int(start), int(start) + (int(size) - 1) * int(stride) + 1, int(stride))
     return None
 
 
 def _is_counted(atom: Any) -> bool:
-    """Return whether an atom is a boolean or a signed integer."""
+    """Return whether an atom is a boolean or an integer."""
     dtype = getattr(atom.aval, "dtype", None)
-    return not getattr(atom.aval, "shape", ()) and isinstance(dtype, np.dtype) and dtype.kind in "bi"
+    return not getattr(atom.aval, "shape", ()) and isinstance(dtype, np.dtype) and dtype.kind in "biu"
 
 
 def _shape(reference: Any) -> tuple[int, ...]:
