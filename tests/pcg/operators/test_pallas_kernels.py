@@ -374,7 +374,8 @@ def test_fewer_bits_than_all_do_not_set_memory() -> None:
 def test_a_row_that_is_counted_from_the_end_and_replaced_is_read() -> None:
     def fn(x: Any) -> Any:
         def kernel(x: Any, out: Any, total: Any) -> None:
-            old = swap(total, (pl.ds(-1, 1), slice(None)), jnp.zeros((1, BLOCK)))
+            last: Any = (pl.ds(-1, 1), slice(None))
+            old = swap(total, last, jnp.zeros((1, BLOCK)))
             total[...] = jnp.broadcast_to(old + x[...], (8, BLOCK))
             out[...] = old
 
