@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu
-from jax.ref import swap
+from jax.ref import addupdate, swap
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -545,9 +545,18 @@ def overwrite(x: Any, out: Any) -> None:
     out[...] = x[...]
 
 
-SUMS = (add, add_from_the_left)
+def add_in_place(x: Any, out: Any) -> None:
+    addupdate(out, ..., x[...])
+
+
+def add_total_in_place(x: Any, out: Any) -> None:
+    addupdate(out, ..., x[...] + out[...])
+
+
+SUMS = (add, add_from_the_left, add_in_place)
 OTHERS = (
     add_scaled, add_of_itself, add_twice, maximum, add_where_positive, add_number, add_the_first_twice, add_ones_first, overwrite,
+    add_total_in_place,
 )  # fmt: skip
 
 
@@ -567,6 +576,74 @@ def test_sums_are_those_that_add_up_from_zero(body: Any) -> None:
 def test_a_total_that_is_not_set_to_zero_is_no_sum() -> None:
     (eqn,) = jax.make_jaxpr(accumulated(add, clears=False))(jnp.ones((4, 8))).eqns
     assert not inferred(eqn).args[0].walks
+
+
+def test_a_total_that_a_loop_changes_is_not_divided() -> None:
+    def add_in_loop(x: Any, out: Any) -> None:
+        def step(carry: None, _: None) -> tuple[None, None]:
+            out[...] += x[...]
+            return carry, None
+
+        lax.scan(step, None, None, length=2)
+
+    (eqn,) = jax.make_jaxpr(accumulated(add_in_loop))(jnp.ones((4, 8))).eqns
+    assert "is not provably a sum" in inferred(eqn).args[0].whole[0]
+
+
+@pytest.mark.parametrize("rows", [4, 512])  # of 512 there is no trial
+@pytest.mark.parametrize(
+    ("inner", "width", "summed"),
+    [(lambda i, j: (0, 0), 8, ""), (lambda i, j: (0, j // 2), 16, ""), (lambda i, j: (0, j), 32, "g0")],
+)
+def test_a_total_that_an_inner_dimension_sets_again_is_no_sum(inner: Any, width: int, summed: str, rows: int) -> None:
+    """In the first step of the outer dimension, each step of the inner one sets its block to zero."""
+
+    def fn(x: Any) -> Any:
+        def kernel(x: Any, out: Any) -> None:
+            @first(0)
+            def _() -> None:
+                out[...] = jnp.zeros_like(out)
+
+            out[...] += x[...]
+
+        specs = {"in_specs": [spec(1, 8, at=lambda i, j: (i, j))], "out_specs": spec(1, 8, at=inner)}
+        total = jax.ShapeDtypeStruct((1, width), x.dtype)
+        return pl.pallas_call(kernel, grid=(len(x), 4), out_shape=total, interpret=True, **specs)(x)
+
+    (eqn,) = jax.make_jaxpr(fn)(jnp.ones((rows, 32), jnp.int32)).eqns
+    assert " ".join(inferred(eqn).args[0].dimensions.summed) == summed
+
+
+def test_an_index_map_that_asks_for_the_step_is_not_divided() -> None:
+    def fn(x: Any) -> Any:
+        def kernel(x: Any, y: Any, out: Any) -> None:
+            out[...] = x[...] + y[...]
+
+        specs = [spec(8, 8, at=lambda i: (i, 0)), spec(8, 8, at=lambda i: (pl.program_id(0), 0))]
+        return pl.pallas_call(kernel, grid=(4,), in_specs=specs, out_specs=specs[0], out_shape=x, interpret=True)(x, x)
+
+    (said,) = kernel_of(fn, (32, 8)).whole
+    assert "the index map of operand 1 does more" in said
+
+
+def test_kernels_that_differ_in_a_stride_are_two() -> None:
+    """JAX prints their programs alike."""
+
+    def fn(x: Any) -> Any:
+        def rows(stride: int) -> Any:
+            def kernel(x: Any, out: Any) -> None:
+                out[...] = x[pl.ds(0, 2, stride), :]
+
+            specs = {"in_specs": [spec(4, 8, at=lambda i: (i, 0))], "out_specs": spec(2, 8, at=lambda i: (i, 0))}
+            result = jax.ShapeDtypeStruct((len(x) // 2, 8), x.dtype)
+            return pl.pallas_call(kernel, grid=(len(x) // 4,), out_shape=result, interpret=True, **specs)(x)
+
+        return rows(1), rows(2)
+
+    (x,) = normal((16, 8))
+    contiguous, strided = unity.optimize(fn, x, training=False, machine=MACHINE, progress=False)(x)
+    np.testing.assert_array_equal(contiguous[:2], x[:2])
+    np.testing.assert_array_equal(strided[:2], x[:4:2])
 
 
 def test_equal_kernels_are_one_function() -> None:

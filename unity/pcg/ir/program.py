@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
@@ -22,9 +21,9 @@ from jax.extend import core
 from unity.base.documents import Record
 from unity.base.errors import CaptureError
 from unity.pcg.jaxprs.foreign_primitives import HELD, adopted, name_of
-from unity.pcg.jaxprs.jaxprs import BRANCHED, RULED, Program, each, floating, is_reference
+from unity.pcg.jaxprs.jaxprs import BRANCHED, RULED, Program, each, equations, floating, is_reference
 from unity.pcg.jaxprs.loops import equal_program
-from unity.pcg.jaxprs.parameter_text import array_text, identities, text_of
+from unity.pcg.jaxprs.parameter_text import array_text, identities, program_text, text_of
 from unity.pcg.jaxprs.source_lines import Place, place_of
 from unity.pcg.jaxprs.trace_contexts import without_mesh
 from unity.pcg.jaxprs.weak_types import changes_weak_type_alone
@@ -263,7 +262,8 @@ def _content_of(value: Any) -> tuple[str, tuple[int, ...]] | None:
     if not isinstance(value, Program):
         return None
     if any(is_reference(v.aval) for v in value.invars):  # a kernel's, which is no body
-        return re.sub(r" at 0x[0-9a-f]+", "", str(value)), ()
+        called = (x for e in value.eqns for x in (e, *equations(e)))
+        return str(program_text(value)), tuple(i for e in called for i in identities(e.params))
     return _content_of_jaxpr(value)
 
 

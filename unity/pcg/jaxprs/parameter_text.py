@@ -16,6 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend import core
 
+from unity.pcg.jaxprs.jaxprs import Program
 from unity.pcg.jaxprs.trace_contexts import words_of
 
 Follow = Callable[[Any], str | None]  # text for values that the caller formats itself, such as programs; None for others
@@ -37,6 +38,8 @@ def text_of(value: Any, known: Follow, depth: int = 0) -> str:
         return repr(int(value))
     if isinstance(value, (tuple, list)):
         return "(" + ", ".join(text_of(v, known, depth) for v in value) + ")"
+    if isinstance(value, (set, frozenset)):  # in no order, and printed in another by each process
+        return "{" + ", ".join(sorted(text_of(v, known, depth) for v in value)) + "}"
     if isinstance(value, dict):
         return (
             "{" + ", ".join(f"{k}: {text_of(v, known, depth)}" for k, v in sorted(value.items(), key=lambda kv: repr(kv[0]))) + "}"
@@ -53,6 +56,28 @@ def text_of(value: Any, known: Follow, depth: int = 0) -> str:
     if callable(value) or depth:
         return _function_name(value)
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def program_text(value: Any) -> str | None:
+    """Format a program by content, in which variables are numbered; None for any other value.
+
+    JAX's printed form leaves out strides of indices, so different kernels may have the same.
+    """
+    if not isinstance(value, Program):
+        return None
+    numbers: dict[core.Var, int] = {}
+
+    def named(atom: Any) -> str:
+        if isinstance(atom, core.Literal):
+            return f"{text_of(atom.val, program_text)}:{atom.aval}"
+        return f"{numbers.setdefault(atom, len(numbers))}:{atom.aval}"
+
+    program, consts = (value.jaxpr, value.consts) if isinstance(value, core.ClosedJaxpr) else (value, ())
+    lines = [[named(v) for v in (*program.constvars, *program.invars)], text_of(tuple(consts), program_text)]
+    for e in program.eqns:
+        operands = [*map(named, e.invars)]
+        lines.append([e.primitive.name, operands, text_of(dict(e.params), program_text), [*map(named, e.outvars)]])
+    return "\n".join(map(str, [*lines, [named(v) for v in program.outvars]]))
 
 
 def array_text(value: Any) -> str:

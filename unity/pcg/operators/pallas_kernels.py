@@ -11,7 +11,6 @@ arrays confirms all that.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,12 +25,12 @@ from jax.extend import core
 from unity.base.lru_cache import LRUCache
 from unity.pcg.jaxprs.foreign_primitives import outside
 from unity.pcg.jaxprs.jaxprs import Program, each, equations, with_equations, with_nested
-from unity.pcg.jaxprs.parameter_text import identities
+from unity.pcg.jaxprs.parameter_text import identities, program_text, text_of
 from unity.pcg.jaxprs.trace_contexts import in_new_thread
 from unity.pcg.operators.kernel_primitive import KernelDimensions, bind
 from unity.pcg.operators.kernel_trials import half, relative_difference, sample
 from unity.pcg.operators.pallas_scratch import set_before_read, writes_operands
-from unity.pcg.operators.pallas_sums import asks_for_step, is_sum
+from unity.pcg.operators.pallas_sums import STEP, asks_for_step, is_sum
 from unity.pcg.types.parallel_type import Shape
 
 PALLAS = "pallas_call"
@@ -232,12 +231,12 @@ def _text(eqn: core.JaxprEqn) -> str:
     """Return a text that is equal for calls of equal kernels on equal types, in every process."""
     mapping = eqn.params["grid_mapping"]
     hidden = ("origin", "debug", "local_grid_env", "get_grid_indices")
-    parts = [f"{name}={value}" for name, value in sorted(eqn.params.items()) if name not in ("grid_mapping", "debug")]
+    parts = [(name, value) for name, value in sorted(eqn.params.items()) if name not in ("grid_mapping", "debug")]
     for record in (mapping, *mapping.block_mappings):
-        fields = (f.name for f in dataclasses.fields(record) if f.name not in hidden)
-        parts += [f"{name}={getattr(record, name)}" for name in fields]
+        fields = [f.name for f in dataclasses.fields(record) if f.name not in (*hidden, "block_mappings")]
+        parts += [(name, getattr(record, name)) for name in fields]
     types = [str(v.aval) for v in (*eqn.invars, *eqn.outvars)]
-    return re.sub(r" at 0x[0-9a-f]+", "", "\n".join([*parts, *types]))
+    return "\n".join([*(f"{name}={text_of(value, program_text)}" for name, value in parts), *types])
 
 
 def _leading(params: Mapping[str, Any], operands: int) -> int:
@@ -309,6 +308,11 @@ def _obstacle(kernel: PallasKernel, d: int, totals: Sequence[int]) -> str:
     narrow = any(kernel.params["out_avals"][k].dtype.itemsize < 4 for k in totals)  # whose sums each device would round
     if narrow or axis is None or not is_sum(program, axis, [program.invars[first + k] for k in totals]):
         return f"grid dimension {d}: result {totals[0]} is not provably a sum over its steps"
+    index_maps = [mapping.block_mappings[mapping.num_inputs + k].index_map_jaxpr for k in totals]
+    for inner in (k for k in range(d + 1, len(mapping.grid)) if mapping.grid[k] > 1):
+        again = next((k for k, index_map in zip(totals, index_maps, strict=True) if not _walked(index_map, inner)[0]), None)
+        if again is not None:  # in the first step along this dimension, it is set to zero in every step of the inner one
+            return f"grid dimension {d}: result {again} is not provably a sum over its steps, as dimension {inner} sets it again"
     return ""
 
 
@@ -332,6 +336,10 @@ def _memory_obstacle(kernel: PallasKernel, d: int) -> str:
 def _walked(index_map: core.ClosedJaxpr, d: int) -> tuple[list[int], bool]:
     """Return the dimensions whose block is the step along a grid dimension, and whether that has another effect on the map."""
     program = index_map.jaxpr
+    if any(
+        x.primitive.name in STEP for e in program.eqns for x in (e, *equations(e))
+    ):  # a kernel's own numbers of steps, in place of the map's
+        return [], True
     step = program.invars[d]
     same, dependent = {step}, {step}
     for e in program.eqns:
@@ -364,7 +372,8 @@ def _trial(kernel: PallasKernel, eqn: core.JaxprEqn) -> str:
         return ""
 
     def difference() -> float:
-        arrays = [sample(k, shape, t.dtype) for k, (shape, t) in enumerate(zip(shapes, types, strict=True))]
+        indices = _leading(kernel.params, len(kernel.operands))  # operands that index maps read, zeros in a trial
+        arrays = [_sample(k, shape, t.dtype, k < indices) for k, (shape, t) in enumerate(zip(shapes, types, strict=True))]
         return _difference(kernel, [kernel.blocked(k, x) for k, x in enumerate(arrays)])
 
     try:
@@ -372,6 +381,13 @@ def _trial(kernel: PallasKernel, eqn: core.JaxprEqn) -> str:
     except Exception as problem:  # Pallas' interpreter does not know everything that compilers do
         return f"{where}: a trial of it fails ({str(problem).strip().partition(chr(10))[0]})"
     return "" if worst <= CLOSE else f"{where}: in a trial, the results of halves differ from the whole by {worst:.2g}"
+
+
+def _sample(number: int, shape: Shape, dtype: Any, index: bool) -> jax.Array:
+    """Return random numbers; of integers that index maps do not read, zeros and ones."""
+    if index or not jnp.issubdtype(dtype, jnp.integer):
+        return sample(number, shape, dtype)
+    return jax.random.randint(jax.random.key(number), shape, 0, 2, jnp.int32).astype(dtype)
 
 
 def _difference(kernel: PallasKernel, operands: Sequence[jax.Array]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.extend import core
 
@@ -95,12 +96,17 @@ class _Proof:
         if e.primitive.name == "get":
             self.old[e.outvars[0]] = total
             return True
-        written = rest[0] if e.primitive.name == "swap" else None
-        if total in self.added or not isinstance(written, core.Var) or self.new.get(written) is not total:
+        if total in self.added or not self.is_added(e, rest[0], total):
             return False
         self.added.add(total)
         self.opaque.update(e.outvars)
         return True
+
+    def is_added(self, e: core.JaxprEqn, value: Any, total: core.Var) -> bool:
+        """Return whether an equation writes a total to which a value was added, or adds a value to it in place."""
+        if e.primitive.name == "addupdate":
+            return value not in self.totals and value not in self.old and value not in self.new
+        return isinstance(value, core.Var) and self.new.get(value) is total
 
     def adds(self, e: core.JaxprEqn) -> bool:
         """Return whether an equation adds a value to a total that was read, once."""
@@ -121,7 +127,13 @@ def _is_zero(v: Any) -> bool:
 
 
 def _is_whole(e: core.JaxprEqn) -> bool:
-    """Return whether an equation reads or writes all of a reference."""
+    """Return whether an equation reads, writes or adds to all of a reference, with its elements in their places."""
+    if e.primitive.name not in ("get", "swap", "addupdate"):
+        return False
+    atoms = e.invars if e.primitive.name == "get" else e.invars[1:]  # the value, then numbers in the index
     reference: Any = e.invars[0].aval
-    value: Any = e.outvars[0].aval
-    return len(e.invars) == (2 if e.primitive.name == "swap" else 1) and value.shape == reference.shape
+    value: Any = (e.outvars if e.primitive.name == "get" else atoms)[0].aval
+    if len(atoms) != 1 or value.shape != reference.shape or value.dtype != reference.dtype:
+        return False
+    transforms = jax.tree.unflatten(e.params["tree"], [])
+    return all(hasattr(transform, "indices") for transform in transforms)  # a transposed view of a square has its shape

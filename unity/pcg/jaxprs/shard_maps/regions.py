@@ -38,7 +38,7 @@ from unity.pcg.jaxprs.jaxprs import (
     with_nested,
     with_programs,
 )
-from unity.pcg.jaxprs.parameter_text import identities, text_of
+from unity.pcg.jaxprs.parameter_text import identities, program_text, text_of
 from unity.pcg.jaxprs.pullbacks import EquationPullback
 from unity.pcg.jaxprs.references import has_references, without_references
 from unity.pcg.jaxprs.shard_maps.piecewise_calls import draws_by_batch, piecewise, with_ordinary_calls
@@ -403,7 +403,8 @@ def _content(eqn: core.JaxprEqn) -> tuple[Any, ...]:
     """Return what tells a call with a derivative rule from others: its types, its text, and the identities of its functions."""
 
     def known(value: Any) -> str | None:
-        return f"{value} {[*map(id, getattr(value, 'consts', ()))]}" if isinstance(value, Program) else None
+        text = program_text(value)
+        return None if text is None else f"{text} {[*map(id, getattr(value, 'consts', ()))]}"
 
     return str([str(v.aval) for v in eqn.invars]), text_of(dict(eqn.params), known), tuple(identities(eqn.params))
 
