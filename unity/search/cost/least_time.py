@@ -26,6 +26,7 @@ from unity.pcg.types.axis import Axis
 from unity.pcg.types.factors import facts_of
 from unity.search.cost.assembly import Assembled
 from unity.search.cost.cost import SiteCost, site_cost
+from unity.search.solver.bounds import ABOVE
 from unity.search.solver.lagrangian import Lagrangian
 from unity.search.solver.minimizer import Minimizer
 from unity.search.solver.problem import Array, Cost, Edge, Problem
@@ -33,7 +34,7 @@ from unity.search.space.configurations import Domain, domain_of_picks, legal, sh
 from unity.search.space.masks import allowed
 
 # The most values of a site, and pairs of types of a tensor, that are priced: three axes of choices, and most tensors on four.
-VALUES, PAIRS = 20_000, 2_000_000
+VALUES, PAIRS = 50_000, 2_000_000
 # The most entries of tables over members: solving them takes some seconds.
 ENTRIES = 10_000_000
 
@@ -53,8 +54,8 @@ def least_time(assembled: Assembled, known: float, limit: float) -> float | None
         return None
     classes = _Relaxation(whole, _classes)
     coarse = Lagrangian(Minimizer(classes.problem), limit)
-    if coarse.least >= known:
-        return known
+    if coarse.least >= known * (1 - 2 * ABOVE):  # reduced by as much, in case its sums are rounded
+        return min(known, coarse.least)
     members = classes.members(coarse.left(known))
     if _entries(members) > ENTRIES:
         return coarse.least

@@ -31,9 +31,9 @@ class Lagrangian:
     @cached_property
     def weight(self) -> float:
         """Seconds per byte: the slope of the hull at the limit; 0 where the limit excludes no fastest strategy."""
-        if not (ends := self.minimizer.at([0.0, math.inf])):
+        if self._fastest is None or self._fastest.memory <= self.limit:
             return 0.0
-        fast, lean = ends
+        fast, lean = self.minimizer.at([0.0, math.inf])
         weight = 0.0
         for _ in range(ROUNDS):
             if not lean.memory <= self.limit < fast.memory:
@@ -48,9 +48,8 @@ class Lagrangian:
     @cached_property
     def least(self) -> float:
         """A lower bound on the time of every strategy within the limit; infinite if no strategy exists."""
-        if not (points := self.minimizer.at([self.weight])):
+        if (point := self.minimizer.any_at(self.weight) if self.weight else self._fastest) is None:
             return math.inf
-        (point,) = points
         return self._time_of(_objective(point, self.weight) if point.exact else self._bounds.least)
 
     def left(self, time: float) -> list[Array]:
@@ -58,6 +57,10 @@ class Lagrangian:
         most = time + (self.weight * self.limit if self.weight else 0.0)
         values = self.minimizer.domains.values
         return [own[positions] for own, positions in zip(values, self._bounds.left(most), strict=True)]
+
+    @cached_property
+    def _fastest(self) -> Point | None:
+        return self.minimizer.any_at(0.0)
 
     @cached_property
     def _bounds(self) -> Bounds:

@@ -58,6 +58,12 @@ class Minimizer:
                 self._break_ties(weight)
         return [self.known[weight] for weight in requested]
 
+    def any_at(self, weight: float) -> Point | None:
+        """Return some minimizer of time + weight * memory, whichever of those that tie; None if the problem has no solution."""
+        if weight in self.known:
+            return self.known[weight]
+        return None if self.domains.empty else next(iter(self._solve([direction(weight)])), None)
+
     def _break_ties(self, weight: float) -> None:
         """Replace a point by an equally good one with less of the other cost.
 
