@@ -8,7 +8,6 @@ from math import prod
 
 from msgspec import structs
 
-from unity.pcg.capture.capture import graph_of
 from unity.pcg.ir.graph import PCG, PIPELINE, TAIL, Node
 from unity.pcg.ir.payloads import Pipeline, PipelineTail, Scan, ScheduleKind
 from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, Schedule, staged
@@ -64,7 +63,7 @@ def _tail(added: Node, pipeline: Node, tail: Tail, scan: LayerScan) -> Node:
     walk = added.operands[0].node
     assert walk.inside is not None
     payload = following(pipeline, tail, walk.of(Scan).consts, scan.samples)
-    inside = named(walk.inside, graph_of(tail.body, [f"operand {p}" for p in range(len(tail.body.inputs))]))
+    inside = named(walk.inside, tail.graph)
     return replace(walk, kind=TAIL, tensors=added.tensors, inside=inside, payload=payload)
 
 

@@ -92,13 +92,40 @@ class PipelineSource:
             self._evened[key] = PipelineSource(evened(self.captured, self.scans[0][number].equation, stages))
         return self._evened[key], self._evened[key].called(EVENED)
 
+    @cached_property
+    def _numbered(self) -> dict[int, PipelineSource]:
+        return {}
+
     def numbered(self, number: int) -> tuple[PipelineSource, int]:
         """Return the program with a scan that draws random bits for each sample, and the scan's number in it."""
         scan = self.scans[0][number]
         if not draws(nested_body(self.captured.body.equations[scan.equation]), scan.size):
             return self, number
-        program = PipelineSource(numbered(self.captured, scan.equation, scan.size))
-        return program, program.called(NUMBERED)
+        if number not in self._numbered:
+            self._numbered[number] = PipelineSource(numbered(self.captured, scan.equation, scan.size))
+        return self._numbered[number], self._numbered[number].called(NUMBERED)
+
+    @cached_property
+    def _walked(self) -> dict[tuple[int, int, bool], Captured | PositionDependent]:
+        return {}
+
+    def walked(self, number: int, rounds: int, followed: bool) -> Captured:
+        """Return the program with one of its scans, and its tail if `followed`, over micro-batches; the same for all stages.
+
+        Raises Mixed if a step, or the tail, does not allow it.
+        """
+        key = (number, rounds, followed)
+        if key not in self._walked:
+            tail = self.tail(number) if followed else None
+            try:
+                body = walked(self.captured.body, self.scans[0][number], rounds, tail)
+                self._walked[key] = self.captured.of(body, self.captured.bodies)
+            except PositionDependent as reason:
+                self._walked[key] = reason
+        program = self._walked[key]
+        if isinstance(program, PositionDependent):
+            raise PositionDependent(str(program))
+        return program
 
     def called(self, name: str) -> int:
         """Return the number of the scan whose scope has a name."""
@@ -272,5 +299,5 @@ def _walk(source: PipelineSource, number: int, along: Sequence[Axis], rounds: in
     """Return the program with one of its scans over micro-batches, and the function that gives it its stages."""
     scan = source.scans[0][number]
     tail = source.tail(number) if kind in FOLLOWED else None
-    captured = source.captured.of(walked(source.captured.body, scan, rounds, tail), source.captured.bodies)
+    captured = source.walked(number, rounds, tail is not None)
     return MicroBatched(captured, partial(with_stages, scan=scan, along=along, before=source.captured.graph, tail=tail, kind=kind))

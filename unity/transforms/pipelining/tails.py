@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from unity.pcg.capture.capture import Captured
+from unity.pcg.capture.capture import Captured, graph_of
 from unity.pcg.capture.heavy_operators import constants
 from unity.pcg.ir.dead_code import extract
 from unity.pcg.ir.gradient_flow import leading_to, losses, reached
+from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.program import Body
 from unity.pcg.parallel.stages import Mixed
 from unity.pcg.propagation.placement import along_axis
@@ -51,6 +53,11 @@ class Tail:
     def states(self) -> tuple[State, ...]:
         """States of the inputs, except the scan's results, along an axis that partitions the samples."""
         return (*(REPLICATED for _ in self.constants), *(partitioned(d) for _, d in self.read))
+
+    @cached_property
+    def graph(self) -> PCG:
+        """The body as a graph of operators."""
+        return graph_of(self.body, [f"operand {p}" for p in range(len(self.body.inputs))])
 
 
 def tail_of(captured: Captured, number: int, samples: Sequence[int], size: int) -> Tail:
