@@ -299,7 +299,12 @@ ENSEMBLE = ({"up": "M D F", "down": "M F D"}, "B D")
 
 
 CLASSES: dict[str, Equivalence] = {
-    "residual layers": same(*({"up": "L D F", "down": "L F D"}, "B D"), **stack(residual)),
+    "residual layers": same(
+        *({"up": "L D F", "down": "L F D"}, "B D"), **stack(residual),
+        differences=dict.fromkeys(
+            ["unrolled", "list"], "gradients are summed layer by layer, in 2·L collectives for two: they are too large to be merged"
+        ),
+    ),
     "residual layers, recomputed": same(
         *({"up": "L D F", "down": "L F D"}, "B D"), **stack(residual, remat=True),
         differences=dict.fromkeys(
