@@ -1,6 +1,7 @@
 """Errors for users. A message names the cause, the place and the way out, and ends in a link into the documentation."""
 
 import re
+from traceback import extract_tb
 
 from unity.base.formatting import short
 
@@ -23,6 +24,15 @@ class UnityError(Exception):
         self.link: str = links[-1] if links else self.docs
         self.reason: str = LINK.sub("", message).rstrip()
         super().__init__(f"{self.reason} (docs: {self.link})")
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the message of an exception; of one without a message, its type and the place that raised it."""
+    if str(error).strip():
+        return str(error)
+    frames = extract_tb(error.__traceback__)
+    place = f" in {frames[-1].name} ({short(f'{frames[-1].filename}:{frames[-1].lineno}')})" if frames else ""
+    return f"{type(error).__name__} without a message{place}"
 
 
 class CaptureError(UnityError):

@@ -19,7 +19,7 @@ from jax.dtypes import float0
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
-from unity.base.errors import UnityError
+from unity.base.errors import UnityError, reason_of
 from unity.pcg.jaxprs.foreign_primitives import outside
 from unity.pcg.jaxprs.jaxprs import floating
 from unity.pcg.types.parallel_type import Shape
@@ -314,7 +314,9 @@ def pulled_of(function: Function, operands: tuple[jax.ShapeDtypeStruct, ...]) ->
         forward = outside(run, operands)
     except Exception as problem:
         name = getattr(function, "__name__", function)
-        raise KernelError(f"{name} cannot be differentiated: {problem}\n    Give it a rule: jax.custom_vjp.") from problem
+        raise KernelError(
+            f"{name} cannot be differentiated: {reason_of(problem)}\n    Give it a rule: jax.custom_vjp."
+        ) from problem
     results = len(value_of(function, operands).out_avals)
     types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in forward.out_avals]
     cotangents = [a for a in types[:results] if floating(a)]

@@ -17,7 +17,7 @@ from jax.core import ShapedArray, Tracer
 from jax.dtypes import float0
 from jax.extend import core
 
-from unity.base.errors import CaptureError
+from unity.base.errors import CaptureError, reason_of
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Body, Equation, close, tensor_type
 from unity.pcg.jaxprs.effects import pruned, warn
@@ -150,9 +150,9 @@ def _traced(equation: Equation, rule: Callable[..., Any], *structs: Any) -> core
     except jax.errors.UnexpectedTracerError as error:
         raise _leak(equation) from error
     except Exception as error:  # it reads values, or refuses to be differentiated by all of these operands
-        name = equation.name.removesuffix("_call")
+        name, reason = equation.name.removesuffix("_call"), reason_of(error)
         raise Unreadable(
-            f"{equation.source or name}: the derivative rule of a {name} cannot be traced for what is differentiated: {error}\n"
+            f"{equation.source or name}: the derivative rule of a {name} cannot be traced for what is differentiated: {reason}\n"
             "    Differentiate by other arguments, as the rule asks for. (docs: capture#derivative-rules)"
         ) from error
     if any(isinstance(c, Tracer) for c in program.consts):
