@@ -23,6 +23,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, reshard
 from jax.sharding import PartitionSpec as P
 from mapped_programs import IDIOMS
 
+import unity
 from unity.base.errors import CaptureError
 from unity.pcg.capture.capture import capture, unparallelized
 from unity.pcg.jaxprs.jaxprs import equations, is_reference
@@ -605,6 +606,55 @@ def test_ragged_products_by_matrices_that_all_devices_have(looped: bool, sizes: 
     w, x = jax.random.normal(jax.random.key(0), (3, 4, 5)) / 4, jax.random.normal(jax.random.key(1), (24, 4))
     assert_equal_with_gradients(mapped, w, x)
     assert unparallelized(capture(lambda w, x: mapped(w, x).sum(), w, x).graph) == []
+
+
+def ruled_product(x: Any, w: Any, sizes: Any) -> Any:
+    """A ragged product whose gradients are twice as large."""
+
+    @jax.custom_vjp
+    def call(x: Any, w: Any, sizes: Any) -> Any:
+        return lax.ragged_dot(x, w, sizes)
+
+    def backward(residuals: Any, cotangent: Any) -> Any:
+        *factors, sizes = residuals
+        return *jax.vjp(lambda x, w: 2 * lax.ragged_dot(x, w, sizes), *factors)[1](cotangent), None
+
+    call.defvjp(lambda *args: (call(*args), args), backward)
+    return call(x, w, sizes)
+
+
+def looped_product(x: Any, w: Any, sizes: Any) -> Any:
+    return lax.scan(lambda total, w: (total + lax.ragged_dot(jnp.tanh(x), w, sizes), None), jnp.zeros((16, 5)) * x[0, 0], w[None])[
+        0
+    ]
+
+
+PRODUCTS = {
+    "alone": lax.ragged_dot,
+    "checkpointed": lambda x, w, sizes: jax.checkpoint(lambda x, w: lax.ragged_dot(jnp.tanh(x), w, sizes))(x, w),
+    "looped": looped_product,
+    "with a rule": ruled_product,
+}
+
+
+@pytest.mark.parametrize("shared", [False, *by_hand(True)])
+@pytest.mark.parametrize("name", ["alone", "with a rule", *by_hand("checkpointed", "looped")])
+def test_ragged_products_are_batched_by_the_user_and_by_the_devices(name: str, shared: bool) -> None:
+    """JAX cannot run a ragged product with two batches that it has numbered itself."""
+    rng, n = np.random.default_rng(0), 4
+    x = jnp.asarray(rng.normal(size=(2 * n, 16, 8)), jnp.float32)
+    w = jnp.asarray(rng.normal(size=(2 if shared else 2 * n, 4, 8, 5)), jnp.float32)
+    sizes = jnp.asarray(rng.integers(0, 5, (2 * n, 4)))
+    specs = P("x"), P() if shared else P("x"), P("x")
+    mapped = jax.shard_map(jax.vmap(PRODUCTS[name]), mesh=mesh_of(n), in_specs=specs, out_specs=P("x"))
+
+    def loss(fn: Any) -> Any:
+        return jax.value_and_grad(lambda x, w: jnp.sum(jnp.sin(fn(x, w, sizes))), (0, 1))
+
+    plan = unity.optimize(mapped, x, w, sizes, argnums=(0, 1), machine=unity.Machine.grid(1, n, "a100"), budget=0, progress=False)
+    for ours, theirs in zip(jax.tree.leaves(jax.jit(loss(plan))(x, w)), jax.tree.leaves(loss(mapped)(x, w)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(plan(x, w, sizes), mapped(x, w, sizes), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", [None, "sequential", "expand_dims"])

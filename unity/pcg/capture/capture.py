@@ -40,6 +40,7 @@ from unity.pcg.jaxprs.indexed_scans import with_stacked_scans
 from unity.pcg.jaxprs.jaxprs import NESTING, is_reference
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.jaxprs.parameter_text import text_of
+from unity.pcg.jaxprs.ragged_products import with_plain_dimensions
 from unity.pcg.jaxprs.references import without_references
 from unity.pcg.jaxprs.shard_maps.regions import raised
 from unity.pcg.jaxprs.sharded_rules import with_own_rules
@@ -248,7 +249,7 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], marking: Marking | None 
         raise
     if leaked := {v for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True) if isinstance(c, Tracer)}:
         raise CaptureError(f"{_first_use(leaked, closed.jaxpr) or _name(fn)}: {_name(fn)} {_LEAK}")
-    program = without_references(raised(without_shardings(closed, marking, with_own_rules)))
+    program = with_plain_dimensions(without_references(raised(without_shardings(closed, marking, with_own_rules))))
     return without_unread_results(with_straight_scans(with_stacked_scans(with_kernels(program)))), closed.out_avals, shape
 
 

@@ -24,6 +24,7 @@ from unity.pcg.jaxprs.effects import pruned, warn
 from unity.pcg.jaxprs.foreign_primitives import first_order, outside, ruled_calls, with_foreign
 from unity.pcg.jaxprs.jaxprs import NESTING, RULED, callable_of, chosen_of, equations, floating, merged
 from unity.pcg.jaxprs.pullbacks import EquationPullback
+from unity.pcg.jaxprs.ragged_products import with_plain_dimensions
 from unity.pcg.jaxprs.weak_types import struct_of
 from unity.pcg.operators.kernel_primitive import KERNEL
 from unity.pcg.operators.pallas_kernels import with_kernels
@@ -159,7 +160,7 @@ def _traced(equation: Equation, rule: Callable[..., Any], *structs: Any) -> core
         raise _leak(equation)
     program, notices = pruned(program)
     warn(notices)
-    return with_kernels(program)
+    return with_kernels(with_plain_dimensions(program))
 
 
 def _leak(equation: Equation) -> CaptureError:
@@ -195,7 +196,7 @@ def _values_of(eqn: core.JaxprEqn) -> Body | None:
         program = first_order(outside(callable_of(eqn), structs, [v.aval for v in eqn.outvars]))
     except Exception:  # it cannot be traced alone, and is left to JAX unchanged
         return None
-    return close(with_kernels(program))
+    return close(with_kernels(with_plain_dimensions(program)))
 
 
 @_remembered

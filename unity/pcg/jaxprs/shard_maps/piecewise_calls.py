@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 from jax.extend.core import primitives
-from jax.interpreters import batching
+from jax.interpreters import batching, mlir
 
 from unity.pcg.jaxprs.jaxprs import chosen_of, merged, with_equations, with_nested
 from unity.pcg.types.random_keys import by_key
@@ -24,6 +24,15 @@ UNKEYED = frozenset({"rng_bit_generator", "rng_uniform"})  # primitives that dra
 _CALL = core.Primitive("piecewise_call")
 _CALL.multiple_results = True
 _CALL.def_abstract_eval(lambda *operands, program: program.out_avals)
+
+
+def _run(*operands: Any, program: core.ClosedJaxpr) -> list[Any]:
+    return core.jaxpr_as_fun(program)(*operands)
+
+
+# JAX runs the derivative rule of a call that no axis divides as it is, without `with_ordinary_calls`
+_CALL.def_impl(_run)
+mlir.register_lowering(_CALL, mlir.lower_fun(_run, multiple_results=True))
 
 
 def draws_by_batch(eqn: core.JaxprEqn) -> bool:
