@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import unity
@@ -77,3 +78,37 @@ def test_a_check_of_gradients_that_jax_cannot_take_names_the_option(function: An
                 plan.check()
         else:
             plan.check()
+
+
+def test_plans_in_64_bits_are_refused_where_these_are_not_enabled() -> None:
+    """JAX would make their constants narrower, and then miss that of the arguments."""
+    options: Any = {"machine": unity.Machine.grid(1, 8), "search": "captured", "progress": False}
+
+    def doubled(w: Any, x: Any) -> Any:
+        return jnp.mean(jnp.tanh(x @ w) * 2.0)
+
+    with jax.enable_x64(True):
+        wide, narrow = (jnp.ones((8, 8)), jnp.ones((16, 8))), (jnp.ones((8, 8), "float32"), jnp.ones((16, 8), "float32"))
+        plan, plan_in_32 = unity.optimize(doubled, *wide, **options), unity.optimize(doubled, *narrow, **options)
+        args = plan.shard(*wide)
+    ways = {"call": plan, "jit": jax.jit(plan), "grad": jax.grad(plan), "constrained": plan.constrained()}
+    with jax.enable_x64(False):
+        for way in ways.values():
+            with pytest.raises(unity.PlanError, match="doubled was planned with 64-bit types"):
+                way(*args)
+        np.testing.assert_allclose(plan_in_32(*narrow), doubled(*narrow), rtol=1e-6)
+    with jax.enable_x64(True):
+        for way in ways.values():
+            assert way(*args).dtype == jnp.float64
+        np.testing.assert_allclose(plan(*args), doubled(*wide), rtol=1e-14)
+
+
+def test_a_function_may_enable_64_bits_itself() -> None:
+    def precise(w: Any, x: Any) -> Any:
+        with jax.enable_x64(True):
+            return jnp.mean(jnp.tanh((x @ w).astype("float64")) * (1 / 3)).astype("float32")
+
+    args = jnp.ones((8, 8)) / 8, jnp.ones((16, 8)) / 2
+    plan = unity.optimize(precise, *args, machine=unity.Machine.grid(1, 8), search="captured", progress=False)
+    for got, expected in ((plan, precise), (jax.jit(jax.grad(plan)), jax.grad(precise))):
+        np.testing.assert_allclose(got(*args), expected(*args), rtol=1e-6)

@@ -453,6 +453,19 @@ def test_arguments_of_other_shapes_or_structures_are_refused() -> None:
     step(state, batch)
 
 
+def test_a_step_in_64_bits_is_refused_where_these_are_not_enabled() -> None:
+    @unity.loss
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+    step = unity.step(lambda w, x: w - 0.1 * jax.grad(loss)(w, x), **LEAN)
+    with jax.enable_x64(True):
+        args = jnp.ones((8, 8)), jnp.ones((16, 8))
+        assert step(*args).dtype == jnp.float64
+    with jax.enable_x64(False):
+        assert "was planned with 64-bit types" in refused(step, *args)
+
+
 def test_arrays_that_are_committed_elsewhere_are_refused_until_they_are_placed() -> None:
     state, batch = initial()
     step = unity.step(train_step, **LEAN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
@@ -19,8 +19,11 @@ SHOWN = 5  # arguments that an error names
 def checked(name: str, captured: Captured, packing: Packing, args: tuple[Any, ...]) -> list[Any]:
     """Return the leaves of a call's arguments, with weights packed as the plan packs them.
 
-    Raises PlanError, naming the function by `name`, if the structure, a shape or a type differs from those of `captured`.
+    Raises PlanError, naming the function by `name`, if the structure, a shape or a type differs from those of `captured`, or if the
+    types of its program are not enabled.
     """
+    if not jax.config.read("jax_enable_x64") and captured.needs_64:
+        refuse_narrow(name)
     leaves, tree = jax.tree.flatten(args)
     if tree != captured.in_tree:
         shapes = [node.tensors[0].struct for node in captured.graph.inputs[: len(captured.paths)]]
@@ -35,6 +38,14 @@ def checked(name: str, captured: Captured, packing: Packing, args: tuple[Any, ..
             wrong.append(f"{path}: planned for {tensor}, called with {aval.str_short()}")
     refuse_others(f"{name} is called with other shapes or types than it was planned for", wrong)
     return leaves
+
+
+def refuse_narrow(name: str, link: str = "plan#shapes") -> NoReturn:
+    """Raise PlanError since 64-bit types are not enabled, but were when a function was planned."""
+    raise PlanError(
+        f"{name} was planned with 64-bit types (jax_enable_x64), and computes in them, but they are not enabled now:\n"
+        f"    enable them where {name} is called, or plan again without them. (docs: {link})"
+    )
 
 
 def refuse_weak(name: str, captured: Captured, weak: Sequence[bool]) -> None:

@@ -23,8 +23,8 @@ from unity.exec.hosts.arrays import place
 from unity.optimize import OPTIONS as OPTIMIZE_OPTIONS
 from unity.optimize import optimize
 from unity.pcg.jaxprs.shardings import sharding_of
-from unity.pcg.jaxprs.trace_contexts import unset, without_mesh
-from unity.plan.call_arguments import by_position, refuse_others
+from unity.pcg.jaxprs.trace_contexts import WIDE, unset, without_mesh
+from unity.plan.call_arguments import by_position, refuse_narrow, refuse_others
 from unity.plan.face.former_names import accepting_former_options, former_member
 from unity.plan.further_options import refuse_unknown
 from unity.plan.options import refuse_uncallable
@@ -124,6 +124,7 @@ class TrainingStep:
         self._plans: dict[Hashable, Plan] = {}  # by the content of the loss
         self._inputs: Structured | None = None  # the arguments that the step was compiled for, without arrays
         self._structs: tuple[jax.ShapeDtypeStruct, ...] = ()  # and their types
+        self._in_64 = False  # whether 64-bit types were enabled then
         update_wrapper(self, fn, updated=())  # a callable object has attributes of its own
         self.__name__: str = getattr(fn, "__name__", "the step")
 
@@ -199,6 +200,8 @@ class TrainingStep:
         if not is_compiled:
             structs = call.inputs.structs
             if self._inputs is not None:
+                if not jax.config.read("jax_enable_x64") and self._in_64 and any(str(s.dtype) in WIDE for s in structs):
+                    refuse_narrow(self.__name__, "training#errors")
                 self._refuse_others(call.inputs, structs)
             elif any(isinstance(x, jax.core.Tracer) for x in call.inputs.arrays):
                 raise PlanError(
@@ -207,6 +210,7 @@ class TrainingStep:
                 )
             self._compiled[key] = self._compile(call, structs)
             self._inputs, self._structs = call.inputs.static, structs
+            self._in_64 = bool(jax.config.read("jax_enable_x64"))
         return self._compiled[key]
 
     def _compile(self, call: ArrayCall, structs: Sequence[jax.ShapeDtypeStruct]) -> CompiledStep:

@@ -33,6 +33,7 @@ from unity.pcg.capture.routing import without_sorting
 from unity.pcg.capture.unread_operands import without_unread
 from unity.pcg.ir.dead_code import deduplicated, extract, used
 from unity.pcg.ir.graph import CONSTRAIN, PCG, Node, Value
+from unity.pcg.ir.nested_programs import bodies
 from unity.pcg.ir.payloads import Input, Remat, Scan
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.jaxprs.effects import Notice, warn
@@ -47,7 +48,7 @@ from unity.pcg.jaxprs.sharded_rules import with_own_rules
 from unity.pcg.jaxprs.shardings import Marking, sharding_of, without_shardings
 from unity.pcg.jaxprs.source_lines import Place, owner, place_of
 from unity.pcg.jaxprs.straight_scans import with_straight_scans
-from unity.pcg.jaxprs.trace_contexts import without_mesh
+from unity.pcg.jaxprs.trace_contexts import WIDE, without_mesh
 from unity.pcg.jaxprs.unread_results import without_unread_results
 from unity.pcg.jaxprs.weak_types import is_weak, struct_of
 from unity.pcg.operators.pallas_kernels import with_kernels
@@ -85,6 +86,7 @@ class Captured:
     result_shardings: the sharding of each result in its type.
     observations: its side effects, whose values the program returns after the function's own results.
     notices: the warnings about side effects that are dropped, or run without their order.
+    in_64: whether 64-bit types were enabled.
     """
 
     body: Body
@@ -99,11 +101,17 @@ class Captured:
     result_shardings: tuple[NamedSharding, ...] = ()
     observations: tuple[Observation, ...] = ()
     notices: tuple[Notice, ...] = ()
+    in_64: bool = False
 
     def of(self, body: Body, known: Bodies | None = None) -> Captured:
         """Return this function with another program that computes the same. `known`: as for `graph_of`."""
         names = [node.name for node in self.graph.inputs]
         return replace(self, body=body, graph=graph_of(body, names, known))
+
+    @cached_property
+    def needs_64(self) -> bool:
+        """Whether JAX has the types of the program only while 64-bit types are enabled, as they were when it was captured."""
+        return self.in_64 and _has_wide_types(self.body)
 
     @cached_property
     def bodies(self) -> Bodies:
@@ -164,7 +172,15 @@ def capture(
         stated,
         observed.observations,
         observed.notices,
+        bool(jax.config.read("jax_enable_x64")),
     )
+
+
+def _has_wide_types(body: Body) -> bool:
+    """Return whether a program, or one nested in it, has values of 64-bit types."""
+    if any(str(t.dtype) in WIDE for t in body.tensors.values()):
+        return True
+    return any(_has_wide_types(nested) for e in body.equations for nested in bodies(e))
 
 
 def _plain(body: Body) -> Body:

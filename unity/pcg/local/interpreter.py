@@ -19,7 +19,7 @@ from jax.custom_derivatives import SymbolicZero
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, close
 from unity.pcg.jaxprs.jaxprs import CUSTOM_JVP, CUSTOM_VJP, LINEAR_SOLVE, REMATERIALIZED
 from unity.pcg.jaxprs.loops import constants_and_carry
-from unity.pcg.jaxprs.trace_contexts import default_promotion
+from unity.pcg.jaxprs.trace_contexts import default_promotion, precision_of
 from unity.pcg.local import replicated_calls
 from unity.pcg.local import varying_loops as loops
 from unity.pcg.local.backward_rules import asks, backward_of, is_zero, with_zeros
@@ -103,7 +103,10 @@ class BodyInterpreter:
         """Return the value of an atom."""
         if isinstance(atom, int):
             return self.env[atom]
-        return atom.value if is_key(atom) else jnp.asarray(atom.value, atom.tensor.dtype)
+        if is_key(atom):
+            return atom.value
+        with precision_of([atom.tensor]):  # the function itself may enable 64-bit types
+            return jnp.asarray(atom.value, atom.tensor.dtype)
 
     def seen(self, atom: Atom, user: int) -> Any:
         """Return the value of an atom for a user: one that is the same on every device may be replicated for use there.
