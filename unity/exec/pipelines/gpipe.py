@@ -109,6 +109,11 @@ def _ticks(places: Arrays, stage: Callable[[jax.Array, Arrays], Arrays], node: N
     me, last, rows = lax.axis_index(names), schedule.stages - 1, schedule.micro_batches // schedule.stages
     onward, back = [(k, k + 1) for k in range(last)], [(k + 1, k) for k in range(last)]
     ins, outs = (sorted(p - start for p in positions) for positions in (entering(node), leaving(node)))
+    inactive = {p - start for p in node.of(Pipeline).inactive}
+
+    def without_gradients(xs: Arrays) -> Arrays:
+        """Stop the gradients that are zero: in JAX's derivative of a tick, all that a stage reads has a gradient that is sent."""
+        return tuple(lax.stop_gradient(x) if k in inactive else x for k, x in enumerate(xs))
 
     def tick(state: tuple[Any, Any, Any], t: jax.Array) -> tuple[tuple[Any, Any, Any], None]:
         arrived, waiting, done = state
@@ -116,12 +121,13 @@ def _ticks(places: Arrays, stage: Callable[[jax.Array, Arrays], Arrays], node: N
         own = taken(waiting, slot)
         begun = dict(zip(ins, own, strict=True))
         begin = tuple(jnp.where(me == 0, begun[k], x) if k in begun else x for k, x in enumerate(arrived))
-        results = stage((t >= me) & (t < me + schedule.micro_batches), begin)
+        results = without_gradients(stage((t >= me) & (t < me + schedule.micro_batches), begin))
         waiting = put(waiting, shifted(own, names, back), slot)
         passing = shifted(taken(done, vacant), names, back)
         left = tuple(jnp.where(me == last, results[k], x) for k, x in zip(outs, passing, strict=True))
         return (shifted(results, names, onward), waiting, put(done, left, vacant)), None
 
+    places = without_gradients(places)
     nothing = tuple(jnp.zeros_like(x) for x in places)
     state = (taken(nothing, jnp.asarray(0)), tuple(places[k] for k in ins), tuple(nothing[k] for k in outs))
     (_, _, done), _ = loops.scan(tick, state, jnp.arange(schedule.ticks))

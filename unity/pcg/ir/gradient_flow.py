@@ -13,12 +13,22 @@ from unity.pcg.types.factors import facts_of
 
 @dataclass(frozen=True)
 class Gradients:
-    """The values of a graph, and of the graphs inside it, for which a cotangent is computed."""
+    """The values of a graph, and of the graphs inside it, for which a cotangent is computed. They are called with a value.
 
-    flows: Mapping[tuple[int, int], bool]  # (id(node), result index)
+    Attributes:
+        flows: whether a value has a cotangent, by (id(node), result index).
+        tangents: whether a value depends differentiably on the inputs, though the outputs may not depend on it.
+    """
+
+    flows: Mapping[tuple[int, int], bool]
+    tangents: Mapping[tuple[int, int], bool]
 
     def __call__(self, v: Value) -> bool:
         return self.flows.get((id(v.node), v.index), False)
+
+    def has_tangent(self, v: Value) -> bool:
+        """Return whether a value depends differentiably on the inputs."""
+        return self.tangents.get((id(v.node), v.index), False)
 
 
 def gradients(graph: PCG, inputs: Collection[int], outputs: Collection[int] | None = None) -> Gradients:
@@ -31,7 +41,7 @@ def gradients(graph: PCG, inputs: Collection[int], outputs: Collection[int] | No
     wanted: set[tuple[int, int]] = set()
     ends = losses(graph) if outputs is None else outputs
     _backward(graph, [k in ends for k in range(len(graph.outputs))], wanted)
-    return Gradients({k: flag and k in wanted for k, flag in flows.items()})
+    return Gradients({k: flag and k in wanted for k, flag in flows.items()}, flows)
 
 
 def with_gradient(node: Node, flow: Gradients) -> tuple[bool, ...]:

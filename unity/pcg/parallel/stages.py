@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from unity.base.errors import ParallelTypeError
+from unity.pcg.ir.gradient_flow import Gradients
 from unity.pcg.ir.graph import PCG, PIPELINE, TAIL, THROUGH, Node, Value, carried_by, reserved_axes, times_inside
 from unity.pcg.ir.payloads import Pipeline, PipelineTail, ScheduleKind
 from unity.pcg.parallel.timetable import drain_ticks, exchanges_per_tick
@@ -215,12 +216,21 @@ def leaving(node: Node) -> frozenset[int]:
     return frozenset(ranges.carried) if numbers is None else frozenset(ranges.carried.start + k for k in numbers)
 
 
-def sends(node: Node, position: int, flow: Callable[[Value], bool]) -> tuple[int, int]:
+def has_gradient(node: Node, position: int, flow: Callable[[Value], bool]) -> bool:
+    """Return whether a pipeline or its tail computes a gradient of an operand; other users of the operand may, too."""
+    assert node.inside is not None
+    return flow(node.operands[position]) and flow(Value(node.inside.inputs[position]))
+
+
+def sends(node: Node, position: int, flow: Gradients) -> tuple[int, int]:
     """Return the numbers of messages between stages for pieces of an operand, and for those of its gradient.
 
     Under 1F1B a message goes both ways and counts once, as a forward one: activations go on while gradients come back, and stored
     samples approach the first stage while their gradients return to where the samples are stored. The operands of the tail go on
     with the activations.
+
+    Under GPipe's schedule JAX derives the backward pass, with a stage as one function of all that it reads: so all of a stage's
+    operands that depend on what is differentiated have a gradient, even where it is zero, unless they are marked as inactive.
     """
     assert node.inside is not None
     ranges, schedule = ends_of(node), schedule_of(node)
@@ -233,10 +243,13 @@ def sends(node: Node, position: int, flow: Callable[[Value], bool]) -> tuple[int
     if followed:
         return (1 + (position in entering(node))) * messages, 0
     ticks = schedule.flushed.ticks
-    onward = 1 + (position in leaving(node))  # activations go on, and so do results of the last stage
-    approaching = position in entering(node)  # samples that have not started come closer to the first stage
-    backward = onward * flow(Value(node.inside.inputs[position])) + (approaching and flow(node.operands[position]))
-    return (onward + approaching) * ticks, backward * ticks
+    home, approaching = position in leaving(node), position in entering(node)
+    active = any(map(flow, node.results)) and position not in node.of(Pipeline).inactive
+    backward = 0
+    if active and flow.has_tangent(Value(node.inside.inputs[position])):
+        returned = home and flow(Value(node, position - ranges.carried.start))
+        backward = 1 + returned + (approaching and flow.has_tangent(node.operands[position]))
+    return (1 + home + approaching) * ticks, backward * ticks
 
 
 def in_flight(node: Node, position: int, flow: Callable[[Value], bool]) -> float:
@@ -251,7 +264,7 @@ def in_flight(node: Node, position: int, flow: Callable[[Value], bool]) -> float
     if node.kind == TAIL and position in ranges.carried:
         return 0
     begun, operand = node.kind == PIPELINE and position in ranges.sampled, node.operands[position]
-    if not flow(operand):
+    if not has_gradient(node, position, flow):
         return float(not begun)
     return (not begun) + (1.0 if position in ranges.sampled else growth(operand.tensor.dtype))
 
@@ -267,9 +280,9 @@ def loss_gradient_axes(node: Node, flow: Callable[[Value], bool]) -> tuple[int, 
         return ()
     first_result = ends_of(node).carried.start
     pipeline = node.operands[first_result].node
-    operands = (*pipeline.operands, *(node.operands[p] for p in range(first_result)))
+    operands = [(pipeline, p) for p in range(len(pipeline.operands))] + [(node, p) for p in range(first_result)]
     loss = node.types[node.of(PipelineTail).loss]
-    active = [v for v in operands if flow(v)]
+    active = [n.operands[p] for n, p in operands if has_gradient(n, p, flow)]
     has_unused = [any(v.type[k] == UNUSED for v in active) for k in range(len(loss))]
     return tuple(k for k, s in enumerate(loss) if active and (s == REPLICATED or (s != UNUSED and has_unused[k])))
 

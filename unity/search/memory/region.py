@@ -24,7 +24,7 @@ from unity.pcg.ir.graph import (
 )
 from unity.pcg.ir.payloads import Scan
 from unity.pcg.parallel.branches import groups_of
-from unity.pcg.parallel.stages import FOLLOWED, TWO_BW, ends_of, schedule_of
+from unity.pcg.parallel.stages import FOLLOWED, TWO_BW, ends_of, has_gradient, schedule_of
 from unity.pcg.types.accumulation import accumulator, storage_dtype
 from unity.pcg.types.factors import facts_of, is_convolution
 from unity.search.cost.inner_values import Inner
@@ -376,10 +376,10 @@ class Region(ResidualCollector):
         """
         ends = ends_of(node)
         followed = schedule_of(node).kind in FOLLOWED and self.training  # then the gradients of samples return, if there are any
-        each = {p: 1 + self.flow(node.operands[p]) if followed else 2 for p in ends.sampled}
+        each = {p: 1 + has_gradient(node, p, self.flow) if followed else 2 for p in ends.sampled}
         rows = sum(n * self.local(node.operands[p]) for p, n in each.items())
         batches = 2 if schedule_of(node).kind == TWO_BW else 1
-        weights = [node.operands[p] for p in ends.stepped if self.flow(node.operands[p])] if self.training else []
+        weights = [node.operands[p] for p in ends.stepped if has_gradient(node, p, self.flow)] if self.training else []
         gradients = sum((1 + batches * self.sum_growth(v)) * self.local(v) for v in weights)
         return [Held(WORKING, node, rows + gradients)]
 
@@ -391,8 +391,8 @@ class Region(ResidualCollector):
         inside = self.region_inside(node)
         self.momentary += inside.steps + inside.momentary
         self.offloaded += inside.offloaded
-        read = [node.operands[p] for p in range(ends_of(node).carried.start)]
-        sums = sum(self.local(v) * self.sum_growth(v) for v in read if self.flow(v)) if self.training else 0.0
+        read = [node.operands[p] for p in range(ends_of(node).carried.start) if has_gradient(node, p, self.flow)]
+        sums = sum(self.local(v) * self.sum_growth(v) for v in read) if self.training else 0.0
         return [], [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, sums)]
 
     def accumulates(self, node: Node) -> bool:

@@ -8,9 +8,11 @@ from math import prod
 
 from msgspec import structs
 
-from unity.pcg.ir.graph import PCG, PIPELINE, TAIL, Node
+from unity.pcg.capture.capture import Captured
+from unity.pcg.ir.gradient_flow import gradients
+from unity.pcg.ir.graph import PCG, PIPELINE, TAIL, Node, Value
 from unity.pcg.ir.payloads import Pipeline, PipelineTail, Scan, ScheduleKind
-from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, Schedule, staged
+from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, Mixed, Schedule, ends_of, leaving, staged
 from unity.pcg.types.axis import Axis
 from unity.transforms.pipelining.micro_batches import WALK, LayerScan
 from unity.transforms.pipelining.tails import Tail
@@ -46,7 +48,51 @@ def with_stages(
         end = _tail(added, pipeline, tail, scan)
         staged(end)
         changed[id(added)] = end
+    return with_exact_ends(with_nodes(graph, changed))
+
+
+def with_exact_ends(graph: PCG) -> PCG:
+    """Return the graph, with the results of its pipeline that something reads, and the operands whose gradient is zero.
+
+    Other results are not sent home from the last stage, and other gradients not from stage to stage.
+    """
+    flow, changed = gradients(graph, range(len(graph.inputs)), range(len(graph.outputs))), dict[int, Node]()
+    for node in graph.nodes:
+        if node.kind == PIPELINE:
+            assert node.inside is not None
+            ends, read = ends_of(node), _read_results(graph, node)
+            kept = tuple(p - ends.carried.start for p in sorted(leaving(node)) if p - ends.carried.start in read)
+            starts = [(p, node.inside.inputs[p]) for p in ends.sampled]
+            inactive = tuple(p for p, n in starts if n.tensors[0].floating and not flow(Value(n)))
+            of_all = None if len(kept) == len(ends.carried) else kept
+            changed[id(node)] = replace(node, payload=structs.replace(node.of(Pipeline), leaving=of_all, inactive=inactive))
     return with_nodes(graph, changed)
+
+
+def _read_results(graph: PCG, pipeline: Node) -> set[int]:
+    """Return the results of a pipeline, by number, that something reads. A tail has them all as operands, but may ignore some."""
+    read = {v.index for v in graph.outputs if v.node is pipeline}
+    for node in graph.nodes:
+        for p, v in enumerate(node.operands):
+            if v.node is pipeline and not (node.kind == TAIL and _ignores(node, p)):
+                read.add(v.index)
+    return read
+
+
+def _ignores(loop: Node, position: int) -> bool:
+    assert loop.inside is not None
+    start = loop.inside.inputs[position]
+    return not loop.inside.users.get(id(start)) and all(v.node is not start for v in loop.inside.outputs)
+
+
+def check_gradients(after: Captured) -> None:
+    """Raise Mixed if no gradient goes back through the pipeline of a program: 1F1B would alternate with passes that do nothing."""
+    flow = gradients(after.graph, after.differentiated)
+    if not any(flow(v) for node in after.graph.nodes if node.kind == PIPELINE for v in node.results):
+        raise Mixed(
+            "no gradient goes back through these steps, as all that they compute is stopped, or made of what is not "
+            f"differentiated: '{GPIPE}' is the schedule for a forward pass alone"
+        )
 
 
 def by_gpipe(graph: PCG) -> PCG:

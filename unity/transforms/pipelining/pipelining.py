@@ -19,7 +19,7 @@ from unity.pcg.propagation.nested_programs import nested_body
 from unity.pcg.types.axis import Axis
 from unity.transforms.cotangent_of_one import check_cotangents
 from unity.transforms.pipelining.micro_batches import LayerScan, PositionDependent, scans, walked
-from unity.transforms.pipelining.pipeline_operator import with_stages
+from unity.transforms.pipelining.pipeline_operator import check_gradients, with_stages
 from unity.transforms.pipelining.rolling import ROLLED, EqualLayers, layers, rolled
 from unity.transforms.pipelining.sample_bits import NUMBERED, draws, numbered
 from unity.transforms.pipelining.step_padding import EVENED, evened
@@ -247,6 +247,7 @@ class AlikePipelining(Pipelining):
         try:
             check_cotangents(self.before.body)
             PipelineSource(self.before).source(self.rolled).tail(self.scan)
+            check_gradients(self.after)
         except Mixed as reason:
             return str(reason)
         return ""
@@ -291,6 +292,8 @@ def pipelined(
     except PositionDependent:
         walk = _walk(*source.numbered(at), along, rounds, kind)
     after = replace(walk.captured, graph=walk.staged(walk.captured.graph))
+    if kind in FOLLOWED and program.captured.differentiated:
+        check_gradients(after)
     schedule = Schedule(stages, stages * rounds, steps, kind)
     return AlikePipelining(program.captured, after, rounds, schedule, walk, count, number, along=tuple(along))
 

@@ -22,7 +22,7 @@ from unity.pcg.ir.tracing import trace
 from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, Schedule, staged
 from unity.pcg.types.axis import Axis
 from unity.transforms.pipelining.micro_batches import WALK
-from unity.transforms.pipelining.pipeline_operator import following
+from unity.transforms.pipelining.pipeline_operator import following, with_exact_ends
 from unity.transforms.pipelining.tails import Tail
 from unity.transforms.pipelining.unlike.staging import Staging, traced
 from unity.transforms.splice import named, with_nodes, within
@@ -53,7 +53,7 @@ def with_stages(
             staged(node)
     staged_graph = with_nodes(graph, changed)
     starts = tuple(inputs.get(id(n), n) for n in graph.inputs)
-    return PCG(starts, staged_graph.outputs, graph.axes), Packing(tuple(slots)) if slots else NOTHING
+    return with_exact_ends(PCG(starts, staged_graph.outputs, graph.axes)), Packing(tuple(slots)) if slots else NOTHING
 
 
 def _scans(graph: PCG, walk: Captured) -> list[tuple[Node, dict[int, Value]]]:

@@ -16,6 +16,7 @@ from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, TWO_BW, Mixed, Schedul
 from unity.pcg.types.axis import Axis
 from unity.transforms.cotangent_of_one import check_cotangents
 from unity.transforms.pipelining.choose import PipelineCandidate, PipelineWish, ladders, scheduled
+from unity.transforms.pipelining.pipeline_operator import check_gradients
 from unity.transforms.pipelining.pipelining import MicroBatched, PipelineRecord, Pipelining
 from unity.transforms.pipelining.unlike.balance import Cuts, Loads, estimated
 from unity.transforms.pipelining.unlike.chain import SampleChain, chain_of
@@ -62,6 +63,7 @@ class Unlike(Pipelining):
         try:
             check_cotangents(self.before.body)
             tail_after(self.before, chain_of(self.before))
+            check_gradients(self.after)
         except Mixed as reason:
             return str(reason)
         return ""
@@ -109,6 +111,8 @@ def unlike(
     free = walk.differentiated.difference(whole) if pack else ()
     graph, packing = with_stages(walk.graph, staging, walk, along, free)
     after = replace(walk, graph=graph)
+    if kind == ONE_F_ONE_B and captured.differentiated:
+        check_gradients(after)
     schedule = Schedule(stages, stages * rounds, stages, kind)
     again = MicroBatched(walk, lambda graph: with_stages(graph, staging, walk, along, free)[0])
     never, axes = frozenset(whole), tuple(along)
