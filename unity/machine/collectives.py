@@ -49,9 +49,10 @@ groups on several levels, the formulas are multiplied by the factors measured fo
 take equally long on the wire, such as an all-reduce, or a reduce-scatter and a later all-gather, the one with fewer collectives is
 faster.
 
-**Merging.** The all-reduces of arguments' gradients wait for nothing and nothing waits for them, so XLA merges them: on CPUs all
-that are over the same devices, on GPUs up to 30 MiB (`most_merged`). A smaller one takes its part, by bytes, of the seconds of a
-merged one of that size (`pcg.parallel.traffic.Collective.merged`, `machine.resharding_tables.Changes.merged`).
+**Merging.** The all-reduces of arguments' gradients, and of conversions of arguments, wait for nothing and no collective waits for
+them, so XLA merges them: on CPUs all that are over the same devices, on GPUs up to 30 MiB (`most_merged`). A smaller one takes its
+part, by bytes, of the seconds of a merged one of that size (`pcg.parallel.traffic.Collective.merged`,
+`machine.resharding_tables.Changes.merged`).
 
 **Turning.** A tensor that is gathered or scattered along another dimension than its first is transposed: it is read and written
 once more, by one more kernel. (An all-to-all always transposes.)

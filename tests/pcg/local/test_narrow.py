@@ -435,11 +435,13 @@ def test_rules_that_regroup_compute_something_new() -> None:
     ("before", "after", "wanted"),
     [
         ("float32", "bfloat16", True),
-        ("bfloat16", "float16", True),
+        ("bfloat16", "float16", False),
+        ("float16", "bfloat16", True),
         ("bfloat16", "float32", False),
         ("bfloat16", "float8_e4m3fn", True),
         ("float8_e4m3fn", "bfloat16", False),
         ("float8_e4m3fn", "float8_e5m2", True),
+        ("float8_e5m2", "float8_e4m3fn", False),
         ("float64", "float32", False),
         ("float64", "bfloat16", False),
         ("float32", "float64", True),
@@ -452,6 +454,109 @@ def test_rules_that_regroup_compute_something_new() -> None:
 )
 def test_conversions_that_round_first_end_a_partial_sum(before: str, after: str, wanted: bool) -> None:
     assert exact(jnp.dtype(before), jnp.dtype(after)) == wanted
+
+
+FLOATS = (*NARROW, "float32", "float64")
+CHAINS: list[tuple[str, ...]] = [
+    c for n in (3, 4) for c in itertools.product(FLOATS, repeat=n) if all(a != b for a, b in itertools.pairwise(c))
+]
+
+
+def few_bits(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Return numbers of a type around 1, of so few bits that sums of some products are exact in their accumulator."""
+    bits = min(int(jnp.finfo(dtype).nmant), 23 if dtype == "float64" else 7)
+    return (rng.choice([-1.0, 1.0], shape) * (1 + rng.integers(0, 2**bits, shape) / 2**bits)).astype(dtype)
+
+
+def rounded_along(total: np.ndarray, chain: tuple[str, ...]) -> list[np.ndarray]:
+    """Return a cotangent, passed back through a chain of conversions. A rounding may be left out where a coarser one follows."""
+    results = [total.astype(chain[0])]
+    if len(chain) > 1:
+        *before, own = chain
+        results = rounded_along(total.astype(own).astype("float64"), tuple(before))
+        if jnp.finfo(before[-1]).nmant <= jnp.finfo(own).nmant:
+            results += rounded_along(total, tuple(before))
+    return results
+
+
+@pytest.mark.parametrize("first", FLOATS)
+def test_cotangents_are_added_up_before_conversions_round_them(first: str) -> None:
+    """Each operand of a product with divided columns is converted two or three times."""
+    two, three = ([c for c in CHAINS if c[0] == first and len(c) == n] for n in (3, 4))
+    chains = [*two, *one_in(5, three)]
+    rng = np.random.default_rng(0)
+
+    def products(xs: Any, ys: Any) -> Any:
+        for k in range(1, 4):
+            xs = [x.astype(c[k]) if k < len(c) else x for x, c in zip(xs, chains, strict=True)]
+        return [x @ y for x, y in zip(xs, ys, strict=True)]
+
+    with jax.enable_x64(True):
+        xs = [few_bits(rng, (4, 3), first) for _ in chains]
+        ys, gs = ([few_bits(rng, shape, c[-1]) for c in chains] for shape in ((3, 8), (4, 8)))
+        options: dict[str, Any] = {"search": "captured", "budget": 0, "progress": False}
+        pins = [unity.pin(f"ys[{k}]", COLUMNS) for k in range(len(ys))]
+        plan = unity.optimize(products, xs, ys, machine=unity.Machine.grid(1, 2), constraints=pins, **options)
+        gradients = jax.jit(lambda xs, ys, gs: jax.vjp(lambda xs: plan(xs, ys), xs)[1](gs)[0])(xs, ys, gs)
+    for chain, found, g, y in zip(chains, gradients, gs, ys, strict=True):
+        total = g.astype("float64") @ y.astype("float64").T
+        assert any(np.array_equal(found, expected) for expected in rounded_along(total, chain)), (chain, found, total)
+
+
+@jax.custom_jvp
+def forwarded(x: Any) -> Any:
+    return x.astype("bfloat16")
+
+
+forwarded.defjvp(lambda primals, tangents: (forwarded(*primals), tangents[0].astype("bfloat16")))
+
+
+def narrowed(x: Any) -> Any:
+    return x.astype("bfloat16").astype("float32")
+
+
+CONVERTING = {
+    "alone": narrowed,
+    "amid others": lambda x: 2 * narrowed(-x) + 1,
+    "checkpointed": jax.checkpoint(narrowed),
+    "of slices": lambda x: jax.lax.scan(lambda carry, row: (carry, narrowed(row)), 0.0, x)[1],
+    "of a carry": lambda x: jax.lax.scan(lambda carry, _: (narrowed(carry) * 0.5, None), x, None, length=3)[0],
+    "of a constant": lambda x: jax.lax.scan(lambda carry, _: (carry + narrowed(x), None), 0 * x, None, length=3)[0],
+    "in a branch": lambda x: jax.lax.cond(x[0, 0] > -9, narrowed, lambda x: x, x),
+    "by a rule": lambda x: forwarded(x).astype("float32"),
+}
+
+
+@pytest.mark.parametrize("converted", CONVERTING.values(), ids=CONVERTING)
+def test_cotangents_are_rounded_inside_of_other_programs(converted: Any) -> None:
+    rng = np.random.default_rng(0)
+    x, y = few_bits(rng, (4, 3), "float32"), few_bits(rng, (3, 8), "float32")
+    g = few_bits(rng, (4, 8), "float32")
+
+    def loss(x: Any, y: Any, g: Any) -> Any:
+        return jnp.sum((converted(x) @ y) * g)
+
+    pins = pinned(y=COLUMNS, g=COLUMNS)
+    plan = unity.optimize(loss, x, y, g, machine=unity.Machine.grid(1, 2), budget=0, progress=False, constraints=pins)
+    np.testing.assert_array_equal(jax.jit(jax.grad(plan))(x, y, g), jax.grad(loss)(x, y, g))
+
+
+def test_weights_that_are_stored_wider_cost_no_more() -> None:
+    """Their gradients are added up in float32 before they are rounded, as those of narrow weights are, and merged."""
+    x = jax.ShapeDtypeStruct((4096, 1024), jnp.bfloat16)
+
+    def loss(ws: Any, x: Any) -> Any:
+        for w in ws:
+            x = jax.nn.relu(x @ w.astype("bfloat16"))
+        return jnp.mean(x.astype("float32") ** 2)
+
+    pins = pinned(x=ROWS, **{"ws[*]": P()})
+    plans = [
+        unity.optimize(loss, [jax.ShapeDtypeStruct((1024, 1024), dtype)] * 3, x, machine=MACHINE, progress=False, constraints=pins)
+        for dtype in ("float32", "bfloat16")
+    ]
+    sums = [[c for c in traffic(plan.program.pcg, [0, 1, 2]) if c.elements > 1] for plan in plans]
+    assert [[(c.kind, c.nbytes, c.merged) for c in every] for every in sums] == [[("all-reduce", 4 * 1024**2, True)] * 3] * 2
 
 
 @pytest.mark.parametrize(("reduce_in", "itemsize"), [(None, 4), ("bfloat16", 2), ("float16", 4)])

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from unity.pcg.ir.graph import UNCHANGED, Node
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.propagation.specifications import spec_of
+from unity.pcg.types.factors import Role, facts_of
 
 
 @lru_cache(maxsize=65536)
@@ -19,6 +20,14 @@ def is_view(body: Body) -> bool:
     A program without operands computes a constant, which is a view of nothing.
     """
     return bool(body.inputs and body.equations) and all(_is_view(body, e) for e in body.equations)
+
+
+@lru_cache(maxsize=65536)
+def is_conversion(body: Body) -> bool:
+    """Return whether a program consists of views and conversions to other types: no collective waits for its derivative."""
+    return bool(body.inputs and body.equations) and all(
+        _is_view(body, e) or facts_of(e.name).role is Role.CONVERSION for e in body.equations
+    )
 
 
 @lru_cache(maxsize=65536)
@@ -47,7 +56,7 @@ def _is_integer(dtype: Any) -> bool:
 
 
 def of_argument(node: Node) -> bool:
-    """Return whether a value is an argument of the program, or a view of one, perhaps after changes of type."""
-    while node.operands and (node.kind in UNCHANGED or (node.body is not None and is_view(node.body))):
+    """Return whether a value is an argument of the program, a view or a conversion of one, perhaps after changes of type."""
+    while node.operands and (node.kind in UNCHANGED or (node.body is not None and is_conversion(node.body))):
         node = node.operands[0].node
     return node.kind == "input"

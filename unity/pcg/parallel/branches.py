@@ -26,7 +26,7 @@ from unity.pcg.ir.graph import PCG, STAGES, Node, reserved_axes
 from unity.pcg.ir.payloads import Branches, Stages
 from unity.pcg.parallel.stages import positions_along
 from unity.pcg.propagation.choice import Choice
-from unity.pcg.propagation.choices import choices
+from unity.pcg.propagation.solver import replicable
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, Type, partitioned, show
 
@@ -98,8 +98,7 @@ def first_unreplicable(graph: PCG) -> Node | None:
     for node, _ in graph.walk():
         if node.body is None or not node.operands:
             continue
-        replicated = replicated_choice(node, len(node.operands), len(node.tensors)).states
-        if all(c.states != replicated for c in choices(node.body)):
+        if not replicable(node.body):
             return node
     return None
 

@@ -39,7 +39,7 @@ from unity.pcg.parallel.timetable import drain_ticks, exchanges_per_tick
 from unity.pcg.propagation.choice import Choice, choice_of
 from unity.pcg.propagation.choices import choices
 from unity.pcg.propagation.propagation import Unmatched
-from unity.pcg.propagation.solver import solve
+from unity.pcg.propagation.solver import replicable, solve
 from unity.pcg.types.accumulation import growth
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
@@ -372,10 +372,10 @@ def _choice(node: Node, operands: tuple[State, ...], sums: bool) -> Choice:
     body = node.body
     if all(s == REPLICATED for s in operands):
         results = (REPLICATED if operands else UNUSED,) * len(node.tensors)
-        replicated = next((c for c in choices(body) if c.states == operands + results), None)
-        if replicated is None:
+        if operands and not replicable(body):
             raise Mixed(f"{_where(node)} cannot be repeated by every stage")
-        return replicated
+        own = Choice("replicated", operands, results, 0, 0.0)
+        return next((c for c in choices(body) if c.states == own.states), own)
     try:
         solution = solve(body, dict(zip(body.inputs, operands, strict=True)))
     except Unmatched:

@@ -15,7 +15,7 @@ from math import gcd, prod
 
 from unity.pcg.ir.program import Body
 from unity.pcg.propagation.derivative_rules import VjpRule, served_operands
-from unity.pcg.propagation.propagation import Solution, has_no_gradient
+from unity.pcg.propagation.propagation import Solution, has_no_gradient, rounded_apart
 from unity.pcg.propagation.specifications import summable_arrays
 from unity.pcg.types.factors import Agreement, Differentiated, Match
 from unity.pcg.types.parallel_type import State
@@ -30,7 +30,7 @@ def as_match(solved: Iterable[tuple[Body, Solution]], operands: tuple[State, ...
         solved: each nested program and its solution.
         operands, results: the states of the equation.
     """
-    size, divided, ruled = 0, False, False
+    size, divided, ruled, rounds = 0, False, False, False
     agreed, forward, backward = list[Agreement](), list[Agreement](), list[Agreement]()
     for k, (body, solution) in enumerate(solved):
         all_equations = range(len(solution.matches))
@@ -38,6 +38,7 @@ def as_match(solved: Iterable[tuple[Body, Solution]], operands: tuple[State, ...
         forward += located_in(k, agreements(body, solution, all_equations))
         backward += located_in(k, backward_agreements(solution, all_equations))
         ruled = ruled or any(m.ruled is not None for m in solution.matches)
+        rounds = rounds or bool(rounded_apart(body, solution))
         for match in solution.matches:
             size, divided = gcd(size, match.size), divided or bool(match.divided)
         for v in forwarded_inputs(body):  # no equation of the program limits how far they can be divided
@@ -46,7 +47,7 @@ def as_match(solved: Iterable[tuple[Body, Solution]], operands: tuple[State, ...
                 size = gcd(size, body.tensors[v].shape[state.dim] // state.outer)
                 divided = divided or not body.equations  # a program without equations does no other work
     differentiated = Differentiated(tuple(forward), tuple(backward)) if ruled else None
-    return Match("nested", operands, results, size, float(divided), agreed=tuple(agreed), ruled=differentiated)
+    return Match("nested", operands, results, size, float(divided), rounds=rounds, agreed=tuple(agreed), ruled=differentiated)
 
 
 def agreements(body: Body, solution: Solution, active: Container[int] = ()) -> Iterator[Agreement]:

@@ -18,9 +18,9 @@ from unity.pcg.propagation.agreements import forwarded_inputs
 from unity.pcg.propagation.choice import Choice, InnerSlot, Scattered, choice_of, unused
 from unity.pcg.propagation.dominance import Dominance
 from unity.pcg.propagation.nested_programs import nested_body
-from unity.pcg.propagation.placement import along_axis, around_moves, moved, placed, waists, with_unused
-from unity.pcg.propagation.propagation import Solution, Unmatched
-from unity.pcg.propagation.solver import replicable, scattering_dims, scattering_solution, solve, solve_either
+from unity.pcg.propagation.placement import along_axis, around_moves, moved, placed, waists, with_rounded_alike, with_unused
+from unity.pcg.propagation.propagation import Solution, Unmatched, rounded_apart
+from unity.pcg.propagation.solver import replicable, rounds_cotangents, scattering_dims, scattering_solution, solve, solve_either
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import Slot, facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
@@ -56,7 +56,7 @@ def _choices(body: Body, seeds: tuple[Seed, ...], users: int) -> tuple[Choice, .
         return _choices(body, seeds, 0)
     replicated = Choice("replicated", (REPLICATED,) * len(body.inputs), (REPLICATED,) * len(body.outputs), 0, 0.0)
     by_states = {c.states: c for c in (unused(body), replicated)}
-    if not body.inputs or not replicable(body):
+    if not body.inputs or not replicable(body) or rounds_cotangents(body):
         by_states.pop(replicated.states, None)
     solution_of: dict[Choice, Solution] = {}
     dominance = Dominance(body)
@@ -67,7 +67,7 @@ def _choices(body: Body, seeds: tuple[Seed, ...], users: int) -> tuple[Choice, .
         copies = users if choice.moves else 1
         if choice.states in by_states or (solution.changes and dominance.superfluous(choice, by_states.values(), copies)):
             return bool(solution.contributed)
-        if not _follows_from_ends(body, choice):
+        if rounded_apart(body, solution) or not _follows_from_ends(body, choice):
             return False
         by_states[choice.states] = choice
         solution_of[choice] = solution
@@ -158,12 +158,12 @@ def _solutions(body: Body, seeds: tuple[Seed, ...]) -> Iterator[Solution]:
     def with_boundary(operands: tuple[State, ...], results: tuple[State, ...]) -> Iterator[Solution]:
         """Yield the solution with these boundary states if it is new: the running program is derived from them alone."""
         try:
-            solution = along_axis(body, operands, results)
+            solution = along_axis(body, with_rounded_alike(body, operands, results), results)
         except Unmatched:
             return
         if solution is None or not solution.matches:  # it is unused or replicated after all
             return
-        if solutions.add(solution):
+        if not rounded_apart(body, solution) and solutions.add(solution):
             yield solution
 
     for known in _seeds(body, seeds):
@@ -273,16 +273,21 @@ def _joinable_pairs(solutions: _Solutions) -> Iterator[tuple[Solution, Solution]
 
 def _joined_operands(a: tuple[State, ...], b: tuple[State, ...]) -> tuple[State, ...]:
     """Return the operands' states of two solutions joined, or an empty tuple if they contradict each other."""
-    pairs = tuple(zip(a, b, strict=True))
+    pairs = tuple(zip(_replicated(a), _replicated(b), strict=True))
     agree = all(s == t or REPLICATED in (s, t) for s, t in pairs)
     return tuple(t if s == REPLICATED else s for s, t in pairs) if agree else ()
 
 
+def _replicated(states: tuple[State, ...]) -> tuple[State, ...]:
+    """Return states with those of values replicated that only this solution needs unused (`with_rounded_alike`)."""
+    return tuple(REPLICATED if s == UNUSED else s for s in states)
+
+
 def _joined_with_most(solution: Solution, others: Collection[Solution]) -> tuple[State, ...]:
     """Return the operands' states of a solution joined with all others that do not contradict: first those in the same states."""
-    alike = {*solution.operands, REPLICATED}
-    joined = solution.operands
-    for other in sorted(others, key=lambda other: not alike.issuperset(other.operands)):
+    alike = {*_replicated(solution.operands), REPLICATED}
+    joined = _replicated(solution.operands)
+    for other in sorted(others, key=lambda other: not alike.issuperset(_replicated(other.operands))):
         joined = _joined_operands(joined, other.operands) or joined
     return joined
 

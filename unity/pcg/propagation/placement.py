@@ -14,8 +14,8 @@ from itertools import product
 from typing import Any
 
 from unity.pcg.ir.program import Body, Literal
-from unity.pcg.propagation.propagation import Solution, Unmatched, contributions
-from unity.pcg.propagation.solver import solve_either
+from unity.pcg.propagation.propagation import Solution, Unmatched, contributions, rounded_apart
+from unity.pcg.propagation.solver import rounds_cotangents, solve_either
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, Type, partitioned, slice_count
 
@@ -78,6 +78,20 @@ def along_axis(body: Body, operands: tuple[State, ...], results: tuple[State, ..
     if all(s == REPLICATED for s in states):
         return Solution(dict.fromkeys(body.tensors, REPLICATED), {}, (), operands, results)
     return _solution(body, operands, results)
+
+
+def with_rounded_alike(body: Body, operands: tuple[State, ...], results: tuple[State, ...]) -> tuple[State, ...]:
+    """Return the operands' states of a solution with those unused from which a value is computed whose cotangent is rounded.
+
+    So every device computes it alike, and cotangents are added up before. Raises Unmatched if there is no solution.
+    """
+    if not rounds_cotangents(body):  # nearly always
+        return operands
+    solution = solve_either(body, _known(body, operands, results))
+    whole = {v for v, s in zip(body.inputs, operands, strict=True) if s.kind in "RU"}
+    rounded = rounded_apart(body, solution) & _computable_alike(body, solution, whole)
+    alike = frozenset(_producing(body, solution, rounded))
+    return tuple(UNUSED if v in alike and v in whole else s for v, s in zip(body.inputs, operands, strict=True))
 
 
 def _known(body: Body, operands: Sequence[State], results: Sequence[State]) -> dict[int, State]:
@@ -261,7 +275,7 @@ def _with_unused(body: Body, solution: Solution, operands: tuple[State, ...], re
     """
     unused_inputs = frozenset(v for v, s in zip(body.inputs, operands, strict=True) if s == UNUSED)
     targets = [a for a, s in zip(body.outputs, results, strict=True) if s == UNUSED and isinstance(a, int)]
-    targets += contributions(body, solution)
+    targets += [*contributions(body, solution), *rounded_apart(body, solution)]
     alike = _computable_alike(body, solution, unused_inputs)
     unused = frozenset(_producing(body, solution, alike.intersection(targets)))
     if not unused_inputs <= unused:
@@ -286,7 +300,8 @@ def with_unused(body: Body, solution: Solution) -> Iterator[Solution]:
     """
     inputs = frozenset(v for v in body.inputs if solution.states[v] == REPLICATED)
     alike = _computable_alike(body, solution, inputs)
-    targets = [a for a in (*body.outputs, *contributions(body, solution)) if isinstance(a, int) and a in alike]
+    targets = [*body.outputs, *contributions(body, solution), *rounded_apart(body, solution)]
+    targets = [a for a in targets if isinstance(a, int) and a in alike]
     unused = frozenset(_producing(body, solution, targets))
     shrunk = frozenset(_producing(body, solution, _shrunk(body, alike, inputs)))
     for inside, ends in dict.fromkeys([(unused, unused), (unused | shrunk, unused)]):

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import cast
 
 from unity.pcg.ir.dead_code import ancestors
-from unity.pcg.ir.gradient_flow import differentiated, wanted_by
+from unity.pcg.ir.gradient_flow import carrying, differentiated, wanted_by
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.jaxprs.jaxprs import NESTING
 from unity.pcg.propagation.constants import constants, literal_may_be
@@ -158,6 +158,18 @@ def _contributed_sums(body: Body, solution: Solution) -> Iterator[tuple[int, fro
                 sums.update(partial(k))
         if isinstance(variable, int):
             yield variable, frozenset(sums)
+
+
+def rounded_apart(body: Body, solution: Solution) -> frozenset[int]:
+    """Return the variables of which each device would round a cotangent that is a partial sum.
+
+    Every device has to compute them alike, so that cotangents are added up before.
+    """
+    if not any(match.rounds for match in solution.matches):  # nearly always
+        return frozenset()
+    flow = carrying(body, tuple(body.tensors[v].floating for v in body.inputs), (True,) * len(body.outputs))
+    rounding = (e for e, match in zip(body.equations, solution.matches, strict=True) if match.rounds and e.name != "while")
+    return flow.intersection(v for e in rounding for v in e.results) - solution.unused
 
 
 class Conflict(Exception):

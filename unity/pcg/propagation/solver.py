@@ -34,8 +34,17 @@ from unity.pcg.propagation.derivative_rules import JvpRule, Unreadable, VjpRule,
 from unity.pcg.propagation.inner_reductions import regrouped, smallest_in_chain
 from unity.pcg.propagation.loops import Loop, loop_matches, while_loop_of
 from unity.pcg.propagation.nested_programs import branches, nested_body
-from unity.pcg.propagation.propagation import Conflict, Place, Propagation, Solution, Unmatched, cancels, contributions
-from unity.pcg.propagation.specifications import spec_of
+from unity.pcg.propagation.propagation import (
+    Conflict,
+    Place,
+    Propagation,
+    Solution,
+    Unmatched,
+    cancels,
+    contributions,
+    rounded_apart,
+)
+from unity.pcg.propagation.specifications import rounding_results, spec_of
 from unity.pcg.types.factors import TABLE, Differentiated, Match, Spec, facts_of, matching
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
 
@@ -183,12 +192,11 @@ def equation_matches(body: Body, equation: Equation, known: Mapping[int, State])
     nested = NESTED.get(equation.name)
     if nested is not None:
         if all(s == REPLICATED for s in known.values()) and len(known) == n + m:
-            replicated = [Match("replicated", (REPLICATED,) * n, (REPLICATED,) * m, 0, 0.0)]
-            return replicated if is_replicable_call(equation) else []
+            replicated = Match("replicated", (REPLICATED,) * n, (REPLICATED,) * m, 0, 0.0, rounds=_rounds_inside(equation))
+            return [replicated] if is_replicable_call(equation) else []
         return _nested_matches(_NestedQuery(TABLE.version, equation.signature, equation.identity, tuple(known.items()), equation))
-    spec = spec_of(body, equation) or Spec(())
-    matches = matching(spec, known, n, m)
-    return matches if facts_of(equation.name).replicable else [match for match in matches if match.name != "replicated"]
+    matches = matching(spec_of(body, equation) or Spec(()), known, n, m)
+    return [match for match in matches if match.name != "replicated"] if facts_of(equation.name).invariant else matches
 
 
 @dataclass(frozen=True)
@@ -213,12 +221,30 @@ def replicable(body: Body) -> bool:
     """Return whether a body can be replicated for use, so that its cotangents are partial sums.
 
     A custom_vjp may not be linear in them, and neither may a primitive without an entry, since JAX may not know that its results
-    differ between devices. An operator whose derivative rounds would round each summand. A callback on the host has no cotangents.
+    differ between devices. A callback on the host has no cotangents.
     """
     return all(
-        is_replicable_call(e) if e.name in NESTED else e.name == ON_HOST or (e.name in TABLE and facts_of(e.name).replicable)
+        is_replicable_call(e) if e.name in NESTED else e.name == ON_HOST or (e.name in TABLE and not facts_of(e.name).invariant)
         for e in body.equations
     )
+
+
+@lru_cache(maxsize=8192)
+def rounds_cotangents(body: Body) -> bool:
+    """Return whether the derivative of a body rounds cotangents, in nested programs too, so that these may not be partial sums.
+
+    JAX does not differentiate a `while` backward, and the rule of a `custom_vjp` is solved as a program of its own.
+    """
+    inside = (e for e in body.equations if e.name in NESTED)
+    return bool(rounding_results(body)) or any(map(_rounds_inside, inside))
+
+
+def _rounds_inside(equation: Equation) -> bool:
+    """Return whether the derivative of an equation with nested programs rounds cotangents."""
+    if equation.motionless or equation.name == "while" or is_reverse_only(equation):
+        return False
+    programs = [jvp_body(equation).body] if equation.name == "custom_jvp_call" else bodies(equation)
+    return any(map(rounds_cotangents, programs))
 
 
 def is_replicable_call(equation: Equation) -> bool:
@@ -232,13 +258,13 @@ def is_replicable_call(equation: Equation) -> bool:
     if equation.name == LINEAR_SOLVE:
         return all(replicable(linear.solve_program(equation, name)) for name in linear.program_names(equation))
     if equation.name == "custom_jvp_call":
-        return equation.motionless or not _rounds(jvp_body(equation).body)
+        return equation.motionless or not _is_invariant(jvp_body(equation).body)
     return equation.name == "while" or replicable(nested_body(equation))
 
 
-def _rounds(body: Body) -> bool:
-    """Return whether a derivative rule rounds cotangents, in nested programs too."""
-    return any(not facts_of(e.name).replicable or any(map(_rounds, bodies(e))) for e in body.equations)
+def _is_invariant(body: Body) -> bool:
+    """Return whether JAX cannot run a program, or one nested in it, on operands that differ between devices."""
+    return any(facts_of(e.name).invariant or any(map(_is_invariant, bodies(e))) for e in body.equations)
 
 
 def _call_matches(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
@@ -261,7 +287,8 @@ def _call_matches(equation: Equation, known: Mapping[int, State]) -> Iterator[Ma
         if ruled:
             arrays = located_in(UNDIFFERENTIATED, sliced_arrays(body, solution))
             match = replace(match, agreed=(*match.agreed, *arrays))
-        yield match if equation.name not in RULED else replace(match, ruled=None if equation.motionless else rule)
+        ruled_by = {"rounds": rule.rounds, "ruled": None if equation.motionless else rule}
+        yield match if equation.name not in RULED else replace(match, **ruled_by)
 
 
 def _with_constant_results(
@@ -344,7 +371,10 @@ def derivative_agreements(equation: Equation, operands: tuple[State, ...], resul
     try:
         if is_reverse_only(equation):
             solutions = vjp_solutions(equation, operands, results)
-            return solutions and Differentiated(*rule_agreements(vjp_bodies(equation), solutions, len(results)))
+            if solutions is None:
+                return None
+            forward, backward = rule_agreements(vjp_bodies(equation), solutions, len(results))
+            return Differentiated(forward, backward)
         if equation.name == "custom_jvp_call":
             rule = jvp_body(equation)
             tangents = tuple(s for s, float_ in zip(operands, rule.floating, strict=True) if float_)
@@ -352,7 +382,8 @@ def derivative_agreements(equation: Equation, operands: tuple[State, ...], resul
             solution = _solve_nested(rule.body, known | _result_states(rule.body, results + results))
             if solution is None or not _has_results(rule.body, solution, results + results):
                 return None
-            return Differentiated(tuple(located_in(FORWARD, agreements(rule.body, solution))))
+            forward = tuple(located_in(FORWARD, agreements(rule.body, solution)))
+            return Differentiated(forward, rounds=bool(rounded_apart(rule.body, solution)))
     except Unreadable:
         return None
     return Differentiated()

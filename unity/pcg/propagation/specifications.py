@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from unity.pcg.ir.gradient_flow import carrying
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.types.factors import TABLE, Spec
 
@@ -49,3 +50,13 @@ def summable_arrays(body: Body) -> tuple[int, ...]:
     specs = ((e, spec_of(body, e)) for e in body.equations)
     combined = (e for e, spec in specs if spec is not None and (spec.linear or any(f.reduction for f in spec.factors)))
     return tuple(v for e in combined for v in e.results if body.tensors[v].ndim)
+
+
+@lru_cache(maxsize=4096)
+def rounding_results(body: Body) -> frozenset[int]:
+    """Return the results of equations whose derivative rounds the cotangents of a body's operands."""
+    rounding = [e for e in body.equations if (spec := spec_of(body, e)) is not None and spec.rounds]
+    if not rounding:  # nearly always
+        return frozenset()
+    inputs = tuple(body.tensors[v].floating for v in body.inputs)
+    return carrying(body, inputs, (True,) * len(body.outputs)).intersection(v for e in rounding for v in e.results)

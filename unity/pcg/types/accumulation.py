@@ -98,9 +98,15 @@ def exact(before: Any, after: Any) -> bool:
     """
     if not all(jnp.issubdtype(d, jnp.inexact) for d in (before, after)):
         return False
-    if narrow(before) and jnp.finfo(after).bits > jnp.finfo(before).bits:
+    if narrow(before) and jnp.finfo(after).nmant > jnp.finfo(before).nmant:
         return False
     return jnp.finfo(accumulator(before)).bits <= jnp.finfo(accumulator(after)).bits
+
+
+@cache
+def rounds_cotangents(before: Any, after: Any) -> bool:
+    """Return whether the derivative of a conversion rounds cotangents, or reads rounded ones: it converts them back (`exact`)."""
+    return all(jnp.issubdtype(d, jnp.inexact) for d in (before, after)) and not exact(after, before)
 
 
 @cache

@@ -120,6 +120,7 @@ class Spec:
         reads: the fraction of the first operand that it reads, and whose gradient it adds to; above 1 where it reads rows again.
         selects: whether other operands tell which part it reads. Then its gradient begins as zeros of the first operand's size.
         view: whether each result is the first operand in another shape, or a block of it, so that nothing runs.
+        rounds: whether its derivative rounds cotangents, or converts rounded ones: these may not be partial sums.
         matched: the cache of `matching`, which propagation calls for an equation from every side.
     """
 
@@ -133,6 +134,7 @@ class Spec:
     view: bool = False
     linear_if_bounded: tuple[frozenset[int], ...] = ()
     bounded: bool = False
+    rounds: bool = False
     matched: dict[tuple, tuple[Match, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -191,10 +193,15 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Differentiated:
-    """The agreements of a derivative rule that replaces a program, forward and backward."""
+    """The agreements of a derivative rule that replaces a program, forward and backward.
+
+    Attributes:
+        rounds: as in `Match`, of the rule.
+    """
 
     forward: tuple[Agreement, ...] = ()
     backward: tuple[Agreement, ...] = ()
+    rounds: bool = False
 
 
 @dataclass(frozen=True)
@@ -208,6 +215,7 @@ class Match:
     divided: float  # the fraction of the work that the devices share
     reduction: str = ""  # the operation that combines partial results
     halo: bool = False  # devices exchange the edges of their slices
+    rounds: bool = False  # each device would round cotangents that are partial sums, unless all compute its results alike
     agreed: tuple[Agreement, ...] = ()  # the agreements in its nested programs
     ruled: Differentiated | None = None  # the agreements in derivative rules of these programs
 
@@ -307,7 +315,6 @@ class Facts:
     draws: bool = False  # it draws random bits
     invariant: bool = False  # JAX cannot run it on operands that differ between devices
     key: bool = False  # it computes keys of random numbers
-    rounds: bool = False  # its derivative rounds cotangents
     extends: bool = False  # it runs on longer dimensions of a factor, with what it computes of the former indices unchanged
 
     @property
@@ -319,11 +326,6 @@ class Facts:
     def rearranges(self) -> bool:
         """Return whether each element of the results is one of an operand's, in the same type."""
         return self.role in (Role.LAYOUT, Role.ARRANGEMENT)
-
-    @property
-    def replicable(self) -> bool:
-        """Return whether it may be replicated for use, so that its cotangents are partial sums."""
-        return not (self.rounds or self.invariant)
 
     def reads_for(self, operand: int) -> Reads | None:
         """Return the residuals of the derivative in an operand, or None if it has none."""
@@ -432,7 +434,7 @@ def _matching(spec: Spec, known: Mapping[int, State], n_operands: int, n_results
     if all(s.kind in "RS" for s in known.values()):
         matches += _linear(spec, known, n_operands, n_results)
     if all(s == REPLICATED for s in known.values()):
-        matches.append(Match("replicated", (REPLICATED,) * n_operands, (REPLICATED,) * n_results, 0, 0.0))
+        matches.append(Match("replicated", (REPLICATED,) * n_operands, (REPLICATED,) * n_results, 0, 0.0, rounds=spec.rounds))
     return matches
 
 

@@ -11,7 +11,7 @@ from unity.pcg.analysis.recomputed_region import Place
 from unity.pcg.analysis.rematerialization import Recomputation, recomputation
 from unity.pcg.analysis.residuals import recomputable, residuals
 from unity.pcg.analysis.stacked_values import NO_KERNELS, StackingKernels, stacking_kernels
-from unity.pcg.analysis.views import is_view
+from unity.pcg.analysis.views import is_conversion
 from unity.pcg.ir.gradient_flow import Gradients, gradients
 from unity.pcg.ir.graph import BRANCHES, CONSTRAIN, PCG, PIPELINE, STAGES, TAIL, Node, Value, accumulated_loss, reserved_axes
 from unity.pcg.ir.payloads import Scan
@@ -103,7 +103,7 @@ class _Builder:
         copied = site.kind == "free" and copies(site) and not site.step and site.ports[0].argument
         argument = around == Around() and (site.kind == "input" or copied)
         transparent = site.kind == "free" and copies(site) and not site.step
-        transparent = transparent or (site.node is not None and site.node.body is not None and is_view(site.node.body))
+        transparent = transparent or (site.node is not None and site.node.body is not None and is_conversion(site.node.body))
         last = around == Around() and (site.kind == "input" or (transparent and site.ports[0].last))
         residuals = around.of(site.hoisted) if kept else 0.0
         repeats, passed = self.recomputed.read(places)

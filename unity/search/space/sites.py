@@ -113,7 +113,7 @@ class Port:
         repeats: Additional runs in the backward pass (`unity.pcg.analysis.rematerialization`).
         passed: The part of `repeats` that recompute a result, and not a gradient alone.
         argument: Whether it is an argument of the program, or a copy of one.
-        last: Whether its gradient only has to be summed with others: that of an argument, or of a copy or view of one.
+        last: Whether its gradient only has to be summed with others: that of an argument, or of a copy, view or conversion of one.
         hoisted: The factor by which scans run it less often (`pcg.analysis.hoisting`).
         apart: Axes whose devices do not run the change together, so that it cannot communicate along them.
         derived: The operands beside it that may be partial sums of a value that it is computed from (`space.contributions`).

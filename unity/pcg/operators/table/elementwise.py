@@ -13,7 +13,7 @@ from jax import lax
 
 from unity.pcg.operators.counter_bits import bits, is_counter_based
 from unity.pcg.operators.layout import Layout
-from unity.pcg.types.accumulation import exact, exact_if_bounded
+from unity.pcg.types.accumulation import exact, exact_if_bounded, rounds_cotangents
 from unity.pcg.types.factors import (
     EVERY,
     NONE,
@@ -56,19 +56,20 @@ def every_dimension(operands: list[Shape], result: Shape, n_results: int = 1, sk
     )
 
 
-def elementwise(linear: tuple[tuple[int, ...], ...] = (), work: float = 1.0, view: bool = False) -> Any:
+def elementwise(linear: tuple[tuple[int, ...], ...] = (), work: float = 1.0, view: bool = False, rounds: bool = False) -> Any:
     """Return the specification of an elementwise operator.
 
     Args:
         linear: the groups of operands in which it is jointly linear.
         work: the FLOPs of an element.
         view: whether the result is the operand itself, so that nothing runs.
+        rounds: whether its derivative rounds cotangents.
     """
 
     def spec(params: Any, operands: Any, results: Any) -> Spec:
         shape = results[0].shape
         factors = every_dimension([o.shape for o in operands], shape, len(results))
-        return Spec(factors, tuple(frozenset(g) for g in linear), work * prod(shape), view=view)
+        return Spec(factors, tuple(frozenset(g) for g in linear), work * prod(shape), view=view, rounds=rounds)
 
     return spec
 
@@ -102,7 +103,6 @@ OTHERS: Mapping[str, Facts] = {
     **_each("eq ne eq_to and or xor", replace(FLAT, commutative=True)),
     **_each("lt le gt ge lt_to le_to not is_finite", FLAT),
     **_each("clz population_count shift_left shift_right_arithmetic shift_right_logical", Facts()),
-    "reduce_precision": Facts(linear_in=(EVERY,), rounds=True, role=Role.CONVERSION),
 }
 DRAW = 60.0  # FLOPs of threefry: twenty rounds of an addition, a rotation and an exclusive or
 operator("threefry2x32", facts=Facts(key=True))(elementwise(work=DRAW))
@@ -123,6 +123,7 @@ for _name, _facts in FUNCTIONS.items():
     operator(_name, local=LOCAL.get(_name), facts=replace(_facts, pointwise=True))(elementwise())
 for _name, _facts in OTHERS.items():
     operator(_name, facts=_facts)(elementwise())
+operator("reduce_precision", facts=Facts(linear_in=(EVERY,), role=Role.CONVERSION))(elementwise(rounds=True))
 # JAX's parameters of these two contain the shapes for which they were traced
 operator("frexp", local=lambda operands, layout: list(jnp.frexp(*operands)))(elementwise())
 operator("ldexp", local=lambda operands, layout: [jnp.ldexp(*operands)])(elementwise())
@@ -164,7 +165,8 @@ def convert(params: Any, operands: Any, results: Any) -> Spec:
     """One operand. Linear if the conversion is exact: a sum of rounded values is not the rounded sum."""
     types, operand = (operands[0].dtype, results[0].dtype), (frozenset({0}),)
     factors, linear = every_dimension([operands[0].shape], results[0].shape), operand if exact(*types) else ()
-    return Spec(factors, linear, prod(results[0].shape), linear_if_bounded=operand if exact_if_bounded(*types) else ())
+    bounded = operand if exact_if_bounded(*types) else ()
+    return Spec(factors, linear, prod(results[0].shape), linear_if_bounded=bounded, rounds=rounds_cotangents(*types))
 
 
 @operator("bitcast_convert_type", facts=FLAT)
