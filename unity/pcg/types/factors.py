@@ -120,7 +120,7 @@ class Spec:
         reads: the fraction of the first operand that it reads, and whose gradient it adds to; above 1 where it reads rows again.
         selects: whether other operands tell which part it reads. Then its gradient begins as zeros of the first operand's size.
         view: whether each result is the first operand in another shape, or a block of it, so that nothing runs.
-        rounds: whether its derivative rounds cotangents, or converts rounded ones: these may not be partial sums.
+        rounds: whether its derivative rounds cotangents, which may then not be partial sums.
         matched: the cache of `matching`, which propagation calls for an equation from every side.
     """
 
