@@ -29,7 +29,7 @@ from unity.search.memory.backend import backend_of
 from unity.search.memory.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction, predict_memory
 from unity.search.session import Candidate
 from unity.search.substitution.trace import RuleApplication
-from unity.transforms.pipelining import scans
+from unity.transforms.pipelining import PipelineSource
 
 ROWS = 25  # rows of a table that are shown; the others are counted
 RECOMPUTATION = ("", ", inner values again", ", again")  # suffix of an operator's name, by `Recompute`
@@ -93,7 +93,7 @@ def _transformations(plan: Plan) -> list[str]:
     lines = [line for t in plan.program.transformations for line in t.explained(plan.program.axis_names)]
     if plan.program.pipelining is not None or plan.inspect.machine.devices == 1:
         return lines
-    _, refused = scans(plan.program.family.captured)
+    _, refused = PipelineSource(plan.program.family.captured).stepped.scans
     return [*lines, *(f"no pipeline of {reason}" for reason in refused)]
 
 

@@ -111,12 +111,35 @@ def beginning(graph: PCG, before: PCG) -> PCG:
     return with_nodes(graph, changed)
 
 
-def with_steps(graph: PCG, scope: str, step: Body) -> PCG:
-    """Return a graph with the lines of a step's operators in its only scan of a scope, which was made from that step."""
+def with_steps(graph: PCG, scope: str, step: Body, before: PCG) -> PCG:
+    """Return a graph with the lines of a step's operators in its only scan of a scope, which was made from that step.
+
+    `before` is the graph before it was made. Steps that were traced more than once have their lines there only.
+    """
+    graph = with_lines_of_scans(graph, before)
     (loop,) = [n for n in graph.nodes if n.kind == "scan" and within(n.scope, scope)]
     assert loop.inside is not None
-    before = graph_of(step, [f"operand {p}" for p in range(len(step.inputs))])
-    return with_nodes(graph, {id(loop): replace(loop, inside=beginning(loop.inside, before))})
+    old = graph_of(step, [f"operand {p}" for p in range(len(step.inputs))])
+    for inside in steps_at(before, loop.source):
+        old = named(old, inside)
+    return with_nodes(graph, {id(loop): replace(loop, inside=beginning(loop.inside, old))})
+
+
+def with_lines_of_scans(graph: PCG, before: PCG) -> PCG:
+    """Return a graph whose scans have the lines of the scans of another at the same line, if they have the same operators."""
+    changed = {}
+    for node in graph.nodes:
+        if node.kind == "scan" and node.inside is not None:
+            inside = node.inside
+            for old in steps_at(before, node.source):
+                inside = named(inside, old)
+            changed[id(node)] = node if inside is node.inside else replace(node, inside=inside)
+    return with_nodes(graph, changed)
+
+
+def steps_at(graph: PCG, source: str) -> list[PCG]:
+    """Return the steps of the scans at a line."""
+    return [n.inside for n in graph.nodes if n.kind == "scan" and n.source == source and n.inside is not None]
 
 
 def _on_the_lines_of(old: Node, node: Node) -> Node:

@@ -27,7 +27,7 @@ chooses 2BW only on request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -331,10 +331,13 @@ def staged(node: Node) -> Mapping[int, Choice]:
     return by_node
 
 
-def check_samples_independent(scan: Node) -> None:
-    """Raise Mixed if an operator of a scan's step mixes samples, which are the first dimension of every carried value."""
+def check_samples_independent(scan: Node, independent: Collection[int] = ()) -> None:
+    """Raise Mixed if an operator of a scan's step mixes samples, which are the first dimension of every carried value.
+
+    The carries `independent`, by number, have no samples.
+    """
     assert scan.inside is not None
-    carried = carried_by(scan)
+    carried = [p for k, p in enumerate(carried_by(scan)) if k not in independent]
     states = [partitioned(0) if p in carried else REPLICATED for p in range(len(scan.operands))]
     _propagate(scan.inside, states, {})
 

@@ -79,7 +79,7 @@ class _Choosing:
         stages, least = prod(axis.size for axis in axes), inf
         rounds = [n for n in self.wish.rounds(stages) if not self.hopeless(Schedule(stages, stages * n, stages))]
         for count, number in self.program.within(stages) if rounds else ():
-            steps, last = count or self.program.scans[0][number].steps, inf
+            steps, last = count or self.program.stepped.scans[0][number].steps, inf
             for n in rounds:
                 if self.hopeless(Schedule(stages, stages * n, steps)):
                     continue

@@ -39,8 +39,9 @@ from unity.pcg.propagation.solver import solve
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
 from unity.pcg.types.varying_axes import TIME, NoPosition
+from unity.transforms.pipelining.independent_carries import StepCarries, carries_of, is_ahead, with_values_by_step
 from unity.transforms.pipelining.tails import Tail
-from unity.transforms.splice import in_order, spliced
+from unity.transforms.splice import in_order, operator_at, spliced
 
 WALK = "unity:micro-batches"  # scope of the loop over micro-batches; no model has it
 WAYS = 64  # combinations of the carries' dimensions that are tried for each size
@@ -73,7 +74,7 @@ def scans(captured: Captured) -> tuple[list[LayerScan], list[str]]:
     """Return the scans of a program that can run over micro-batches, and for the others their lines and the reasons."""
     usable, refused = list[LayerScan](), list[str]()
     for k, e in enumerate(captured.body.equations):
-        if e.name in SCANNED:
+        if e.name in SCANNED and not is_ahead(e):
             try:
                 usable.append(_scan(captured, k))
             except Mixed as reason:
@@ -81,30 +82,92 @@ def scans(captured: Captured) -> tuple[list[LayerScan], list[str]]:
     return usable, refused
 
 
+def with_usable_scans(captured: Captured) -> Captured:
+    """Return the program, in which scans have no carries that depend on no samples where only these prevent micro-batches."""
+    for v in [e.results[0] for e in captured.body.equations if e.name in SCANNED and _reason(e) is None]:
+        number, e = next((k, e) for k, e in enumerate(captured.body.equations) if v in e.results)
+        carries = carries_of(e)
+        if _usable(number, e, carries.step, carries.consts) is not None:
+            continue
+        for size in _sizes(carries):
+            step, consts = carries.apart(size)
+            if 0 < len(step.outputs) < carries.carry and _usable(number, e, step, consts) is not None:
+                captured = with_values_by_step(captured, number, size)
+                break
+    return captured
+
+
+def _sizes(carries: StepCarries) -> list[int]:
+    """Return the numbers of samples that carries of real numbers may have."""
+    tensors = [carries.step.tensors[v] for v in carries.step.inputs[carries.consts : carries.consts + carries.carry]]
+    return [n for n in dict.fromkeys(n for t in tensors if t.floating for n in t.shape) if n > 1]
+
+
 def _scan(captured: Captured, number: int) -> LayerScan:
-    body, e = captured.body, captured.body.equations[number]
-    step, steps = nested_body(e), int(e.params["length"])
-    consts, carry = constants_and_carry(e.params)
+    e = captured.body.equations[number]
+    if reason := _reason(e):
+        raise Mixed(reason)
+    carries = carries_of(e)
+    scan = _usable(number, e, carries.step, carries.consts)
+    if scan is None:
+        raise Mixed(_without_samples(carries) or _mixing(captured, e, carries))
+    return scan
+
+
+def _reason(e: Equation) -> str | None:
+    """Return the reason why a scan has not the form of layers that carry samples, or None."""
+    step, (consts, carry) = nested_body(e), constants_and_carry(e.params)
     if e.params["reverse"]:
-        raise Mixed("it runs in reverse")
-    if not steps:
-        raise Mixed("it has no steps")
+        return "it runs in reverse"
+    if not e.params["length"]:
+        return "it has no steps"
     if len(e.results) > carry:
-        raise Mixed("each of its steps leaves a result of its own")
+        return "each of its steps leaves a result of its own"
     if not carry:
-        raise Mixed("it carries nothing from step to step")
-    carried = [body.tensor(a) for a in e.operands[consts : consts + carry]]
-    if not any(t.floating for t in carried):
-        raise Mixed("it carries no real numbers, as layers do")
+        return "it carries nothing from step to step"
+    if not any(step.tensors[v].floating for v in step.inputs[consts : consts + carry]):
+        return "it carries no real numbers, as layers do"
+    return None
+
+
+def _usable(number: int, e: Equation, step: Body, consts: int) -> LayerScan | None:
+    """Return how a step can run over micro-batches, if it can. It carries all of its results."""
+    carried = [step.tensors[v] for v in step.inputs[consts : consts + len(step.outputs)]]
     for samples in _samples(carried):
-        scan = LayerScan(number, steps, samples, carried[0].shape[samples[0]])
+        scan = LayerScan(number, int(e.params["length"]), samples, carried[0].shape[samples[0]])
         scan = replace(scan, read=_read(step, consts, scan))
         if _legal(step, consts, scan):
             return scan
+    return None
+
+
+def _without_samples(carries: StepCarries) -> str:
+    """Return a message about a carry that has no samples but depends on them; "" if there is none."""
+    tensors = [carries.step.tensors[v] for v in carries.step.inputs[carries.consts :][: carries.carry]]
+    layers = next((t.shape for t in tensors if t.floating and t.ndim), ())
+    independent = carries.independent(layers[0]) if layers else range(carries.carry)
+    for k, (t, a) in enumerate(zip(tensors, carries.step.outputs, strict=True)):
+        if k not in independent and set(layers).isdisjoint(t.shape):
+            maker = next((e for e in carries.step.equations if a in e.results), None)
+            where = "" if maker is None else f", the result of {operator_at(maker)},"
+            return (
+                f"it carries {t}{where} which is computed from the samples, but has no value for each of them: "
+                "carry one for each, and add them up after the scan"
+            )
+    return ""
+
+
+def _mixing(captured: Captured, e: Equation, carries: StepCarries) -> str:
+    """Return a message about the operator that mixes samples in a step, where the first dimension of carries has the samples."""
+    sizes = _sizes(carries)
+    independent = carries.independent(sizes[0]) if sizes else []
     for node in captured.graph.nodes:
-        if isinstance(node.payload, Scan) and node.source == e.source and node.payload.length == steps:
-            check_samples_independent(node)
-    raise Mixed("no dimension of what it carries is one of samples, each worked on by itself, with the same weights for all")
+        if isinstance(node.payload, Scan) and node.source == e.source and node.payload.length == e.params["length"]:
+            try:
+                check_samples_independent(node, independent)
+            except Mixed as reason:
+                return str(reason)
+    return "no dimension of what it carries is one of samples, each worked on by itself, with the same weights for all"
 
 
 def _samples(carried: Sequence[Tensor]) -> Iterator[tuple[int, ...]]:

@@ -18,13 +18,13 @@ from unity.pcg.parallel.stages import FOLLOWED, GPIPE, TWO_BW, Mixed, Schedule
 from unity.pcg.propagation.nested_programs import nested_body
 from unity.pcg.types.axis import Axis
 from unity.transforms.cotangent_of_one import check_cotangents
-from unity.transforms.pipelining.micro_batches import LayerScan, PositionDependent, scans, walked
+from unity.transforms.pipelining.micro_batches import LayerScan, PositionDependent, scans, walked, with_usable_scans
 from unity.transforms.pipelining.pipeline_operator import check_gradients, with_stages
 from unity.transforms.pipelining.rolling import ROLLED, EqualLayers, layers, rolled
 from unity.transforms.pipelining.sample_bits import NUMBERED, draws, numbered
 from unity.transforms.pipelining.step_padding import EVENED, evened
 from unity.transforms.pipelining.tails import Tail, tail_of
-from unity.transforms.splice import within
+from unity.transforms.splice import with_lines_of_scans, within
 from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource, reserved_in_words
 
 UNDRAINED = "in unity.plan.stream, where gradients are of the batch before, at weights one version older (docs: pipelines#2bw)"
@@ -67,9 +67,15 @@ class PipelineSource:
     def _tails(self) -> dict[int, Tail | Mixed]:
         return {}
 
+    @cached_property
+    def stepped(self) -> PipelineSource:
+        """The program in which scans carry no counters, keys or other values without samples, where these prevent a pipeline."""
+        captured = with_usable_scans(self.captured)
+        return self if captured is self.captured else PipelineSource(captured)
+
     def source(self, count: int) -> PipelineSource:
-        """Return the program with its last `count` layers rolled into a scan, or unchanged for 0."""
-        return self.rolled(count) if count else self
+        """Return the program with its last `count` layers rolled into a scan, or with its own scans for 0."""
+        return self.rolled(count) if count else self.stepped
 
     def rolled(self, count: int) -> PipelineSource:
         """Return the program with its last `count` layers rolled into a scan."""
@@ -119,13 +125,14 @@ class PipelineSource:
             tail = self.tail(number) if followed else None
             try:
                 body = walked(self.captured.body, self.scans[0][number], rounds, tail)
-                self._walked[key] = self.captured.of(body, self.captured.bodies)
+                program = self.captured.of(body, self.captured.bodies)
+                self._walked[key] = replace(program, graph=with_lines_of_scans(program.graph, self.captured.graph))
             except PositionDependent as reason:
                 self._walked[key] = reason
-        program = self._walked[key]
-        if isinstance(program, PositionDependent):
-            raise PositionDependent(str(program))
-        return program
+        walked_program = self._walked[key]
+        if isinstance(walked_program, PositionDependent):
+            raise PositionDependent(str(walked_program))
+        return walked_program
 
     def called(self, name: str) -> int:
         """Return the number of the scan whose scope has a name."""
@@ -139,14 +146,14 @@ class PipelineSource:
     def refused(self) -> list[str]:
         """The reasons why scans and rolled layers cannot be pipelines."""
         rolled = (program.scans[1] for program in self._rolled.values())
-        return list(dict.fromkeys([*self.scans[1], *(reason for reasons in rolled for reason in reasons)]))
+        return list(dict.fromkeys([*self.stepped.scans[1], *(reason for reasons in rolled for reason in reasons)]))
 
     def within(self, stages: int) -> list[tuple[int, int]]:
         """Return the scans that can have `stages` stages, as (number of layers to roll, number of the scan).
 
         Layers are rolled to the largest count that stages share evenly, and to all.
         """
-        candidates = [(0, k) for k in range(len(self.scans[0]))]
+        candidates = [(0, k) for k in range(len(self.stepped.scans[0]))]
         most = len(self.layers) if self.layers is not None else 0
         for count in dict.fromkeys((most // stages * stages, most)) if most >= stages else ():
             program = self.rolled(count)

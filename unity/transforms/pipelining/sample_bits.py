@@ -60,7 +60,7 @@ def numbered(captured: Captured, number: int, size: int) -> Captured:
 
     by_number = trace(program, (captured.body.tensor(a).struct for a in e.operands), step.tensors.values())
     after = captured.of(spliced(captured.body, set(e.results), e.operands, e.results, by_number, e, NUMBERED), captured.bodies)
-    return replace(after, graph=with_steps(after.graph, NUMBERED, step))
+    return replace(after, graph=with_steps(after.graph, NUMBERED, step, captured.graph))
 
 
 class _Numbered(BodyInterpreter):

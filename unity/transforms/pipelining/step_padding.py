@@ -59,7 +59,7 @@ def evened(captured: Captured, number: int, stages: int) -> Captured:
 
     padded = trace(program, (captured.body.tensor(a).struct for a in e.operands), step.tensors.values())
     after = captured.of(spliced(captured.body, set(e.results), e.operands, e.results, padded, e, EVENED), captured.bodies)
-    return replace(after, graph=with_steps(after.graph, EVENED, step))
+    return replace(after, graph=with_steps(after.graph, EVENED, step, captured.graph))
 
 
 def _longer(weights: Any, filled: Sequence[tuple[int, bool]]) -> Any:
