@@ -109,7 +109,7 @@ def _ticks(places: Arrays, stage: Callable[[jax.Array, Arrays], Arrays], node: N
     me, last, rows = lax.axis_index(names), schedule.stages - 1, schedule.micro_batches // schedule.stages
     onward, back = [(k, k + 1) for k in range(last)], [(k + 1, k) for k in range(last)]
     ins, outs = (sorted(p - start for p in positions) for positions in (entering(node), leaving(node)))
-    inactive = {p - start for p in node.of(Pipeline).inactive}
+    inactive = {p - start for p in node.of(Pipeline).inactive or ()}
 
     def without_gradients(xs: Arrays) -> Arrays:
         """Stop the gradients that are zero: in JAX's derivative of a tick, all that a stage reads has a gradient that is sent."""

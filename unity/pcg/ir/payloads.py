@@ -110,7 +110,7 @@ class Pipeline(Payload):
         samples: the dimension of the samples in each operand that has them.
         entering: the carried operands that the first stage receives; None for all.
         leaving: the carried operands whose last values something reads; None for all.
-        inactive: operands with samples, by position, whose gradient is always zero, since it is stopped or nothing reads them.
+        inactive: operands with samples, by position, whose gradient is always zero, as it is stopped; None for none.
         schedule: the schedule; None for GPipe's.
     """
 
@@ -126,7 +126,7 @@ class Pipeline(Payload):
     samples: Numbers
     entering: Numbers | None = None
     leaving: Numbers | None = None
-    inactive: Numbers = ()
+    inactive: Numbers | None = None
     schedule: ScheduleKind | None = None
 
 

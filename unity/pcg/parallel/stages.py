@@ -244,7 +244,7 @@ def sends(node: Node, position: int, flow: Gradients) -> tuple[int, int]:
         return (1 + (position in entering(node))) * messages, 0
     ticks = schedule.flushed.ticks
     home, approaching = position in leaving(node), position in entering(node)
-    active = any(map(flow, node.results)) and position not in node.of(Pipeline).inactive
+    active = any(map(flow, node.results)) and position not in (node.of(Pipeline).inactive or ())
     backward = 0
     if active and flow.has_tangent(Value(node.inside.inputs[position])):
         returned = home and flow(Value(node, position - ranges.carried.start))

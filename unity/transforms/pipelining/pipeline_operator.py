@@ -65,7 +65,7 @@ def with_exact_ends(graph: PCG) -> PCG:
             starts = [(p, node.inside.inputs[p]) for p in ends.sampled]
             inactive = tuple(p for p, n in starts if n.tensors[0].floating and not flow(Value(n)))
             of_all = None if len(kept) == len(ends.carried) else kept
-            changed[id(node)] = replace(node, payload=structs.replace(node.of(Pipeline), leaving=of_all, inactive=inactive))
+            changed[id(node)] = replace(node, payload=structs.replace(node.of(Pipeline), leaving=of_all, inactive=inactive or None))
     return with_nodes(graph, changed)
 
 
