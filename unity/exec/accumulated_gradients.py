@@ -16,6 +16,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from unity.base.errors import OptionError
+from unity.exec.saved_gradients import restored, saved
 from unity.pcg.ir.graph import Node, carried_by
 from unity.pcg.ir.payloads import Scan
 from unity.pcg.local import varying_loops as loops
@@ -64,12 +65,12 @@ def accumulated(node: Node, operands: Sequence[Any], axes: Sequence[Axis], step:
         active = [p for p, x in zip(real, values, strict=True) if x.perturbed and p not in carried]
         arrays = in_order([x.value for x in values], {p: x.value for p, x in rest.items()})
         results, gradients = walk.results_and_gradients(arrays, active)
-        return results, [gradients.get(p) for p in real]
+        return results, saved(gradients, real)
 
-    def backward(gradients: list[Any], cotangents: Arrays) -> tuple[list[Any], None]:
+    def backward(residuals: list[Any], cotangents: Arrays) -> tuple[list[Any], None]:
         if any(not isinstance(x, SymbolicZero) for p, x in enumerate(cotangents) if p != number):
             raise OptionError(FURTHER)
-        scaled = _scaled(gradients, cotangents[number], over)
+        scaled = _scaled(restored(residuals), cotangents[number], over)
         return [None if g is None else g.astype(operands[p].dtype) for p, g in zip(real, scaled, strict=True)], None
 
     call.defvjp(forward, backward, symbolic_zeros=True)

@@ -35,7 +35,7 @@ from unity.exec.context import own
 from unity.exec.lowering import pair_of, run_graph, spec_of
 from unity.exec.pipelines.gpipe import Arrays
 from unity.exec.pipelines.guarded import Pullback, Zeros, zeros_of
-from unity.exec.pipelines.half_ticks import Batch, BatchSums, HalfTickLoop, LoopState, batch_of
+from unity.exec.pipelines.half_ticks import ActiveValues, Batch, BatchSums, HalfTickLoop, LoopState, batch_of
 from unity.exec.pipelines.one_forward_one_backward import scaled
 from unity.pcg.ir.gradient_flow import gradients
 from unity.pcg.ir.graph import PCG, Value
@@ -80,9 +80,7 @@ class _CoolDown(HalfTickLoop):
     @cached_property
     def newest(self) -> HalfTickLoop:
         """The loop of the new batch alone."""
-        return HalfTickLoop(
-            self.pair, self.batches[:1], self.schedule, self.differentiated, self.active, self.pullback, self.results
-        )
+        return HalfTickLoop(self.pair, self.batches[:1], self.schedule, self.active, self.pullback, self.results)
 
     def run_stage(self, s: LoopState, at: Any) -> tuple[Arrays, LoopState]:
         results, after = self.newest.run_stage(s._replace(sums=s.sums[:1]), at)
@@ -200,13 +198,13 @@ class _Local:
         return pair_of(self.cut.tail)
 
     @cached_property
-    def active(self) -> tuple[frozenset[int], tuple[bool, ...]]:
-        """The operands of the pair that are active for differentiation, and flags for the values that stages forward."""
+    def active(self) -> ActiveValues:
+        """The values of the pair that are active for differentiation."""
         flow = gradients(self.graph, self.weights)
         return self.pair.active(frozenset(k for k, v in enumerate(self.pair.operands) if flow(v)))
 
     def loop(self, *batches: tuple[int, Batch]) -> HalfTickLoop:
-        return HalfTickLoop(self.pair, batches, schedule_of(self.cut.pipeline), *self.active)
+        return HalfTickLoop(self.pair, batches, schedule_of(self.cut.pipeline), self.active)
 
     def start(self, pieces: Sequence[Any]) -> _Flight:
         """Begin a first batch, and return its flight."""
@@ -220,7 +218,7 @@ class _Local:
         loop = self.loop((0, begun.batch), (1, flight.batch))
         done = loop.schedule.backward_ticks
         state = loop.run(done, flight.state)
-        rest = _CoolDown(loop.pair, loop.batches, loop.schedule, loop.differentiated, loop.active, loop.pullback)
+        rest = _CoolDown(loop.pair, loop.batches, loop.schedule, loop.active, loop.pullback)
         state = rest.after(state, done)
         return self.flight_of(begun, state), *self.run_after(flight, pullback, loop, state)
 
@@ -254,7 +252,7 @@ class _Local:
 
     def run_before(self, pieces: Sequence[Any]) -> tuple[_Begun, Pullback]:
         """Run the operators before the pipeline forward."""
-        active = sorted(self.active[0])
+        active = sorted(self.active.operands)
 
         def run(chosen: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             leaves = dict(enumerate(pieces)) | dict(zip(self.weights, chosen, strict=True))
@@ -285,7 +283,7 @@ class _Local:
         value, pull, results = jax.vjp(run, [flight.read[k] for k in own], totals[self.pair.loss], has_aux=True)
         direct, by = pull(vary(jnp.ones(value.shape, value.dtype), varying(value)))
         gradients = loop.gradients(sums)
-        order = sorted(self.active[0])
+        order = sorted(self.active.operands)
         before = pullback.join(flight.residuals, dict(enumerate(_shared(flight.batch, flight.read))))
         each = zip(order, scaled([gradients[k] for k in order], by, self.pair.replicated_axes), strict=True)
         (weights,) = before([g.astype(self.stored(self.pair.operands[k])) for k, g in each])

@@ -1,5 +1,6 @@
 """1F1B: the gradients of the whole program, a bounded number of micro-batches held, what was predicted sent; clear refusals."""
 
+import re
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -15,7 +16,7 @@ from small_models import random_point
 from stepped import stepped
 
 import unity
-from unity.base.errors import InfeasibleError, ParallelTypeError
+from unity.base.errors import InfeasibleError, OptionError, ParallelTypeError
 from unity.exec.pipelines.one_forward_one_backward import scaled
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.graph import PCG, PIPELINE, TAIL, Node, Value
@@ -221,6 +222,64 @@ def test_losses_that_do_not_add_up_are_refused_by_operator(name):
     if name not in ("a position", "no sum"):
         assert "test_pipelines_1f1b.py" in str(found.value)
     assert pipelined(program, 0, 0, TREE.axes[:1], 2).schedule.kind == GPIPE
+
+
+def with_a_metric(params, x, y):
+    """A part of a loss that is only returned, though it has a gradient."""
+    found = layers(params, x @ params["in"]) @ params["out"]
+    return ((found - y) ** 2).mean(), {"z": jnp.sqrt((jax.nn.logsumexp(found, -1) ** 2).mean()), "count": y.sum()}
+
+
+def test_auxiliary_results_have_no_gradient():
+    args = arguments(batch=16)
+    plan = planned(with_a_metric, args)
+    found, wanted = (jax.jit(jax.value_and_grad(fn, has_aux=True))(*args) for fn in (plan, with_a_metric))
+    close(found, wanted)
+    exact(plan)
+
+
+def test_who_differentiates_an_auxiliary_result_is_told():
+    args = arguments(batch=16)
+    plan = planned(with_a_metric, args)
+
+    def both(params):
+        value, metrics = plan(params, *args[1:])
+        return value + 0.1 * metrics["z"]
+
+    with pytest.raises(OptionError, match=r"(?s)expected gradients of the plan's first result alone, .* schedule='gpipe'"):
+        jax.jit(jax.grad(both))(args[0])
+    close(jax.jit(plan)(*args), with_a_metric(*args))  # values are all there
+    plan = planned(with_a_metric, args, kind=GPIPE)
+    found = jax.jit(jax.grad(both))(args[0])
+    plan = with_a_metric
+    close(found, jax.jit(jax.grad(both))(args[0]))
+
+
+def test_a_plan_may_be_recomputed_after_it_was_differentiated_otherwise():
+    """JAX joins traces of derivative rules for other differentiated operands."""
+    args = arguments(batch=16)
+    plan = planned(with_a_metric, args, argnums=(0, 1))
+    jax.jit(jax.value_and_grad(plan, (0, 1), has_aux=True))(*args)
+    jax.jit(jax.grad(lambda *args: 2 * plan(*args)[0]))(*args)
+    found, wanted = (jax.jit(jax.value_and_grad(fn, (0, 1), has_aux=True))(*args) for fn in (jax.checkpoint(plan), with_a_metric))
+    close(found, wanted)
+
+
+def test_parts_of_a_loss_are_added_up_before_their_sum():
+    def apart(params, x, y):
+        z = jax.nn.logsumexp(layers(params, x), -1)
+        weights = z > 2.0
+        return (z * weights).sum() / weights.sum() + 0.1 * (z**2 * weights).sum() / weights.sum()
+
+    def together(params, x, y):
+        z = jax.nn.logsumexp(layers(params, x), -1)
+        weights = z > 2.0
+        return ((z + 0.1 * z**2) * weights).sum() / weights.sum()
+
+    args = arguments(batch=16)
+    with pytest.raises(Mixed, match=re.escape("sum(a + c * b) / n for sum(a) / n + c * sum(b) / n")):
+        planned(apart, args)
+    close(jax.jit(jax.grad(planned(together, args)))(*args), jax.jit(jax.grad(apart))(*args))
 
 
 def test_a_loss_of_labels_picked_by_row_adds_up_over_micro_batches():

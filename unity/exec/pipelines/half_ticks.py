@@ -53,6 +53,20 @@ from unity.pcg.types.parallel_type import REPLICATED
 from unity.pcg.types.varying_axes import vary, varying
 
 
+class ActiveValues(NamedTuple):
+    """The values of a pipeline and its tail that are active for differentiation.
+
+    Attributes:
+        operands: the operands of the pair whose gradients are computed.
+        forwarded: whether each value that stages forward has a gradient.
+        results: the results of the tail that depend on what is differentiated: the loss, and auxiliary ones.
+    """
+
+    operands: frozenset[int]
+    forwarded: tuple[bool, ...]
+    results: frozenset[int]
+
+
 @dataclass(frozen=True)
 class PipelinePair:
     """A pipeline and its tail, with the local programs of a step (`step`) and of the tail (`end`)."""
@@ -79,8 +93,8 @@ class PipelinePair:
         """The operands of the pair: the pipeline's, followed by those that only the tail reads."""
         return (*self.pipeline.operands, *self.tail.operands[: ends_of(self.tail).carried.start])
 
-    def active(self, differentiated: frozenset[int]) -> tuple[frozenset[int], tuple[bool, ...]]:
-        """Return the operands of the pair that are active for differentiation, and a flag for each value that stages forward.
+    def active(self, differentiated: frozenset[int]) -> ActiveValues:
+        """Return the values of the pair that are active for differentiation.
 
         `differentiated` are the operands whose gradients are computed.
         """
@@ -92,9 +106,10 @@ class PipelinePair:
         tail = replace(self.tail, operands=(*values[n:], *carried))
         flow = gradients(PCG(tuple(inputs), tail.results), differentiated, (self.loss,))
         inside = self.pipeline.inside.inputs
-        return (
+        return ActiveValues(
             frozenset(k for k, v in enumerate(values) if flow(v)),
             tuple(flow(Value(inside[p])) for p in ends_of(self.pipeline).sampled),
+            frozenset(k for k, v in enumerate(tail.results) if flow.has_tangent(v)),
         )
 
 
@@ -190,8 +205,7 @@ class HalfTickLoop:
         pair: the pipeline and its tail.
         batches: the batches in flight with their ages, the newest first.
         schedule: the pipeline's schedule.
-        differentiated: the operands of the pair whose gradients are computed.
-        active: for each value that stages forward, whether it has a gradient.
+        active: the values of the pair that have a gradient.
         pullback: the structure of a stage's pullback.
         results: zeros that stand for the tail's results.
     """
@@ -199,8 +213,7 @@ class HalfTickLoop:
     pair: PipelinePair
     batches: tuple[tuple[int, Batch], ...]
     schedule: Schedule
-    differentiated: frozenset[int]
-    active: tuple[bool, ...]
+    active: ActiveValues
     pullback: Pullback = field(default_factory=Pullback)
     results: list[Zeros] = field(default_factory=list)
 
@@ -210,19 +223,19 @@ class HalfTickLoop:
         ends, first = ends_of(self.pair.pipeline), entering(self.pair.pipeline)
         self.enters = [p in first for p in ends.sampled]  # whether each part enters at stage 0
         self.first_carry = len(ends.read)  # among the parts
-        self.active_values = _Selection(self.active)
+        self.active_values = _Selection(self.active.forwarded)
 
     @cached_property
     def active_fields(self) -> _ActiveFields:
         """The mask of arrays with a gradient, for each field of a batch."""
         first, tail, n = ends_of(self.pair.pipeline), ends_of(self.pair.tail), len(self.pair.pipeline.operands)
         places = (first.constants, first.sampled, first.stepped, [n + p for p in tail.constants], [n + p for p in tail.read])
-        return _ActiveFields(*(_Selection(tuple(p in self.differentiated for p in some)) for some in places))
+        return _ActiveFields(*(_Selection(tuple(p in self.active.operands for p in some)) for some in places))
 
     def gradients(self, sums: BatchSums) -> dict[int, Any]:
         """Return the gradients of one batch, by the number of the pair's operand, in the accumulation type where they are sums."""
         gradients = (g for field in (sums.constants, sums.parts, sums.weights, sums.fixed, sums.read) for g in field)
-        return dict(zip(sorted(self.differentiated), gradients, strict=True))
+        return dict(zip(sorted(self.active.operands), gradients, strict=True))
 
     def sums_of_results(self, sums: BatchSums) -> Arrays:
         """Return the tail's results of one batch, each sum rounded to its own type."""

@@ -10,10 +10,18 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
+from unity.base.errors import OptionError
 from unity.exec.pipelines.gpipe import Arrays, pipelined, summed
 from unity.exec.pipelines.half_ticks import HalfTickLoop, PipelinePair, batch_of
+from unity.exec.saved_gradients import restored, restored_flags, saved, saved_flags
 from unity.pcg.parallel.stages import schedule_of
 from unity.pcg.types.varying_axes import vary, varying
+
+FURTHER = (
+    "expected gradients of the plan's first result alone, since a pipeline by 1F1B computes the loss's gradients only, but another"
+    " result is differentiated, too.\n    Return the sum of what is differentiated as the first result, or plan with"
+    " pipeline=unity.PipelineShape(..., schedule='gpipe') or pipelines=False. (docs: pipelines#schedules)"
+)
 
 
 def alternated(pair: PipelinePair, operands: Sequence[Any]) -> list[Any]:
@@ -34,16 +42,20 @@ def alternated(pair: PipelinePair, operands: Sequence[Any]) -> list[Any]:
         leaves = whole(values, rest)
         return tuple(summed(pair.tail, [*leaves[n:], *pipelined(pair.pipeline, leaves[:n], pair.step)], pair.end))
 
-    def forward(values: Sequence[Any], rest: dict[int, Any]) -> tuple[Arrays, list[Any]]:
+    def forward(values: Sequence[Any], rest: dict[int, Any]) -> tuple[Arrays, tuple[list[Any], list[Any]]]:
         leaves = whole([x.value for x in values], {k: x.value for k, x in rest.items()})
         active = {k for k, x in zip(real, values, strict=True) if x.perturbed}
-        loop = HalfTickLoop(pair, ((0, batch_of(pair, leaves)),), schedule, *pair.active(frozenset(active)))
+        loop = HalfTickLoop(pair, ((0, batch_of(pair, leaves)),), schedule, pair.active(frozenset(active)))
         (sums,) = loop.run(schedule.loop_ticks).sums
         gradients = loop.gradients(sums)
-        return loop.sums_of_results(sums), [gradients.get(k) for k in real]
+        auxiliary = [k in loop.active.results and k != pair.loss for k in range(len(pair.tail.tensors))]
+        return loop.sums_of_results(sums), (saved(gradients, real), saved_flags(auxiliary))
 
-    def backward(gradients: list[Any], cotangents: Arrays) -> tuple[list[Any], None]:
-        each = scaled(gradients, cotangents[pair.loss], pair.replicated_axes)
+    def backward(residuals: tuple[list[Any], list[Any]], cotangents: Arrays) -> tuple[list[Any], None]:
+        gradients, auxiliary = residuals
+        if any(flag and not isinstance(x, SymbolicZero) for flag, x in zip(restored_flags(auxiliary), cotangents, strict=True)):
+            raise OptionError(FURTHER)
+        each = scaled(restored(gradients), cotangents[pair.loss], pair.replicated_axes)
         return [None if g is None else g.astype(operands[k].dtype) for k, g in zip(real, each, strict=True)], None
 
     call.defvjp(forward, backward, symbolic_zeros=True)

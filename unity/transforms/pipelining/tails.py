@@ -165,21 +165,26 @@ def _parted(body: Body, following: Sequence[int], solution: Solution) -> tuple[l
 
 
 def _loss(captured: Captured, sums: Sequence[int]) -> int:
-    """Return the number of the only sum that has a gradient. Raises Mixed if there are none, or several."""
-    body, weights = captured.body, captured.differentiated
+    """Return the number of the only sum that has a gradient. Raises Mixed if there are none, or several.
+
+    Sums that lead to auxiliary results alone have none.
+    """
+    body, weights, ends = captured.body, captured.differentiated, losses(captured.graph)
     flags = tuple(k in weights and body.tensors[v].floating for k, v in enumerate(body.inputs))
     moving = reached(replace(body, outputs=tuple(sums)), flags)
-    active = [k for k, flag in enumerate(moving) if flag and body.tensors[sums[k]].floating]
-    if len(active) != 1:
-        lines = ", ".join(_maker(body, range(len(body.equations)), sums[k]) for k in active) or "none"
-        raise Mixed(f"of the sums over the samples one must have a gradient, but {lines} {'has' if not active else 'have'} one")
-    v = sums[active[0]]
-    if body.tensors[v].shape:
-        raise Mixed(f"{_maker(body, range(len(body.equations)), v)} is the last that adds up over the samples, and no scalar")
-    ends = losses(captured.graph)
-    used = Body((v,), body.outputs, body.equations, body.tensors)
-    if not leading_to(used, tuple(k in ends for k in range(len(body.outputs))))[0]:
-        raise Mixed("nothing that is differentiated depends on it")
+    later = Body(tuple(sums), body.outputs, body.equations, body.tensors)
+    wanted = leading_to(later, tuple(k in ends for k in range(len(body.outputs))))
+    active = [k for k, v in enumerate(sums) if moving[k] and wanted[k] and body.tensors[v].floating]
+    lines = [_maker(body, range(len(body.equations)), sums[k]) for k in active]
+    if not active:
+        raise Mixed("of the sums over the samples one must have a gradient, but none has one")
+    if len(active) > 1:
+        raise Mixed(
+            f"of the sums over the samples one must have a gradient, but {', '.join(lines)} have one: if they are added up, add up"
+            " what they are sums of, so sum(a + c * b) / n for sum(a) / n + c * sum(b) / n"
+        )
+    if body.tensors[sums[active[0]]].shape:
+        raise Mixed(f"{lines[0]} is the last that adds up over the samples, and no scalar")
     return active[0]
 
 
