@@ -120,3 +120,16 @@ def test_sums_in_float32_are_part_of_the_predicted_memory(kind: Any) -> None:
     plan = unity.optimize(dense, *shapes, machine=unity.Machine.grid(1, 2), pipeline=shape, rules=(), progress=False)
     check = plan.check()
     assert 0.95 <= check.timeline.step / check.memory.total <= 1.25
+
+
+def test_stages_convert_weights_to_a_narrower_type() -> None:
+    """Every stage repeats a conversion, although its derivative rounds."""
+
+    def loss(layers: Any, x: Any) -> Any:
+        step = lambda h, w: (h + jnp.tanh(h @ w.astype("bfloat16")), None)  # noqa: E731
+        return jnp.mean(jax.lax.scan(step, x, layers)[0].astype("float32") ** 2)
+
+    args = jax.ShapeDtypeStruct((8, 64, 64), jnp.float32), jax.ShapeDtypeStruct((32, 64), jnp.bfloat16)
+    pipeline = unity.PipelineShape(2, 8, "gpipe")
+    plan = unity.optimize(loss, *args, machine=unity.Machine.grid(2, 4), pipeline=pipeline, search="captured", progress=False)
+    assert plan.program.pipelining is not None
