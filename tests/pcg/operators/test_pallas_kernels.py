@@ -626,6 +626,97 @@ def test_an_index_map_that_asks_for_the_step_is_not_divided() -> None:
     assert "the index map of operand 1 does more" in said
 
 
+@pytest.mark.parametrize(("dtype", "walks"), [("bool", 0), ("uint8", 0), ("bfloat16", 0), ("float32", 0), ("int16", 1)])
+def test_an_index_map_that_narrows_the_step_does_not_walk(dtype: str, walks: int) -> None:
+    """Of two steps, as a trial has, each is itself in all these types."""
+
+    def fn(x: Any) -> Any:
+        def kernel(x: Any, out: Any) -> None:
+            out[...] = x[...]
+
+        specs = {"in_specs": [spec(1, at=lambda i: (i.astype(dtype).astype("int32"),))], "out_specs": spec(1, at=lambda i: (i,))}
+        return pl.pallas_call(kernel, grid=(512,), out_shape=x, interpret=True, **specs)(x)
+
+    assert len(kernel_of(fn, (512,)).walks) == walks
+
+
+def into_part(x: Any, buffer: Any) -> Any:
+    """Add rows up into the first part of a buffer, whose other parts stay; 600 times, so that there is no trial."""
+
+    def kernel(x: Any, _: Any, out: Any) -> None:
+        @first(0)
+        def _() -> None:
+            out[...] = jnp.zeros_like(out)
+
+        out[...] += x[...]
+
+    place = spec(1, 8, at=lambda i: (0, 0))
+    specs = {"in_specs": [spec(1, 8, at=lambda i: (i, 0)), place], "out_specs": place}
+    return pl.pallas_call(kernel, grid=(600,), out_shape=buffer, interpret=True, input_output_aliases={1: 0}, **specs)(x, buffer)
+
+
+def in_windows(x: Any) -> Any:
+    """Set windows that overlap to zero one after the other, and add to them."""
+
+    def kernel(x: Any, out: Any) -> None:
+        @first(0)
+        def _() -> None:
+            out[...] = jnp.zeros_like(out)
+
+        out[...] += x[0]
+
+    windows = pl.BlockSpec((pl.Element(2),), lambda i, j: (j,))
+    specs = {"in_specs": [spec(1, 1, at=lambda i, j: (i, 0))], "out_specs": windows}
+    return pl.pallas_call(kernel, grid=(8, 600), out_shape=jax.ShapeDtypeStruct((601,), x.dtype), interpret=True, **specs)(x)
+
+
+def by_name(x: Any) -> Any:
+    """Multiply by the number of the step along a grid dimension with a name; there is no trial of so many bytes."""
+
+    def kernel(x: Any, out: Any) -> None:
+        out[...] = x[...] * (1 + lax.axis_index("i"))
+
+    block = spec(2**20, at=lambda i: (i,))
+    grid: Any = (("i", 32),)
+    return pl.pallas_call(kernel, grid=grid, in_specs=[block], out_specs=block, out_shape=x, interpret=True)(x)
+
+
+def drawing(x: Any) -> Any:
+    """Draw random numbers from the generator that the first step seeds."""
+
+    def kernel(x: Any, out: Any) -> None:
+        @first(0)
+        def _() -> None:
+            tpu.prng_seed(0)
+
+        out[...] = x[...] + tpu.prng_random_bits((1, 8)).astype(x.dtype)
+
+    block = spec(1, 8, at=lambda i, j: (i, j))
+    return pl.pallas_call(kernel, grid=(600, 2), in_specs=[block], out_specs=block, out_shape=x, interpret=True)(x)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes"),
+    [(into_part, [(600, 8), (2, 8)]), (in_windows, [(8, 1)]), (by_name, [(2**25,)]), (drawing, [(600, 16)])],
+)
+def test_what_no_trial_would_show_is_not_divided(fn: Any, shapes: Any) -> None:
+    assert not kernel_of(fn, *shapes).walks
+
+
+@pytest.mark.parametrize("function", [jnp.log, jnp.sqrt, lambda x: jnp.where(x > 0, x, -jnp.inf)])
+def test_equal_values_that_are_not_finite_do_not_differ(function: Any) -> None:
+    """Random numbers are negative, too."""
+
+    def fn(x: Any) -> Any:
+        def kernel(x: Any, out: Any) -> None:
+            out[...] = function(x[...])
+
+        block = spec(2, 8, at=lambda i: (i, 0))
+        return pl.pallas_call(kernel, grid=(4,), in_specs=[block], out_specs=block, out_shape=x, interpret=True)(x)
+
+    assert len(kernel_of(fn, (8, 8)).walks) == 1
+
+
 def test_kernels_that_differ_in_a_stride_are_two() -> None:
     """JAX prints their programs alike."""
 

@@ -139,6 +139,7 @@ def _parts(value: Any) -> Iterator[Any]:
             if not (_of_jax(value) and isinstance(content, dict)):  # JAX's caches change as they are used
                 yield content
         yield from value.__defaults__ or ()
+        yield from (value.__kwdefaults__ or {}).values()
     elif _of_jax(type(value)) and hasattr(value, "__wrapped__"):  # a jit, or a function with its derivative rules
         rules = (getattr(value, name, None) for name in ("fwd", "bwd", "jvp"))
         yield from (value.__wrapped__, *(rule for rule in rules if rule is not None))

@@ -88,7 +88,10 @@ def half(arrays: Sequence[jax.Array], terms: Terms, name: str, which: int) -> li
 
 
 def relative_difference(whole: jax.Array, joined: jax.Array) -> float:
-    """Return the largest difference of two arrays relative to the largest value of the first."""
+    """Return the largest difference of two arrays relative to the largest finite value of the first; NaN if one is infinite."""
     x, y = (np.asarray(array).astype(complex) for array in (whole, joined))  # booleans and unsigned integers have differences too
-    largest = float(np.max(np.abs(x), initial=0.0))
-    return float(np.max(np.abs(x - y), initial=0.0)) / (largest or 1.0)
+    differ = (x != y) & ~(np.isnan(x) & np.isnan(y))
+    if not np.isfinite([x[differ], y[differ]]).all():
+        return float("nan")
+    largest = float(np.max(np.abs(x[np.isfinite(x)]), initial=0.0))
+    return float(np.max(np.abs(x[differ] - y[differ]), initial=0.0)) / (largest or 1.0)

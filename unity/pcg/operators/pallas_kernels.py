@@ -30,7 +30,7 @@ from unity.pcg.jaxprs.trace_contexts import in_new_thread
 from unity.pcg.operators.kernel_primitive import KernelDimensions, bind
 from unity.pcg.operators.kernel_trials import half, relative_difference, sample
 from unity.pcg.operators.pallas_scratch import set_before_read, writes_operands
-from unity.pcg.operators.pallas_sums import STEP, asks_for_step, is_sum
+from unity.pcg.operators.pallas_sums import asks, asks_for_step, is_sum
 from unity.pcg.types.parallel_type import Shape
 
 PALLAS = "pallas_call"
@@ -277,7 +277,7 @@ def _walk(kernel: PallasKernel, d: int) -> GridWalk | str:
     places: list[tuple[int, int] | None] = [None] * _leading(kernel.params, count)
     for position, block in enumerate(mapping.block_mappings, len(places)):
         what = f"operand {position}" if position < count else f"result {position - count}"
-        dims, others = _walked(block.index_map_jaxpr, d)
+        dims, others = _walked(block.index_map_jaxpr, d, mapping.grid[d])
         if others or len(dims) > 1:
             return f"grid dimension {d}: the index map of {what} does more than count its blocks"
         if not dims:
@@ -293,6 +293,8 @@ def _walk(kernel: PallasKernel, d: int) -> GridWalk | str:
     for operand, result in kernel.params["input_output_aliases"]:
         if places[operand] != places[count + result]:
             return f"grid dimension {d}: operand {operand} and result {result} share memory, and are divided otherwise"
+        if result in totals:  # what no step sets keeps the operand's values, and steps may read the total as the operand
+            return f"grid dimension {d}: result {result}, a sum over its steps, shares the memory of operand {operand}"
     return _obstacle(kernel, d, totals) or _memory_obstacle(kernel, d) or GridWalk(d, tuple(places))
 
 
@@ -308,9 +310,9 @@ def _obstacle(kernel: PallasKernel, d: int, totals: Sequence[int]) -> str:
     narrow = any(kernel.params["out_avals"][k].dtype.itemsize < 4 for k in totals)  # whose sums each device would round
     if narrow or axis is None or not is_sum(program, axis, [program.invars[first + k] for k in totals]):
         return f"grid dimension {d}: result {totals[0]} is not provably a sum over its steps"
-    index_maps = [mapping.block_mappings[mapping.num_inputs + k].index_map_jaxpr for k in totals]
+    blocks = [mapping.block_mappings[mapping.num_inputs + k] for k in totals]
     for inner in (k for k in range(d + 1, len(mapping.grid)) if mapping.grid[k] > 1):
-        again = next((k for k, index_map in zip(totals, index_maps, strict=True) if not _walked(index_map, inner)[0]), None)
+        again = next((k for k, block in zip(totals, blocks, strict=True) if not _has_own_blocks(block, inner, mapping.grid)), None)
         if again is not None:  # in the first step along this dimension, it is set to zero in every step of the inner one
             return f"grid dimension {d}: result {again} is not provably a sum over its steps, as dimension {inner} sets it again"
     return ""
@@ -326,6 +328,8 @@ def _memory_obstacle(kernel: PallasKernel, d: int) -> str:
     zero_axes = [axis for axis, k in enumerate(numbered) if k > d or mapping.grid[k] == 1]
     scratch = program.invars[len(program.invars) - mapping.num_scratch_operands :]
     first = mapping.num_index_operands
+    if any(x.primitive.name.startswith("prng_") for e in program.eqns for x in (e, *equations(e))):
+        return f"grid dimension {d}: its program draws random numbers, whose generator may pass on from step to step"
     if writes_operands(program, program.invars[: first + mapping.num_inputs]):
         return f"grid dimension {d}: its program writes to an operand, where the next step may read it"
     if set_before_read(program, zero_axes, scratch):
@@ -333,22 +337,31 @@ def _memory_obstacle(kernel: PallasKernel, d: int) -> str:
     return f"grid dimension {d}: its scratch memory is not provably set before it is read"
 
 
-def _walked(index_map: core.ClosedJaxpr, d: int) -> tuple[list[int], bool]:
+def _walked(index_map: core.ClosedJaxpr, d: int, steps: int) -> tuple[list[int], bool]:
     """Return the dimensions whose block is the step along a grid dimension, and whether that has another effect on the map."""
     program = index_map.jaxpr
-    if any(
-        x.primitive.name in STEP for e in program.eqns for x in (e, *equations(e))
-    ):  # a kernel's own numbers of steps, in place of the map's
+    if any(asks(x) for e in program.eqns for x in (e, *equations(e))):
         return [], True
     step = program.invars[d]
     same, dependent = {step}, {step}
     for e in program.eqns:
         if any(isinstance(v, core.Var) and v in dependent for v in e.invars):
             dependent.update(e.outvars)
-            if e.primitive.name in ("convert_element_type", "copy"):
+            if e.primitive.name in ("convert_element_type", "copy") and _counts_to(e.outvars[0], steps - 1):
                 same.update(v for v in e.outvars if e.invars[0] in same)
     outputs = [v if isinstance(v, core.Var) else None for v in program.outvars]
     return [k for k, v in enumerate(outputs) if v in same], any(v in dependent and v not in same for v in outputs)
+
+
+def _counts_to(variable: Any, last: int) -> bool:
+    """Return whether a variable is of a type of integers that has a number, and all before it."""
+    dtype = variable.aval.dtype
+    return jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).max >= last
+
+
+def _has_own_blocks(block: Any, d: int, grid: Sequence[int]) -> bool:
+    """Return whether the steps along a grid dimension have blocks of their own, which do not overlap."""
+    return any(_block_size(block.block_shape[k]) is not None for k in _walked(block.index_map_jaxpr, d, grid[d])[0])
 
 
 def _block_size(block: Any) -> int | None:

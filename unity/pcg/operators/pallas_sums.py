@@ -12,11 +12,17 @@ from jax.extend import core
 from unity.pcg.jaxprs.jaxprs import equations
 
 STEP = ("program_id", "num_programs")  # primitives by which a program asks for the number of its step, or of all steps
+NAMED_STEP = "axis_index"  # the same for a grid dimension with a name
+
+
+def asks(eqn: core.JaxprEqn) -> bool:
+    """Return whether an equation asks for the step along some grid dimension."""
+    return eqn.primitive.name in (*STEP, NAMED_STEP)
 
 
 def asks_for_step(eqn: core.JaxprEqn, axis: int) -> bool:
-    """Return whether an equation, or one nested in it, asks for the step along a grid dimension."""
-    return any(e.primitive.name in STEP and e.params["axis"] == axis for e in (eqn, *equations(eqn)))
+    """Return whether an equation, or one nested in it, may ask for the step along a grid dimension."""
+    return any(asks(e) and e.params.get("axis", axis) == axis for e in (eqn, *equations(eqn)))
 
 
 def is_sum(program: core.Jaxpr, axis: int, totals: Sequence[core.Var]) -> bool:
