@@ -641,7 +641,7 @@ def test_an_index_map_that_narrows_the_step_does_not_walk(dtype: str, walks: int
 
 
 def into_part(x: Any, buffer: Any) -> Any:
-    """Add rows up into the first part of a buffer, whose other parts stay; 600 times, so that there is no trial."""
+    """Add blocks up into the first part of a buffer, whose other parts stay; there is no trial of so many bytes."""
 
     def kernel(x: Any, _: Any, out: Any) -> None:
         @first(0)
@@ -650,9 +650,9 @@ def into_part(x: Any, buffer: Any) -> Any:
 
         out[...] += x[...]
 
-    place = spec(1, 8, at=lambda i: (0, 0))
-    specs = {"in_specs": [spec(1, 8, at=lambda i: (i, 0)), place], "out_specs": place}
-    return pl.pallas_call(kernel, grid=(600,), out_shape=buffer, interpret=True, input_output_aliases={1: 0}, **specs)(x, buffer)
+    place = spec(2**19, 8, at=lambda i: (0, 0))
+    specs = {"in_specs": [spec(2**19, 8, at=lambda i: (i, 0)), place], "out_specs": place}
+    return pl.pallas_call(kernel, grid=(8,), out_shape=buffer, interpret=True, input_output_aliases={1: 0}, **specs)(x, buffer)
 
 
 def in_windows(x: Any) -> Any:
@@ -676,7 +676,7 @@ def by_name(x: Any) -> Any:
     def kernel(x: Any, out: Any) -> None:
         out[...] = x[...] * (1 + lax.axis_index("i"))
 
-    block = spec(2**20, at=lambda i: (i,))
+    block = spec(2**23, at=lambda i: (i,))
     grid: Any = (("i", 32),)
     return pl.pallas_call(kernel, grid=grid, in_specs=[block], out_specs=block, out_shape=x, interpret=True)(x)
 
@@ -697,7 +697,7 @@ def drawing(x: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("fn", "shapes"),
-    [(into_part, [(600, 8), (2, 8)]), (in_windows, [(8, 1)]), (by_name, [(2**25,)]), (drawing, [(600, 16)])],
+    [(into_part, [(2**22, 8), (2**20, 8)]), (in_windows, [(8, 1)]), (by_name, [(2**28,)]), (drawing, [(600, 16)])],
 )
 def test_what_no_trial_would_show_is_not_divided(fn: Any, shapes: Any) -> None:
     assert not kernel_of(fn, *shapes).walks
