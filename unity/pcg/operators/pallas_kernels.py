@@ -5,7 +5,7 @@ step along the grid dimension. If every result is walked, and the kernel's progr
 part of the steps computes a part of the blocks of every result from a part of the blocks of the operands, provided that no other
 steps leave anything to them in scratch memory. So devices may divide the blocks: each runs the same program over a smaller grid.
 Results that are not walked are sums over devices if the program provably adds up what its steps compute. A trial on small random
-arrays confirms all that.
+arrays confirms all that, unless the kernel is too large for one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from unity.pcg.jaxprs.trace_contexts import in_new_thread
 from unity.pcg.operators.kernel_primitive import KernelDimensions, bind
 from unity.pcg.operators.kernel_trials import half, relative_difference, sample
 from unity.pcg.operators.pallas_scratch import set_before_read, writes_operands
-from unity.pcg.operators.pallas_sums import asks, asks_for_step, is_sum
+from unity.pcg.operators.pallas_sums import asks_for_any_step, asks_for_step, is_sum
 from unity.pcg.types.parallel_type import Shape
 
 PALLAS = "pallas_call"
@@ -292,8 +292,8 @@ def _walk(kernel: PallasKernel, d: int) -> GridWalk | str:
     totals = [k for k, place in enumerate(places[count:]) if place is None]
     for operand, result in kernel.params["input_output_aliases"]:
         if places[operand] != places[count + result]:
-            return f"grid dimension {d}: operand {operand} and result {result} share memory, and are divided otherwise"
-        if result in totals:  # what no step sets keeps the operand's values, and steps may read the total as the operand
+            return f"grid dimension {d}: operand {operand} and result {result} share memory, and are divided differently"
+        if result in totals:  # a block that no step writes keeps the operand's values, and steps may read the total as the operand
             return f"grid dimension {d}: result {result}, a sum over its steps, shares the memory of operand {operand}"
     return _obstacle(kernel, d, totals) or _memory_obstacle(kernel, d) or GridWalk(d, tuple(places))
 
@@ -313,7 +313,7 @@ def _obstacle(kernel: PallasKernel, d: int, totals: Sequence[int]) -> str:
     blocks = [mapping.block_mappings[mapping.num_inputs + k] for k in totals]
     for inner in (k for k in range(d + 1, len(mapping.grid)) if mapping.grid[k] > 1):
         again = next((k for k, block in zip(totals, blocks, strict=True) if not _has_own_blocks(block, inner, mapping.grid)), None)
-        if again is not None:  # in the first step along this dimension, it is set to zero in every step of the inner one
+        if again is not None:  # each step of the inner dimension would set the same block to zero
             return f"grid dimension {d}: result {again} is not provably a sum over its steps, as dimension {inner} sets it again"
     return ""
 
@@ -321,7 +321,7 @@ def _obstacle(kernel: PallasKernel, d: int, totals: Sequence[int]) -> str:
 def _memory_obstacle(kernel: PallasKernel, d: int) -> str:
     """Return the reason why memory may carry values between steps along a grid dimension; "" if it provably does not.
 
-    That the program does not ask for the number of the step along that dimension is known here (`_obstacle`).
+    The program asks for the number of the step along that dimension at most to set totals to zero (`_obstacle`).
     """
     mapping, program = kernel.params["grid_mapping"], kernel.params["jaxpr"]
     numbered = [k for k in range(len(mapping.grid)) if k not in mapping.vmapped_dims]
@@ -338,9 +338,9 @@ def _memory_obstacle(kernel: PallasKernel, d: int) -> str:
 
 
 def _walked(index_map: core.ClosedJaxpr, d: int, steps: int) -> tuple[list[int], bool]:
-    """Return the dimensions whose block is the step along a grid dimension, and whether that has another effect on the map."""
+    """Return the dimensions whose block is the step along a grid dimension, and whether the step affects the map in another way."""
     program = index_map.jaxpr
-    if any(asks(x) for e in program.eqns for x in (e, *equations(e))):
+    if any(asks_for_any_step(x) for e in program.eqns for x in (e, *equations(e))):
         return [], True
     step = program.invars[d]
     same, dependent = {step}, {step}
@@ -354,7 +354,7 @@ def _walked(index_map: core.ClosedJaxpr, d: int, steps: int) -> tuple[list[int],
 
 
 def _counts_to(variable: Any, last: int) -> bool:
-    """Return whether a variable is of a type of integers that has a number, and all before it."""
+    """Return whether a variable is of a type of integers that holds 0 to `last`."""
     dtype = variable.aval.dtype
     return jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).max >= last
 

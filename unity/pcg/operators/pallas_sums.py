@@ -15,14 +15,14 @@ STEP = ("program_id", "num_programs")  # primitives by which a program asks for 
 NAMED_STEP = "axis_index"  # the same for a grid dimension with a name
 
 
-def asks(eqn: core.JaxprEqn) -> bool:
+def asks_for_any_step(eqn: core.JaxprEqn) -> bool:
     """Return whether an equation asks for the step along some grid dimension."""
     return eqn.primitive.name in (*STEP, NAMED_STEP)
 
 
 def asks_for_step(eqn: core.JaxprEqn, axis: int) -> bool:
     """Return whether an equation, or one nested in it, may ask for the step along a grid dimension."""
-    return any(asks(e) and e.params.get("axis", axis) == axis for e in (eqn, *equations(eqn)))
+    return any(asks_for_any_step(e) and e.params.get("axis", axis) == axis for e in (eqn, *equations(eqn)))
 
 
 def is_sum(program: core.Jaxpr, axis: int, totals: Sequence[core.Var]) -> bool:

@@ -105,9 +105,9 @@ def exact(before: Any, after: Any) -> bool:
 
 @cache
 def rounds_cotangents(before: Any, after: Any) -> bool:
-    """Return whether the derivative of a conversion rounds partial sums: they are held in fewer bits after it, as it converts back.
+    """Return whether the transpose of a conversion rounds partial sums: their accumulator is narrower before than after it.
 
-    Those of narrow types stay in float32, so a plan may leave out a rounding of the function's there, and adds none.
+    Cotangents of narrow types stay in float32, so a plan may skip a rounding that the function does, but never adds one.
     """
     if not all(jnp.issubdtype(d, jnp.inexact) for d in (before, after)):
         return False

@@ -1,9 +1,9 @@
 """Carries of a scan that depend on no samples, such as a counter of layers or a key that every layer splits.
 
-    scan(step, (x, i), w)  =  scan(step', x, (w, is)),  is = the values of i before each step
+    scan(step, (x, i), w)  =  scan(step', x, (w, is)), the last i,  where is are the values of i before each step
 
-Such a carry has no part for each micro-batch. But it is a function of the step's number, so its values are computed ahead by a
-scan of their own, and steps read them as they read weights. A carry that no step changes becomes a constant.
+Such a carry has no part for each micro-batch. But its values follow from the start, constants and weights, so they are computed
+ahead by a scan of their own, and steps read them as they read weights. A carry that no step changes becomes a constant.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class StepCarries:
         return [k for k, some in enumerate(self.sources) if all(size not in self.shape(j) for j in some)]
 
     def apart(self, size: int) -> tuple[Body, int]:
-        """Return the step with independent carries as constants, which it does not return, and the number of its constants."""
+        """Return the step with independent carries among its constants, and not among its results, and the number of constants."""
         first, end, step = self.consts, self.consts + self.carry, self.step
         independent = self.independent(size)
         others = [k for k in range(self.carry) if k not in independent]
@@ -118,7 +118,7 @@ class _Part:
         stacks = {consts + k: x for k, x in known.items()}
         stacks |= {p: operands[p] for p in range(consts + self.carries.carry, len(operands))}
         sliced = [p for p in self.read if p in stacks]
-        types: list[tuple] = [()] * max(len(self.read), len(mine))
+        types: list[tuple] = [()] * max(len(self.read), len(mine))  # no axis divides anything here
 
         def one(carried: Sequence[Any], rows: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
             values = dict(zip((*sliced, *mine), (*rows, *carried), strict=True))
@@ -131,7 +131,7 @@ class _Part:
 
 
 def with_values_by_step(captured: Captured, number: int, size: int) -> Captured:
-    """Return the program with a scan, given by its equation's number, whose steps read the carries that depend on no samples.
+    """Return the program in which the steps of a scan, given by its equation's number, read its independent carries as inputs.
 
     Those are all that depend on no carry with a dimension of `size`.
     """

@@ -74,7 +74,7 @@ class PipelineSource:
         return self if captured is self.captured else PipelineSource(captured)
 
     def source(self, count: int) -> PipelineSource:
-        """Return the program with its last `count` layers rolled into a scan, or with its own scans for 0."""
+        """Return the program with its last `count` layers rolled into a scan, or for 0 `stepped`."""
         return self.rolled(count) if count else self.stepped
 
     def rolled(self, count: int) -> PipelineSource:
@@ -103,7 +103,7 @@ class PipelineSource:
         return {}
 
     def numbered(self, number: int) -> tuple[PipelineSource, int]:
-        """Return the program with a scan that draws random bits for each sample, and the scan's number in it."""
+        """Return the program with a scan's random bits drawn for each sample, and the scan's number in it."""
         scan = self.scans[0][number]
         if not draws(nested_body(self.captured.body.equations[scan.equation]), scan.size):
             return self, number
@@ -116,9 +116,10 @@ class PipelineSource:
         return {}
 
     def walked(self, number: int, rounds: int, followed: bool) -> Captured:
-        """Return the program with one of its scans, and its tail if `followed`, over micro-batches; the same for all stages.
+        """Return the program with one of its scans, and its tail if `followed`, over micro-batches.
 
-        Raises Mixed if a step, or the tail, does not allow it.
+        It does not depend on the number of stages. Raises Mixed if a step, or the tail, does not allow it (PositionDependent, if
+        that is since positions of samples matter).
         """
         key = (number, rounds, followed)
         if key not in self._walked:
