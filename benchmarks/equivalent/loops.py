@@ -302,13 +302,13 @@ CLASSES: dict[str, Equivalence] = {
     "residual layers": same(
         *({"up": "L D F", "down": "L F D"}, "B D"), **stack(residual),
         differences=dict.fromkeys(
-            ["unrolled", "list"], "gradients are summed layer by layer, in 2·L collectives for two: they are too large to be merged"
+            ["list"], "gradients are summed layer by layer, in 2·L collectives for two: they are too large to be merged"
         ),
     ),
     "residual layers, recomputed": same(
         *({"up": "L D F", "down": "L F D"}, "B D"), **stack(residual, remat=True),
         differences=dict.fromkeys(
-            ["unrolled", "list"], "gradients are summed layer by layer, in 2·L collectives for two: inside remat none are combined"
+            ["list"], "gradients are summed layer by layer, in 2·L collectives for two: inside remat none are combined"
         ),
     ),
     "transformer": same(*(BLOCK, "N S D"), **stack(block)),

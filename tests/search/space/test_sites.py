@@ -54,15 +54,19 @@ def test_every_operator_is_a_site_in_scans_and_remats_too(name: str) -> None:
 
 
 @given(functions)
-def test_products_share_one_copy_of_a_common_operand(function: Function) -> None:
+def test_all_users_share_one_copy_and_similar_products_another(function: Function) -> None:
     captured, found = opened(function)
-    for node in captured.graph.nodes:
+    graph = captured.graph
+    for node in graph.nodes:
         for p, v in enumerate(node.operands):
-            alike = [u for u, q in captured.graph.users[id(v.node)] if u.kind == node.kind and q == p and u.operands[q] == v]
-            shares = (id(node), p) in found.operands
-            assert shares == (facts_of(node.kind).product and len(alike) > 1)
-            if shares:
-                assert len({found.operands[id(u), p] for u in alike}) == 1
+            users = [(u, q) for u, q in graph.users[id(v.node)] if u.operands[q] == v]
+            alike = [(u, q) for u, q in users if u.kind == node.kind and q == p] if facts_of(node.kind).product else [(node, p)]
+            common, own = len(users) + graph.outputs.count(v) > len(alike), len(alike) > 1
+            copies = found.operands.get((id(node), p), ())
+            assert len(copies) == common + own
+            assert len({found.operands.get((id(u), q), ()) for u, q in alike}) == 1
+            if common:
+                assert {found.operands[id(u), q][0] for u, q in users} == {copies[0]}
 
 
 @given(functions)

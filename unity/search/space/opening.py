@@ -56,6 +56,19 @@ def sites_of(graph: PCG, differentiated: Collection[int], training: bool, buffer
     return Sites(tuple(builder.sites), builder.of_node, builder.operands, builder.outputs, builder.results)
 
 
+_User = tuple[Node | PCG, int]  # an operator and the position of an operand, or a graph and that of an output
+
+
+def _last(through: Sequence[int], where: Where) -> Where:
+    """Return where a value arrives that passes through these free sites."""
+    return (through[-1], 0) if through else where
+
+
+def _likeness(user: Node | PCG, p: int) -> object:
+    """Return what is equal for similar users of a value: products of one kind that read it as the same operand."""
+    return (user.kind, p) if isinstance(user, Node) and facts_of(user.kind).product else (id(user), p)
+
+
 class _Builder:
     """A walk over a graph and those inside it that appends sites.
 
@@ -131,7 +144,7 @@ class _Builder:
             arguments.append((self.of_node[id(node)], 0))
         for k, where in enumerate(self.add_nodes(graph, arguments, Around())):
             free = self.add_free(where, Around(), whole=True)
-            self.outputs[id(graph), k] = (free,)
+            self.leave(graph, k, free)
 
     def add_free(
         self,
@@ -161,15 +174,18 @@ class _Builder:
     def count_residuals(self) -> None:
         """Decide for every value in which types it is a residual, and how many copies are live.
 
-        A value that one operator alone reads is a residual in the type that this operator reads; any other value is one in its own
-        type, and once more for each user that changes its type. A free site passes the demand on to the site that it copies; only a
-        loop's carry is stacked at the free site itself.
+        A value that one operator alone reads for its gradient is a residual in the type that this operator reads, also where it
+        reads a copy that others share; any other value is one in its own type, and once more for each user that changes its type. A
+        free site passes the demand on to the site that it copies; only a loop's carry is stacked at the free site itself.
         """
         readers: dict[Where, list[tuple[int, int]]] = {}
         for s in reversed(range(len(self.sites))):
             site = self.sites[s]
-            if copies(site) and ((s, 0) in self.needed or (s, 0) in readers):
-                site.ports[0] = replace(site.ports[0], kept=self.alive((s, 0), readers.get((s, 0), ())))
+            uses = readers.get((s, 0), [])
+            if self.only_passes_on(s, uses, readers):
+                self.read_alone(*uses[0])
+            elif copies(site) and ((s, 0) in self.needed or uses):
+                site.ports[0] = replace(site.ports[0], kept=self.alive((s, 0), uses))
             for p, port in enumerate(site.ports):
                 if port.kept:
                     readers.setdefault((port.source, port.index), []).append((s, p))
@@ -180,8 +196,7 @@ class _Builder:
                 if copies(site) or not times:
                     continue
                 if site.kind != "input" and (s, k) not in self.needed and self.is_alone(site, uses):
-                    u, p = uses[0]
-                    self.sites[u].ports[p] = replace(self.sites[u].ports[p], sole=True)
+                    self.read_alone(*uses[0])
                 elif site.kind == "free":  # a carry: its stack for the steps, its last value for later users
                     after = site.ports[0].times / site.around.times
                     later = [(u, p) for u, p in uses if self.sites[u].ports[p].times != site.around.times]
@@ -191,6 +206,24 @@ class _Builder:
                     site.stored[k] = self.alive((s, k), uses)
         for s, count in self.flying.items():
             self.sites[s].stored[0] += count
+
+    def only_passes_on(self, s: int, uses: Sequence[tuple[int, int]], readers: Mapping[Where, object]) -> bool:
+        """Return whether a site is a copy that is a residual for one reader alone, as is the value of which it is one.
+
+        Args:
+            s: The site.
+            uses: Its readers.
+            readers: The readers of all sites after it.
+        """
+        site = self.sites[s]
+        if site.kind != "free" or not copies(site) or site.step or site.ports[0].argument or (s, 0) in self.needed:
+            return False
+        source = site.ports[0].source, site.ports[0].index
+        return source not in readers and source not in self.needed and self.is_alone(site, uses)
+
+    def read_alone(self, s: int, p: int) -> None:
+        """Mark an operand of a site as a residual that no other site needs."""
+        self.sites[s].ports[p] = replace(self.sites[s].ports[p], sole=True)
 
     def is_alone(self, site: Site, uses: Sequence[tuple[int, int]]) -> bool:
         """Return whether a value's only use is as a residual where the value is computed, or outside of a remat around that."""
@@ -250,17 +283,17 @@ class _Builder:
     def add_nodes(self, graph: PCG, inputs: Sequence[Where], around: Around) -> list[Where]:
         """Add the sites of a graph whose inputs are the values `inputs`, and return its outputs."""
         values: dict[Value, Where] = {Value(n): w for n, w in zip(graph.inputs, inputs, strict=True)}
-        copies: dict[tuple[Value, str], int] = {}
+        shared = set[Value]()
         remats = sum(node.kind == "remat" for node in graph.nodes)
         for node in graph.nodes:
             if node.kind == "input":
                 continue
             operands = []
             for p, v in enumerate(node.operands):
-                copy = self.shared_copy(graph, node, p, v, values[v], copies, around)
-                operands.append(values[v] if copy is None else (copy, 0))
-                if copy is not None:
-                    self.operands[id(node), p] = (copy,)
+                if v not in shared:
+                    shared.add(v)
+                    self.share(graph, v, values[v], around)
+                operands.append(_last(self.operands.get((id(node), p), ()), values[v]))
             if node.kind == CONSTRAIN:
                 outputs = self.add_constrained(node, operands[0], around)
             elif node.kind == "scan":
@@ -284,19 +317,38 @@ class _Builder:
             else:
                 outputs = self.add_operator(node, operands, around)
             values.update(zip(node.results, outputs, strict=True))
-        return [values[v] for v in graph.outputs]
+        return [_last(self.outputs.get((id(graph), k), ()), values[v]) for k, v in enumerate(graph.outputs)]
 
-    def shared_copy(self, graph: PCG, node: Node, p: int, v: Value, where: Where, copies: dict, around: Around) -> int | None:
-        """Return the copy that an operand shares with similar users, added on first use; None if it shares none."""
-        if not facts_of(node.kind).product:
-            return None
-        group = self.groups.get(id(node))  # branches run on different devices, so they share no copies
-        key = (v, f"{node.kind} {p} {group}")
-        if key not in copies:
-            similar = [u for u, q in graph.users[id(v.node)] if u.kind == node.kind and u.operands[q] == v and q == p]
-            users = [u for u in similar if self.groups.get(id(u)) == group]
-            copies[key] = self.add_free(where, around, places=[(id(u), p) for u in users]) if len(users) > 1 else -1
-        return None if copies[key] < 0 else copies[key]
+    def share(self, graph: PCG, v: Value, where: Where, around: Around) -> None:
+        """Add the copies of a value that its users share: one for all of them, and one for similar products among them.
+
+        A type that several users need is reached once, as in `parallelize`. Branches share no copies, as they run on different
+        devices, and a pipeline's tail reads the carries where they are.
+        """
+        for users in self.users_by_branch(graph, v):
+            similar: dict[object, list[_User]] = {}
+            for user, p in users:
+                similar.setdefault(_likeness(user, p), []).append((user, p))
+            common = self.shared_copy(where, around, users) if len(similar) > 1 else ()
+            for alike in similar.values():
+                own = self.shared_copy(_last(common, where), around, alike) if len(alike) > 1 else ()
+                for user, p in alike if common or own else ():
+                    recorded = self.operands if isinstance(user, Node) else self.outputs
+                    recorded[id(user), p] = (*common, *own)
+
+    def users_by_branch(self, graph: PCG, v: Value) -> Iterable[list[_User]]:
+        """Return the operands, and outputs of the graph, that are a value: those of each branch, or all of them."""
+        users: dict[int | None, list[_User]] = {}
+        for user, p in graph.users[id(v.node)]:
+            if user.operands[p] == v and user.kind != TAIL:
+                users.setdefault(self.groups.get(id(user)), []).append((user, p))
+        if users.keys() == {None}:
+            users[None] += [(graph, k) for k, output in enumerate(graph.outputs) if output == v]
+        return users.values()
+
+    def shared_copy(self, where: Where, around: Around, users: Sequence[_User]) -> tuple[int, ...]:
+        """Add a copy that several users of a value share, and return its number."""
+        return (self.add_free(where, around, places=[(id(user), p) for user, p in users]),)
 
     def add_constrained(self, node: Node, where: Where, around: Around) -> list[Where]:
         """Add the site of a value whose type the user constrains."""
@@ -328,6 +380,14 @@ class _Builder:
         self.needed.update(((site, k), [around]) for k, flag in enumerate(needed.results) if flag)
         return [(site, k) for k in range(len(node.tensors))]
 
+    def enter(self, node: Node, p: int, free: int) -> None:
+        """Record that an operand enters a graph through a free site, after the copies that it shares."""
+        self.operands[id(node), p] = (*self.operands.get((id(node), p), ()), free)
+
+    def leave(self, graph: PCG, k: int, free: int) -> None:
+        """Record that an output leaves a graph through a free site, after the copies that it shares."""
+        self.outputs[id(graph), k] = (*self.outputs.get((id(graph), k), ()), free)
+
     def add_scan(self, node: Node, operands: list[Where], around: Around) -> list[Where]:
         """Add the sites of a scan: constants and carries have one type for all steps, and stacks are not partitioned by step."""
         assert node.inside is not None
@@ -346,7 +406,7 @@ class _Builder:
                 flows = flows or self.flow(Value(node, p - c))
             self.sites[free].flows = (flows,)
             self.of_node[id(n)] = free
-            self.operands[id(node), p] = (*self.operands.get((id(node), p), ()), free)
+            self.enter(node, p, free)
             inputs.append((free, 0))
         ends = self.add_nodes(inside, inputs, inner)
         results: list[Where] = []
@@ -354,11 +414,11 @@ class _Builder:
             if q < k:
                 carry = inputs[c + q][0]
                 self.sites[carry].ports.append(self.port(where, inner, places=[(id(inside), q)]))
-                self.outputs[id(inside), q] = (carry,)
+                self.leave(inside, q, carry)
                 results.append((carry, 0))
             else:
                 free = self.add_free(where, inner, step=Slicing.STACK, tensor=node.tensors[q], of=node, places=[(id(inside), q)])
-                self.outputs[id(inside), q] = (free,)
+                self.leave(inside, q, free)
                 results.append((free, 0))
         self.results[id(node)] = tuple(results)
         return results
@@ -379,7 +439,7 @@ class _Builder:
                 self.sites[inputs[-1][0]].around = inner
         for q, where in enumerate(self.add_nodes(node.inside, inputs, inner)):
             self.finish_carry(inputs[ends.carried[q]][0], self.port(where, inner), node.tensors[q])
-            self.outputs[id(node.inside), q] = (inputs[ends.carried[q]][0],)
+            self.leave(node.inside, q, inputs[ends.carried[q]][0])
         self.assign_staged_choices(node, first, [s for s, _ in inputs])
         results = [(inputs[p][0], 1) for p in ends.carried]
         self.results[id(node)] = tuple(results)
@@ -413,7 +473,7 @@ class _Builder:
         schedule, ends = schedule_of(node), ends_of(node)
         pieces = 1 if p in ends.constants else schedule.rounds if p in ends.sampled else schedule.slots
         self.flying[free] = pieces * in_flight(node, p, self.flow)
-        self.operands[id(node), p] = (*self.operands.get((id(node), p), ()), free)
+        self.enter(node, p, free)
         return free
 
     def assign_staged_choices(self, node: Node, first: int, entries: Collection[int]) -> None:
@@ -449,12 +509,12 @@ class _Builder:
             self.sites[free].flows = (self.flow(Value(n)),)
             self.sites[free].staged = Choice("replicated", (branches.outside_state(node, p),), (REPLICATED,), 0, 0.0)
             self.of_node[id(n)] = free
-            self.operands[id(node), p] = (*self.operands.get((id(node), p), ()), free)
+            self.enter(node, p, free)
             inputs.append((free, 0))
         for q, where in enumerate(self.add_nodes(node.inside, inputs, inner)):
             free = self.add_free(where, around, of=node)
             self.sites[free].staged = Choice("partial", (REPLICATED,), (PARTIAL,), 0, 0.0)
-            self.outputs[id(node.inside), q] = (free,)
+            self.leave(node.inside, q, free)
             results.append((free, 0))
         self.enclose(first, reserved_axes(node), [s for s, _ in inputs])
         for site in self.sites[first:]:
