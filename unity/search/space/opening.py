@@ -32,6 +32,8 @@ from unity.pcg.propagation.choice import Choice
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED
 from unity.search.space.contributions import refuse_cancelling_contributions
+from unity.search.space.residual_copies import count_residuals
+from unity.search.space.shared_copies import User, similar_users, users_by_branch
 from unity.search.space.sites import Around, Port, Site, Sites, Slicing, Where, copies, small
 
 
@@ -49,24 +51,16 @@ def sites_of(graph: PCG, differentiated: Collection[int], training: bool, buffer
     less, again = hoisted(graph, flow), recomputation(graph, flow)
     builder = _Builder(flow, weights, less, again, stacking_kernels(graph, flow, less, again), buffered)
     builder.add_program(graph)
-    builder.count_residuals()
+    count_residuals(builder.sites, builder.needed, builder.flying)
     builder.choose_reruns()
     builder.double_leading_residuals()
     refuse_cancelling_contributions(builder.sites)
     return Sites(tuple(builder.sites), builder.of_node, builder.operands, builder.outputs, builder.results)
 
 
-_User = tuple[Node | PCG, int]  # an operator and the position of an operand, or a graph and that of an output
-
-
 def _last(through: Sequence[int], where: Where) -> Where:
     """Return where a value arrives that passes through these free sites."""
     return (through[-1], 0) if through else where
-
-
-def _likeness(user: Node | PCG, p: int) -> object:
-    """Return what is equal for similar users of a value: products of one kind that read it as the same operand."""
-    return (user.kind, p) if isinstance(user, Node) and facts_of(user.kind).product else (id(user), p)
 
 
 class _Builder:
@@ -171,83 +165,6 @@ class _Builder:
         result, hoisted_by = tensor or port.tensor, port.hoisted if of is None else self.hoisting.get(id(of), 1)
         return self.add(Site("free", None, [port], (result,), around, (port.gradient,), step=step, whole=whole, hoisted=hoisted_by))
 
-    def count_residuals(self) -> None:
-        """Decide for every value in which types it is a residual, and how many copies are live.
-
-        A value that one operator alone reads for its gradient is a residual in the type that this operator reads, also where it
-        reads a copy that others share; any other value is one in its own type, and once more for each user that changes its type. A
-        free site passes the demand on to the site that it copies; only a loop's carry is stacked at the free site itself.
-        """
-        readers: dict[Where, list[tuple[int, int]]] = {}
-        for s in reversed(range(len(self.sites))):
-            site = self.sites[s]
-            uses = readers.get((s, 0), [])
-            if self.only_passes_on(s, uses, readers):
-                self.read_alone(*uses[0])
-            elif copies(site) and ((s, 0) in self.needed or uses):
-                site.ports[0] = replace(site.ports[0], kept=self.alive((s, 0), uses))
-            for p, port in enumerate(site.ports):
-                if port.kept:
-                    readers.setdefault((port.source, port.index), []).append((s, p))
-        for s, site in enumerate(self.sites):
-            for k in range(len(site.results)):
-                uses = readers.get((s, k), [])
-                times = {self.sites[u].ports[p].times for u, p in uses} | {around.times for around in self.needed.get((s, k), ())}
-                if copies(site) or not times:
-                    continue
-                if site.kind != "input" and (s, k) not in self.needed and self.is_alone(site, uses):
-                    self.read_alone(*uses[0])
-                elif site.kind == "free":  # a carry: its stack for the steps, its last value for later users
-                    after = site.ports[0].times / site.around.times
-                    later = [(u, p) for u, p in uses if self.sites[u].ports[p].times != site.around.times]
-                    site.stored[k] = site.alive if site.around.times in times else 0.0
-                    site.stored[k] += self.alive((s, k), later, after) if times != {site.around.times} else 0.0
-                else:
-                    site.stored[k] = self.alive((s, k), uses)
-        for s, count in self.flying.items():
-            self.sites[s].stored[0] += count
-
-    def only_passes_on(self, s: int, uses: Sequence[tuple[int, int]], readers: Mapping[Where, object]) -> bool:
-        """Return whether a site is a copy that is a residual for one reader alone, as is the value of which it is one.
-
-        Args:
-            s: The site.
-            uses: Its readers.
-            readers: The readers of all sites after it.
-        """
-        site = self.sites[s]
-        if site.kind != "free" or not copies(site) or site.step or site.ports[0].argument or (s, 0) in self.needed:
-            return False
-        source = site.ports[0].source, site.ports[0].index
-        return source not in readers and source not in self.needed and self.is_alone(site, uses)
-
-    def read_alone(self, s: int, p: int) -> None:
-        """Mark an operand of a site as a residual that no other site needs."""
-        self.sites[s].ports[p] = replace(self.sites[s].ports[p], sole=True)
-
-    def is_alone(self, site: Site, uses: Sequence[tuple[int, int]]) -> bool:
-        """Return whether a value's only use is as a residual where the value is computed, or outside of a remat around that."""
-        if len(uses) != 1:
-            return False
-        reader, port = self.sites[uses[0][0]], self.sites[uses[0][0]].ports[uses[0][1]]
-        outside = bool(site.around.remats) and reader.around.encloses(site.around)
-        return port.times == site.around.times and (port.kept == site.alive or outside)
-
-    def alive(self, where: Where, uses: Sequence[tuple[int, int]], after: float = 1.0) -> float:
-        """Return the copies of a value that are live at once as residuals in its own type, if these are its uses as a residual.
-
-        One of several sibling remats is live at a time, but a value that is read outside of its remat is always live there.
-        `after` is the fraction of the copies that is live once the loop that computes the value has ended.
-        """
-        site = self.sites[where[0]]
-        readers = [(around, around.of(site.hoisted)) for around in self.needed.get(where, ())]
-        readers += [(self.sites[u].around, self.sites[u].ports[p].kept) for u, p in uses]
-        alive: dict[int, float] = {}
-        for around, count in readers if site.around.remats else ():
-            if around.encloses(site.around) and (after == 1 or around.times != site.around.times):
-                alive[len(around.remats)] = max(alive.get(len(around.remats), 0.0), count)
-        return sum(alive.values()) if alive else after * site.alive
-
     def choose_reruns(self) -> None:
         """Mark the operators that the backward pass may rerun with their reader instead of keeping their result.
 
@@ -325,28 +242,16 @@ class _Builder:
         A type that several users need is reached once, as in `parallelize`. Branches share no copies, as they run on different
         devices, and a pipeline's tail reads the carries where they are.
         """
-        for users in self.users_by_branch(graph, v):
-            similar: dict[object, list[_User]] = {}
-            for user, p in users:
-                similar.setdefault(_likeness(user, p), []).append((user, p))
+        for users in users_by_branch(graph, v, self.groups):
+            similar = similar_users(users)
             common = self.shared_copy(where, around, users) if len(similar) > 1 else ()
-            for alike in similar.values():
+            for alike in similar:
                 own = self.shared_copy(_last(common, where), around, alike) if len(alike) > 1 else ()
                 for user, p in alike if common or own else ():
                     recorded = self.operands if isinstance(user, Node) else self.outputs
                     recorded[id(user), p] = (*common, *own)
 
-    def users_by_branch(self, graph: PCG, v: Value) -> Iterable[list[_User]]:
-        """Return the operands, and outputs of the graph, that are a value: those of each branch, or all of them."""
-        users: dict[int | None, list[_User]] = {}
-        for user, p in graph.users[id(v.node)]:
-            if user.operands[p] == v and user.kind != TAIL:
-                users.setdefault(self.groups.get(id(user)), []).append((user, p))
-        if users.keys() == {None}:
-            users[None] += [(graph, k) for k, output in enumerate(graph.outputs) if output == v]
-        return users.values()
-
-    def shared_copy(self, where: Where, around: Around, users: Sequence[_User]) -> tuple[int, ...]:
+    def shared_copy(self, where: Where, around: Around, users: Sequence[User]) -> tuple[int, ...]:
         """Add a copy that several users of a value share, and return its number."""
         return (self.add_free(where, around, places=[(id(user), p) for user, p in users]),)
 
