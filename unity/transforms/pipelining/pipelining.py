@@ -10,6 +10,7 @@ from math import prod
 
 from unity.base.documents import Natural, Positive
 from unity.base.errors import PlanError
+from unity.base.remembered import remembered
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.graph import PCG, PIPELINE
 from unity.pcg.ir.payloads import ScheduleKind
@@ -46,26 +47,11 @@ class PipelineSource:
         """The scans that can run over micro-batches, and the reasons why others cannot."""
         return scans(self.captured)
 
-    @cached_property
-    def _rolled(self) -> dict[int, PipelineSource]:
-        return {}
-
+    @remembered(Mixed)
     def tail(self, number: int) -> Tail:
         """Return the tail after one of the scans. Raises Mixed if it cannot run over micro-batches."""
         scan = self.scans[0][number]
-        if number not in self._tails:
-            try:
-                self._tails[number] = tail_of(self.captured, scan.equation, scan.samples, scan.size)
-            except Mixed as reason:
-                self._tails[number] = reason
-        tail = self._tails[number]
-        if isinstance(tail, Mixed):
-            raise Mixed(str(tail))
-        return tail
-
-    @cached_property
-    def _tails(self) -> dict[int, Tail | Mixed]:
-        return {}
+        return tail_of(self.captured, scan.equation, scan.samples, scan.size)
 
     @cached_property
     def stepped(self) -> PipelineSource:
@@ -86,54 +72,37 @@ class PipelineSource:
         return self._rolled[count]
 
     @cached_property
-    def _evened(self) -> dict[tuple[int, int], PipelineSource]:
+    def _rolled(self) -> dict[int, PipelineSource]:
+        """The programs with rolled layers so far, by the number of layers."""
         return {}
 
+    @remembered()
     def evened(self, number: int, stages: int) -> tuple[PipelineSource, int]:
         """Return the program with a scan padded to a multiple of `stages` steps, and the scan's number in it."""
         if self.scans[0][number].steps % stages == 0:
             return self, number
-        key = (number, stages)
-        if key not in self._evened:
-            self._evened[key] = PipelineSource(evened(self.captured, self.scans[0][number].equation, stages))
-        return self._evened[key], self._evened[key].called(EVENED)
+        program = PipelineSource(evened(self.captured, self.scans[0][number].equation, stages))
+        return program, program.called(EVENED)
 
-    @cached_property
-    def _numbered(self) -> dict[int, PipelineSource]:
-        return {}
-
+    @remembered()
     def numbered(self, number: int) -> tuple[PipelineSource, int]:
         """Return the program with a scan's random bits drawn for each sample, and the scan's number in it."""
         scan = self.scans[0][number]
         if not draws(nested_body(self.captured.body.equations[scan.equation]), scan.size):
             return self, number
-        if number not in self._numbered:
-            self._numbered[number] = PipelineSource(numbered(self.captured, scan.equation, scan.size))
-        return self._numbered[number], self._numbered[number].called(NUMBERED)
+        program = PipelineSource(numbered(self.captured, scan.equation, scan.size))
+        return program, program.called(NUMBERED)
 
-    @cached_property
-    def _walked(self) -> dict[tuple[int, int, bool], Captured | PositionDependent]:
-        return {}
-
+    @remembered(Mixed)
     def walked(self, number: int, rounds: int, followed: bool) -> Captured:
         """Return the program with one of its scans, and its tail if `followed`, over micro-batches.
 
         It does not depend on the number of stages. Raises Mixed if a step, or the tail, does not allow it (PositionDependent, if
         that is since positions of samples matter).
         """
-        key = (number, rounds, followed)
-        if key not in self._walked:
-            tail = self.tail(number) if followed else None
-            try:
-                body = walked(self.captured.body, self.scans[0][number], rounds, tail)
-                program = self.captured.of(body, self.captured.bodies)
-                self._walked[key] = replace(program, graph=with_lines_of_scans(program.graph, self.captured.graph))
-            except PositionDependent as reason:
-                self._walked[key] = reason
-        walked_program = self._walked[key]
-        if isinstance(walked_program, PositionDependent):
-            raise PositionDependent(str(walked_program))
-        return walked_program
+        tail = self.tail(number) if followed else None
+        program = self.captured.of(walked(self.captured.body, self.scans[0][number], rounds, tail), self.captured.bodies)
+        return replace(program, graph=with_lines_of_scans(program.graph, self.captured.graph))
 
     def called(self, name: str) -> int:
         """Return the number of the scan whose scope has a name."""
