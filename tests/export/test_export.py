@@ -448,12 +448,15 @@ def test_a_custom_rule_of_a_constant_argument(tmp_path: Path) -> None:
         assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
 
 
-def test_a_file_with_a_cast_has_second_derivatives(tmp_path: Path) -> None:
+def test_a_plan_and_a_file_with_a_cast_have_second_derivatives_and_batches(tmp_path: Path) -> None:
     def loss(p: Any, batch: Any) -> Any:
         return jnp.sum(jnp.sin(jax.nn.softmax(jnp.sin(batch @ p)) @ p.T) ** 2)
 
     def second(fn: Callable[..., Any]) -> Callable[..., Any]:
         return jax.jit(jax.grad(lambda p, batch: jnp.sum(jnp.cos(jax.grad(fn)(p, batch)))))
+
+    def batched(fn: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.jit(lambda p, batch: jax.vmap(lambda scale: jax.grad(fn)(scale * p, batch))(jnp.arange(1.0, 4)))
 
     model = Small(loss, f(4, 6), f(8, 4))
     plans = (planned(model, PAIR, seed) for seed in range(100))
@@ -464,8 +467,10 @@ def test_a_file_with_a_cast_has_second_derivatives(tmp_path: Path) -> None:
     assert_well_written(path)
     args = arrays(model.params), arrays(model.batch)
     names = names_of_file(path)
-    found = second(names["fn"])(*jax.device_put(args, names["in_shardings"]))
-    np.testing.assert_allclose(found, second(loss)(*args), rtol=1e-10)
+    for transformed in (second, batched):
+        wanted = transformed(loss)(*args)
+        np.testing.assert_allclose(transformed(names["fn"])(*jax.device_put(args, names["in_shardings"])), wanted, rtol=1e-10)
+        np.testing.assert_allclose(transformed(plan)(*plan.shard(*args)), wanted, rtol=1e-10)
 
 
 def test_a_policy_that_may_offload_other_names_still_saves_its_own(tmp_path: Path) -> None:

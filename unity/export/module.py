@@ -57,7 +57,7 @@ class ModuleWriter:
     """The functions and arrays of a file under construction."""
 
     def __init__(self) -> None:
-        self.scope = Scope(("fn", "program", "ARRAYS", "array", CAST, "Primitive", "ad", "mlir", ONCE, SYMBOLIC_ZERO))
+        self.scope = Scope(("fn", "program", "ARRAYS", "array", CAST, "Primitive", "ad", "batching", "mlir", ONCE, SYMBOLIC_ZERO))
         self.functions: list[list[str]] = []
         self.names: dict[Hashable, str] = {}  # of functions and arrays, by content
         self.arrays: dict[str, np.ndarray] = {}
@@ -279,8 +279,7 @@ def imports(module: ModuleWriter) -> tuple[list[str], list[str]]:
     others += ["from jax.extend import core"] if routed else []
     core = [*(["Primitive"] if casts else []), *([PRIMITIVES_MODULE] if binds_primitive else [])]
     others += [f"from jax.extend.core import {', '.join(core)}"] if core else []
-    interpreters = ["ad", *(["batching"] if routed else []), "mlir"] if casts or routed else []
-    others += [f"from jax.interpreters import {', '.join(interpreters)}"] if interpreters else []
+    others += ["from jax.interpreters import ad, batching, mlir"] if casts or routed else []
     return _in_order(standard), _in_order(others)
 
 

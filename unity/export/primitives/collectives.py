@@ -60,6 +60,7 @@ def _first_cotangent(cotangent, x, *, axes):
 
 
 ad.deflinear2(unreplicate, _first_cotangent)
+batching.defvectorized(unreplicate)
 """
 
 COMMUNICATION_PRINTERS: Mapping[str, Printer] = {

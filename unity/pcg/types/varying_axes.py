@@ -8,9 +8,10 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
-from jax.interpreters import mlir
+from jax.interpreters import ad, batching, mlir
 
 CAST = "unreplicate"
 # primitives that change the type of a value along some axes, and nothing else
@@ -58,10 +59,20 @@ def _without(x: Any, *, axes: tuple[str, ...]) -> Any:
     return x.update(manual_axis_type=known.update(varying=known.varying - set(axes)))
 
 
+def _first_cotangent(cotangent: Any, _: Any, *, axes: tuple[str, ...]) -> list[Any]:
+    first = jnp.all(jnp.stack([lax.axis_index(axis) == 0 for axis in axes]))
+    cotangent = lax.pcast(cotangent, axes, to="varying")
+    return [jnp.where(first, cotangent, jnp.zeros_like(cotangent))]
+
+
+ad.deflinear2(_primitive, _first_cotangent)
+batching.defvectorized(_primitive)
+
+
 def common(x: Any, names: tuple[str, ...]) -> jax.Array:
     """Cast a value that is equal on all devices along some axes, though JAX takes it to vary there, to one that does not vary.
 
-    JAX has no such cast, as it cannot check it. It compiles to nothing, and the caller must supply its derivative.
+    JAX has no such cast, as it cannot check it. It compiles to nothing. Its cotangent is that of the first device.
     """
     return _primitive.bind(x, axes=names)
 
