@@ -106,7 +106,7 @@ def beginning(graph: PCG, before: PCG) -> PCG:
     for node, old in takewhile(lambda pair: pair[0].kind == pair[1].kind, zip(_operators(graph), _operators(before), strict=False)):
         inside = node.inside
         if inside is not None and old.inside is not None:
-            inside = named(inside, old.inside)
+            inside = aligned(inside, old.inside)
         changed[id(node)] = _on_the_lines_of(old, replace(node, inside=inside))
     return with_nodes(graph, changed)
 

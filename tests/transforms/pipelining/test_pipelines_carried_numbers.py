@@ -50,14 +50,56 @@ def real_numbers(w, x, y):
     return ((h - y) ** 2).mean() + decay + total + row.sum()
 
 
-def arguments(layers=4):
+@jax.custom_vjp
+def counted(h, count, w):
+    return layer(h, w) / (1 + count), count + 1
+
+
+def counted_backward(residuals, cotangents):
+    h, count, w = residuals
+    dh, dw = jax.vjp(lambda h, w: layer(h, w) / (1 + count), h, w)[1](cotangents[0])
+    return dh, None, dw
+
+
+counted.defvjp(lambda h, count, w: (counted(h, count, w), (h, count, w)), counted_backward)
+
+
+def in_calls(w, x, y):
+    """Checkpoints, calls with rules and branches are single equations; what they count and decay has no samples all the same."""
+
+    @jax.checkpoint
+    def called(carry, own):
+        h, count, decay, key = carry
+        h, count = counted(h, count, own)
+        key, mine = jax.random.split(key)
+        h, decay = lax.cond(count > 2, lambda h, d: (h * d, d * 0.9), lambda h, d: (h + d, d * 0.8), h, decay)
+        return h * jax.random.bernoulli(mine, 0.8, h.shape), count, decay, key
+
+    h, count, decay, _ = lax.scan(
+        lambda carry, own: (called(carry, own), None), (x, jnp.int32(0), w[0, 0, 0], jax.random.key(0)), w
+    )[0]
+    return ((h - y) ** 2).mean() + decay * count
+
+
+def of_as_many_features(w, x, y):
+    """Rows that change places and a matrix, with dimensions of as many features as there are samples."""
+
+    def step(carry, own):
+        h, row, other, matrix = carry
+        return (layer(h, own + matrix) + row, 0.9 * other, row + own[0], 0.9 * matrix + 0.1 * own), None
+
+    h, row, other, matrix = lax.scan(step, (x, w[0, 0], w[0, 1], w[0]), w)[0]
+    return ((h - y) ** 2).mean() + (row * other).sum() + (matrix**2).sum()
+
+
+def arguments(layers=4, width=WIDTH):
     rng = np.random.default_rng(0)
-    return tuple(jnp.asarray(rng.normal(size=s) / 3, jnp.float32) for s in ((layers, WIDTH, WIDTH), (BATCH, WIDTH), (BATCH, WIDTH)))
+    return tuple(jnp.asarray(rng.normal(size=s) / 3, jnp.float32) for s in ((layers, width, width), (BATCH, width), (BATCH, width)))
 
 
-@pytest.mark.parametrize("fn", [counter, splitting_a_key, indexed, real_numbers])
+@pytest.mark.parametrize("fn", [counter, splitting_a_key, indexed, real_numbers, in_calls, of_as_many_features])
 def test_values_without_samples_are_read_by_step(fn, tmp_path):
-    args = arguments(5 if fn is counter else 4)
+    args = arguments(5 if fn is counter else 4, BATCH if fn is of_as_many_features else WIDTH)
     shape = unity.PipelineShape(2, 4)
     plan = unity.optimize(fn, *args, argnums=(0, 1), machine=TREE, pipeline=shape, search="captured", progress=False)
     found, wanted = (jax.jit(jax.value_and_grad(f, (0, 1)))(*args) for f in (plan, fn))
@@ -69,14 +111,17 @@ def test_values_without_samples_are_read_by_step(fn, tmp_path):
     assert unity.load(tmp_path / "plan.json", fn, *args).time == plan.time
 
 
-def test_lines_stay():
+@pytest.mark.parametrize("fn", [counter, in_calls])
+def test_lines_stay(fn):
     """Layers that were traced twice, as there are five on two stages, still know their lines."""
     shape = unity.PipelineShape(2, 4)
-    plan = unity.optimize(counter, *arguments(5), machine=TREE, pipeline=shape, search="captured", progress=False)
+    plan = unity.optimize(fn, *arguments(5), machine=TREE, pipeline=shape, search="captured", progress=False)
     (node,) = [n for n in plan.program.pcg.nodes if n.kind == PIPELINE]
     assert node.inside is not None
-    (product,) = [n for n in node.inside.nodes if n.kind == "dot_general"]
-    assert "test_pipelines_carried_numbers.py" in product.source
+    kinds = {"remat", "custom_vjp", "cond"} if fn is in_calls else {"dot_general"}
+    sources = {n.kind: n.source for n, _ in node.inside.walk() if n.kind in kinds}
+    assert sources.keys() == kinds
+    assert all("test_pipelines_carried_numbers.py" in line for line in sources.values())
 
 
 def test_only_scans_that_become_usable_are_changed():
@@ -112,3 +157,25 @@ def test_a_number_that_depends_on_samples_is_refused_by_its_line():
 
     with pytest.raises(InfeasibleError, match=r"carries float32\[\], the result of add at test_pipelines_carried.*one for each"):
         unity.optimize(penalized, *arguments(), machine=TREE, pipeline=unity.PipelineShape(2, 4), search="captured", progress=False)
+
+
+def test_the_operator_in_a_checkpoint_is_named():
+    @jax.checkpoint
+    def penalized(carry, own):
+        return layer(carry[0], own), carry[1] + (carry[0] ** 2).mean()
+
+    def fn(w, x, y):
+        h, total = lax.scan(lambda carry, own: (penalized(carry, own), None), (x, 0.0), w)[0]
+        return ((h - y) ** 2).mean() + 0.1 * total
+
+    (reason,) = scans(capture(fn, *arguments()))[1]
+    assert "carries float32[], the result of add at" in reason
+
+
+def test_a_refusal_says_which_dimensions_are_taken_for_samples():
+    def fn(w, x, y):
+        h, row = lax.scan(lambda c, own: ((layer(c[0], own) + c[1], c[1] + c[0].mean(0)), None), (x, y[0]), w)[0]
+        return ((h - y) ** 2).mean() + row.sum()
+
+    (reason,) = scans(capture(fn, *arguments(width=BATCH)))[1]
+    assert "taking float32[16,16] and float32[16] to have samples in their first dimensions" in reason

@@ -8,24 +8,27 @@ ahead by a scan of their own, and steps read them as they read weights. A carry 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations, islice
 from typing import Any
 
 from jax import lax
 
 from unity.pcg.capture.capture import Captured, graph_of
-from unity.pcg.ir.dead_code import ancestors, used
 from unity.pcg.ir.graph import PCG
+from unity.pcg.ir.payloads import Scan
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.ir.tracing import trace
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.propagation.nested_programs import nested_body
-from unity.transforms.splice import named, spliced, with_lines_of_scans, with_nodes, within
+from unity.transforms.chosen_results import read, with_results
+from unity.transforms.splice import aligned, spliced, with_lines_of_scans, with_nodes, within
 
 STEPPED = "unity:values by step"  # scope of the two scans; no model has it
+CHOICES = 16  # sets of carries that are tried as those with a dimension of samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +48,8 @@ class StepCarries:
     @cached_property
     def sources(self) -> list[set[int]]:
         """For each carry the carries, by number, that it depends on after any number of steps; itself included."""
-        numbers = {v: k for k, v in enumerate(self.step.inputs[self.consts : self.consts + self.carry])}
-        reached = [{k} for k in range(self.carry)]
-        for k, a in enumerate(self.step.outputs[: self.carry]):
-            reached[k] |= {numbers[v] for v in (ancestors(self.step, [a]) if isinstance(a, int) else ()) if v in numbers}
+        mine = range(self.consts, self.consts + self.carry)
+        reached = [{k, *(p - self.consts for p in read(with_results(self.step, [k])) if p in mine)} for k in range(self.carry)]
         while True:
             grown = [set[int]().union(*(reached[j] for j in some)) for some in reached]
             if grown == reached:
@@ -59,18 +60,27 @@ class StepCarries:
         """Return the shape of a carry."""
         return self.step.tensors[self.step.inputs[self.consts + k]].shape
 
+    def dependent(self, size: int) -> Iterator[list[int]]:
+        """Yield the carries, by number, that may have samples if there are `size`: all that depend on some with such a dimension.
+
+        Those of all carries with such a dimension come first, then fewer: the dimension may be one of features.
+        """
+        sized = [k for k in range(self.carry) if size in self.shape(k)]
+        chosen = (set(some) for n in range(len(sized), 0, -1) for some in combinations(sized, n))
+        sets = (tuple(k for k, of in enumerate(self.sources) if not of.isdisjoint(some)) for some in chosen)
+        yield from (list(some) for some in dict.fromkeys(islice(sets, CHOICES)))
+
     def independent(self, size: int) -> list[int]:
         """Return the carries, by number, that depend on none with a dimension of `size` samples."""
-        return [k for k, some in enumerate(self.sources) if all(size not in self.shape(j) for j in some)]
+        others = next(self.dependent(size), [])
+        return [k for k in range(self.carry) if k not in others]
 
-    def apart(self, size: int) -> tuple[Body, int]:
-        """Return the step with independent carries among its constants, and not among its results, and the number of constants."""
+    def apart(self, others: Sequence[int]) -> tuple[Body, int]:
+        """Return the step that carries `others` alone and reads the other carries as constants, and the number of constants."""
         first, end, step = self.consts, self.consts + self.carry, self.step
-        independent = self.independent(size)
-        others = [k for k in range(self.carry) if k not in independent]
+        independent = [k for k in range(self.carry) if k not in others]
         order = (*range(first), *(first + k for k in (*independent, *others)), *range(end, len(step.inputs)))
-        inputs, outputs = (step.inputs[p] for p in order), (step.outputs[k] for k in others)
-        return used(replace(step, inputs=tuple(inputs), outputs=tuple(outputs))), first + len(independent)
+        return replace(with_results(step, others), inputs=tuple(step.inputs[p] for p in order)), first + len(independent)
 
     def is_unchanged(self, k: int) -> bool:
         """Return whether no step changes a carry."""
@@ -101,11 +111,9 @@ class _Part:
     @classmethod
     def of(cls, carries: StepCarries, numbers: Sequence[int]) -> _Part:
         """Return the part of a step that computes these carries."""
-        step = carries.step
-        body = used(replace(step, outputs=tuple(step.outputs[k] for k in numbers)))
-        atoms = {a for a in (*body.outputs, *(a for e in body.equations for a in e.operands)) if isinstance(a, int)}
-        read = [p for p, v in enumerate(step.inputs) if v in atoms]
-        return cls(carries, numbers, replace(body, inputs=tuple(step.inputs[p] for p in read)), read)
+        body = with_results(carries.step, numbers)
+        places = read(body)
+        return cls(carries, numbers, replace(body, inputs=tuple(body.inputs[p] for p in places)), places)
 
     def scanned(
         self, operands: Sequence[Any], known: Mapping[int, Any], length: int, unroll: int, stacked: bool
@@ -130,15 +138,14 @@ class _Part:
         return dict(zip(self.numbers, last, strict=True)), dict(zip(self.numbers if stacked else (), before, strict=True))
 
 
-def with_values_by_step(captured: Captured, number: int, size: int) -> Captured:
-    """Return the program in which the steps of a scan, given by its equation's number, read its independent carries as inputs.
+def with_values_by_step(captured: Captured, number: int, others: Sequence[int]) -> Captured:
+    """Return the program in which the steps of a scan, given by its equation's number, carry `others` and read its other carries.
 
-    Those are all that depend on no carry with a dimension of `size`.
+    These must not depend on `others`, which are given by number.
     """
     e = captured.body.equations[number]
     carries = carries_of(e)
-    independent = carries.independent(size)
-    others = [k for k in range(carries.carry) if k not in independent]
+    independent = [k for k in range(carries.carry) if k not in others]
     ahead = _Part.of(carries, [k for k in independent if not carries.is_unchanged(k)])
     layers = _Part.of(carries, others)
 
@@ -152,18 +159,20 @@ def with_values_by_step(captured: Captured, number: int, size: int) -> Captured:
     traced = trace(program, (captured.body.tensor(a).struct for a in e.operands), carries.step.tensors.values())
     after = captured.of(spliced(captured.body, set(e.results), e.operands, e.results, traced, e, STEPPED), captured.bodies)
     graph = with_lines_of_scans(after.graph, captured.graph)
-    return replace(after, graph=_with_lines(graph, e.source, (ahead.body, layers.body)))
+    return replace(after, graph=_with_lines(graph, e.source, ahead.body, layers.body))
 
 
-def _with_lines(graph: PCG, source: str, steps: Sequence[Body]) -> PCG:
-    """Return a graph with the lines of these steps in the scans that were made from them at a line."""
+def _with_lines(graph: PCG, source: str, ahead: Body, layers: Body) -> PCG:
+    """Return a graph with the lines of these steps in the scans that were made from them at a line.
+
+    Their operators may differ a little: JAX's `cond`, for example, computes another index when it is traced again.
+    """
     changed = {}
     for node in graph.nodes:
         if node.kind == "scan" and within(node.scope, STEPPED) and node.source == source and node.inside is not None:
-            inside = node.inside
-            for step in steps:
-                inside = named(inside, graph_of(step, [f"operand {p}" for p in range(len(step.inputs))]))
-            changed[id(node)] = replace(node, inside=inside)
+            step = ahead if len(node.tensors) > node.of(Scan).carry else layers
+            before = graph_of(step, [f"operand {p}" for p in range(len(step.inputs))])
+            changed[id(node)] = replace(node, inside=aligned(node.inside, before))
     return with_nodes(graph, changed)
 
 

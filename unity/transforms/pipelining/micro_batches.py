@@ -26,7 +26,7 @@ from jax import lax
 from unity.base.formatting import short
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.payloads import Scan
-from unity.pcg.ir.program import Body, Equation, Tensor
+from unity.pcg.ir.program import Atom, Body, Equation, Tensor
 from unity.pcg.ir.tracing import trace
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.local.interpreter import run_body
@@ -34,7 +34,7 @@ from unity.pcg.parallel.stages import Mixed, check_samples_independent
 from unity.pcg.propagation.nested_programs import nested_body
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.propagation import Unmatched
-from unity.pcg.propagation.scan_programs import SCANNED
+from unity.pcg.propagation.scan_programs import SCANNED, inside
 from unity.pcg.propagation.solver import solve
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
@@ -89,12 +89,21 @@ def with_usable_scans(captured: Captured) -> Captured:
         carries = carries_of(e)
         if _usable(number, e, carries.step, carries.consts) is not None:
             continue
-        for size in _sizes(carries):
-            step, consts = carries.apart(size)
-            if 0 < len(step.outputs) < carries.carry and _usable(number, e, step, consts) is not None:
-                captured = with_values_by_step(captured, number, size)
-                break
+        others = _with_samples(number, e, carries)
+        captured = captured if others is None else with_values_by_step(captured, number, others)
     return captured
+
+
+def _with_samples(number: int, e: Equation, carries: StepCarries) -> list[int] | None:
+    """Return the carries, by number, with which a scan can run over micro-batches if its steps read the others."""
+    for size in _sizes(carries):
+        for others in carries.dependent(size):
+            step, consts = carries.apart(others)
+            scan = _usable(number, e, step, consts) if len(others) < carries.carry else None
+            ahead = range(consts - carries.carry + len(others), consts)
+            if scan is not None and not any(p in ahead for p, _ in scan.read):
+                return others
+    return None
 
 
 def _sizes(carries: StepCarries) -> list[int]:
@@ -148,7 +157,7 @@ def _without_samples(carries: StepCarries) -> str:
     independent = carries.independent(layers[0]) if layers else range(carries.carry)
     for k, (t, a) in enumerate(zip(tensors, carries.step.outputs, strict=True)):
         if k not in independent and set(layers).isdisjoint(t.shape):
-            maker = next((e for e in carries.step.equations if a in e.results), None)
+            maker = _maker(carries.step, a)
             where = "" if maker is None else f", the result of {operator_at(maker)},"
             return (
                 f"it carries {t}{where} which is computed from the samples, but has no value for each of them: "
@@ -157,16 +166,26 @@ def _without_samples(carries: StepCarries) -> str:
     return ""
 
 
+def _maker(body: Body, atom: Atom) -> Equation | None:
+    """Return the equation that computes an atom, inside of checkpoints, too; None for inputs and literals."""
+    e = next((e for e in body.equations if atom in e.results), None)
+    program = None if e is None or e.name in SCANNED else inside(e)
+    return e if e is None or program is None else _maker(program, program.outputs[e.results.index(atom)]) or e
+
+
 def _mixing(captured: Captured, e: Equation, carries: StepCarries) -> str:
     """Return a message about the operator that mixes samples in a step, where the first dimension of carries has the samples."""
     sizes = _sizes(carries)
     independent = carries.independent(sizes[0]) if sizes else []
+    tensors = [carries.step.tensors[v] for v in carries.step.inputs[carries.consts :][: carries.carry]]
+    taken = dict.fromkeys(str(t) for k, t in enumerate(tensors) if k not in independent)
+    assumed = f" (taking {' and '.join(taken)} to have samples in their first dimensions; what has none must not depend on them)"
     for node in captured.graph.nodes:
         if isinstance(node.payload, Scan) and node.source == e.source and node.payload.length == e.params["length"]:
             try:
                 check_samples_independent(node, independent)
             except Mixed as reason:
-                return str(reason)
+                return f"{reason}{assumed if len(taken) > 1 else ''}"
     return "no dimension of what it carries is one of samples, each worked on by itself, with the same weights for all"
 
 
