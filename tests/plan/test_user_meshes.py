@@ -449,6 +449,9 @@ def test_shardings_that_cannot_be_kept_are_refused_with_the_reason() -> None:
     def ruled(x: Any) -> Any:
         return jnp.sum(pulled(lambda x: reshard(x, P("x", None)), True)(x) ** 2)
 
+    def reordered(x: Any) -> Any:
+        return jnp.sum(reshard(x, P(None, ("y", "x"))) ** 2)
+
     x = jnp.ones((24, 24))
     plan = partial(unity.optimize, constraints=unity.keep_shardings(), progress=False)
     with jax.set_mesh(MESH):
@@ -458,6 +461,13 @@ def test_shardings_that_cannot_be_kept_are_refused_with_the_reason() -> None:
             plan(branched, x, machine=MACHINE)
         with pytest.raises(ConstraintError, match=r"keeps, is inside of custom_vjp"):
             plan(ruled, x, machine=MACHINE)
+        order = r"has the sharding P\({}\), but .*\n.*Write \('x', 'y'\) in the place of \('y', 'x'\)"
+        with pytest.raises(
+            ConstraintError, match=r"test_user_meshes\.py:\d+ \(.*reordered\) " + order.format(r"None, \('y', 'x'\)")
+        ):
+            plan(reordered, x, machine=MACHINE)
+        with pytest.raises(ConstraintError, match=r"args\[0\] " + order.format(r"\('y', 'x'\)")):
+            plan(jnp.sum, jax.device_put(x, NamedSharding(MESH, P(("y", "x")))), machine=MACHINE)
         with pytest.raises(OptionError, match="objective='devices'"):
             plan(fn, x, machine=MACHINE, objective="devices")
 

@@ -8,13 +8,14 @@ from typing import Any
 from jax.sharding import NamedSharding, PartitionSpec
 
 from unity.base.errors import ConstraintError
+from unity.base.formatting import short
 from unity.constraints.kinds import Pin
 from unity.machine.machine import Machine
 from unity.pcg.jaxprs.shardings import Mark, Marking
 from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.parallel.marks import mark
 from unity.pcg.parallel.sharding_spec import Entry, ShardingSpec
-from unity.pcg.types.mesh_axes import mesh_axes
+from unity.pcg.types.mesh_axes import MeshAxes, mesh_axes
 
 
 def marking(machine: Machine) -> Marking:
@@ -23,8 +24,8 @@ def marking(machine: Machine) -> Marking:
     It returns None for a sharding that leaves all dimensions open, and for one of partial sums.
     """
 
-    def marked(sharding: NamedSharding, open_dims: frozenset[int], rank: int) -> Mark | None:
-        entries = () if sharding.spec.unreduced else entries_of(sharding, open_dims, rank, machine)
+    def marked(sharding: NamedSharding, open_dims: frozenset[int], rank: int, line: str) -> Mark | None:
+        entries = () if sharding.spec.unreduced else entries_of(sharding, open_dims, rank, machine, short(line))
         return None if all(e is None for e in entries) else mark(entries)
 
     return marked
@@ -37,11 +38,11 @@ def pins(paths: Sequence[str], leaves: Sequence[Any], machine: Machine) -> tuple
         sharding = getattr(x, "sharding", None)
         if isinstance(sharding, NamedSharding) and not sharding.spec.unreduced:
             rank = len(x.shape)
-            constraints.append(Pin(path, ShardingSpec(entries_of(sharding, frozenset(), rank, machine))))
+            constraints.append(Pin(path, ShardingSpec(entries_of(sharding, frozenset(), rank, machine, path))))
     return tuple(constraints)
 
 
-def entries_of(sharding: NamedSharding, open_dims: frozenset[int], rank: int, machine: Machine) -> tuple[Entry, ...]:
+def entries_of(sharding: NamedSharding, open_dims: frozenset[int], rank: int, machine: Machine, where: str) -> tuple[Entry, ...]:
     """Return a sharding as the entries of a constraint, in the names of the machine's axes.
 
     Args:
@@ -49,9 +50,11 @@ def entries_of(sharding: NamedSharding, open_dims: frozenset[int], rank: int, ma
         open_dims: the dimensions that it leaves open.
         rank: the rank of the value.
         machine: the machine that is planned for.
+        where: the argument or the user's line that has the sharding.
 
     Raises:
-        ConstraintError: the mesh is not of the size of the machine, or its axes cannot be made of the machine's.
+        ConstraintError: the mesh is not of the size of the machine, its axes cannot be made of the machine's, or those of a
+            dimension nest in another order than the machine's.
     """
     sizes = dict(sharding.mesh.shape)
     names = mesh_axes(sizes, machine.axes)
@@ -60,14 +63,33 @@ def entries_of(sharding: NamedSharding, open_dims: frozenset[int], rank: int, ma
         shown = AxisNames.of(machine.axes, machine.named_levels, ()).shown
         levels = ", ".join(f"{axis.name}: {axis.size}" for axis in shown)
         raise ConstraintError(
-            f"unity.keep_shardings(): the mesh ({mesh}) does not fit the axes of {machine.name} ({levels or 'one device'}),"
-            " matched by size from the outermost inwards.\n    Plan under a mesh of the machine's devices"
-            " (jax.sharding.use_abstract_mesh needs none of them), or leave it out. (docs: constraints#shardings-of-your-own)"
+            f"unity.keep_shardings(): {where or 'the program'}: the mesh ({mesh}) does not fit the axes of {machine.name}"
+            f" ({levels or 'one device'}), matched by size from the outermost inwards.\n"
+            "    Plan under a mesh of the machine's devices (jax.sharding.use_abstract_mesh needs none of them),"
+            " or leave it out. (docs: constraints#shardings-of-your-own)"
         )
     entries = list[Entry]()
     stated = sharding.spec.partitions
     for dim, entry in enumerate((*stated, *(None,) * (rank - len(stated)))):
-        over = (entry,) if isinstance(entry, str) else tuple(entry or ()) if entry is not PartitionSpec.UNCONSTRAINED else ()
-        is_open = entry is PartitionSpec.UNCONSTRAINED or dim in open_dims
-        entries.append(None if is_open else tuple(machine.axes[k].name for name in over for k in names[name]))
+        over = None if dim in open_dims else _axes_of(entry)
+        if over is not None:
+            _check_order(sharding, over, names, where)
+        entries.append(None if over is None else tuple(machine.axes[k].name for name in over for k in names[name]))
     return tuple(entries)
+
+
+def _check_order(sharding: NamedSharding, over: Sequence[str], names: MeshAxes, where: str) -> None:
+    """Raise ConstraintError unless the axes that slice a dimension nest in the order of the machine's."""
+    ordered = tuple(sorted(over, key=lambda name: names[name]))
+    if [k for name in over for k in names[name]] != [k for name in ordered for k in names[name]]:
+        spec = ShardingSpec(tuple(map(_axes_of, sharding.spec.partitions)))
+        raise ConstraintError(
+            f"unity.keep_shardings(): {where or 'the program'} has the sharding {spec}, but slices of a plan nest in the order of"
+            f" the devices, outermost first.\n    Write {ordered} in the place of {tuple(over)}, or leave that sharding out."
+            " (docs: constraints#shardings-of-your-own)"
+        )
+
+
+def _axes_of(entry: Any) -> tuple[str, ...] | None:
+    """Return the mesh axes of an entry of a specification; None for one that leaves its dimension open."""
+    return None if entry is PartitionSpec.UNCONSTRAINED else (entry,) if isinstance(entry, str) else tuple(entry or ())

@@ -21,6 +21,7 @@ from jax.extend.core import primitives
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from unity.pcg.jaxprs.jaxprs import RULED, Program, is_reference
+from unity.pcg.jaxprs.source_lines import Place, place_of
 from unity.pcg.jaxprs.trace_contexts import NO_MESH, without_mesh, words_of
 from unity.pcg.jaxprs.weak_types import is_weak
 
@@ -32,7 +33,8 @@ SMALL = 65536  # bytes: a constant up to this size is copied to the host rather 
 EQUAL = ShapedArray((), np.float32).manual_axis_type  # of a value that varies along no axis
 
 Mark = tuple[core.Primitive, Mapping[str, Any]]
-Marking = Callable[[NamedSharding, frozenset[int], int], Mark | None]  # of a sharding, its open dimensions, and the rank
+# of a sharding, its open dimensions, the rank, and the user's line
+Marking = Callable[[NamedSharding, frozenset[int], int, str], Mark | None]
 Rules = Callable[[core.JaxprEqn, core.JaxprEqn], core.ClosedJaxpr | None]
 
 
@@ -132,7 +134,7 @@ class _Removal:
             """Return a value, marked with a stated sharding if that is to be kept."""
             if self.marking is None or not isinstance(sharding, NamedSharding) or isinstance(atom, core.Literal):
                 return atom
-            marked = self.marking(sharding, open_dims, atom.aval.ndim)
+            marked = self.marking(sharding, open_dims, atom.aval.ndim, place_of(eqn.source_info, Place()).line)
             if marked is None:
                 return atom
             new = core.Var(atom.aval)
