@@ -49,7 +49,7 @@ def conflict(bound: BoundConstraints, search: Search, limit: float = inf) -> str
         return possible(replace(search, restrict=bound.of(some)))
 
     def fits(some: Sequence[Constraint]) -> bool:
-        return replace(search, restrict=bound.of(some)).leanest.memory <= limit
+        return replace(search, restrict=bound.of(some)).has_fitting(limit)
 
     if not bound.every:
         return None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TypeAlias
 
 from unity.machine.machine import Machine
@@ -79,6 +79,7 @@ class Search:
     listed: Listed = field(default_factory=Listed)
     restrict: Restrict = marked
     guessed: float | None = None
+    prices_of_frontier: dict[int, Candidate] = field(default_factory=dict, init=False)
 
     @cached_property
     def least_memory(self) -> LeastMemory:
@@ -170,7 +171,12 @@ class Search:
 
     @cached_property
     def leanest(self) -> Candidate:
-        """The strategy with the least predicted memory."""
+        """The strategy with the least predicted memory: the last point of the frontier, whose search it includes."""
+        return self.frontier[0][-1]
+
+    @cached_property
+    def nearly_leanest(self) -> Candidate:
+        """The strategy of the least memory that descents from the leanest points reach, without a search of the frontier."""
         points = [self.leanest_point]
         points += [(self.assembled, point) for point in self.minimizer.at([part * self.rate for part in LEAN])]
         wide, minimizer = self.wide
@@ -259,9 +265,11 @@ class Search:
         if self.fastest.memory <= memory:
             return self.fastest
         self.say("the fastest does not fit: searching for what does")
-        if self.leanest.memory > memory:
+        if not self.has_fitting(memory):
             return None
-        candidates = [self.leanest, *self.fitting(*self.wide, memory, self.leanest.time)]
+        candidates = [c for c in (self.nearly_leanest,) if c.memory <= memory] or [self.leanest]
+        candidates += self.fitting(*self.wide, memory, self.nearly_leanest.time)
+        candidates += self.fitting_of_frontier(memory, min(c.time for c in candidates))
         for assembled, minimizer in self.narrow:
             below = min(c.time for c in candidates)
             fastest = minimizer.at(self.weights[:1])
@@ -269,6 +277,25 @@ class Search:
                 break  # the following problems leave even fewer strategies
             candidates += self.fitting(assembled, minimizer, memory, below)
         return min((self.with_state_back(c, memory) for c in candidates), key=lambda c: (c.time, c.memory))
+
+    def has_fitting(self, memory: float) -> bool:
+        """Return whether any strategy has been found, or can be, whose peak is at most `memory` bytes per device.
+
+        The frontier, whose search takes longer, is searched only if a descent does not reach that little.
+        """
+        if self.least_memory.total > memory:
+            return False
+        return self.nearly_leanest.memory <= memory or self.leanest.memory <= memory
+
+    def fitting_of_frontier(self, memory: float, below: float) -> list[Candidate]:
+        """Return the fastest fitting point of the frontier that takes less than `below` seconds, as a list of one or none.
+
+        Working sets make the exact memory of points that are sorted by time go up and down. So each is tried, and not only those
+        that a bisection asks of.
+        """
+        faster = takewhile(lambda p: p[1].time < below, self.frontier_points[0])
+        candidates = (self.of_frontier(k) for k, _ in enumerate(faster))
+        return [*islice((c for c in candidates if c.memory <= memory), 1)]
 
     def with_state_back(self, candidate: Candidate, memory: float) -> Candidate:
         """Return a strategy with less of the optimizer's state on the host, as far as a limit allows.
@@ -360,16 +387,29 @@ class Search:
     @cached_property
     def frontier(self) -> tuple[tuple[Candidate, ...], bool]:
         """The Pareto frontier, fastest first, and whether it is complete (else it is the convex hull and more)."""
+        points, exact = self.frontier_points
+        candidates = [self.of_frontier(k) for k in range(len(points))]
+        candidates += [self.nearly_leanest] if self.assembled.whole else [self.fastest, self.nearly_leanest]
+        *_, leanest = unbeaten(candidates)
+        return unbeaten([*candidates, self.with_largest_state_back(leanest)]), exact
+
+    @cached_property
+    def frontier_points(self) -> tuple[tuple[tuple[Assembled, Point], ...], bool]:
+        """The points of the frontier by the sums that the problem counts, fastest first, and whether these are all."""
         self.say("searching the frontier")
         first = frontier(self.assembled.problem, points=POINTS, minimizer=self.minimizer)
-        candidates = [self.candidate(self.assembled, p) for p in first.points]
+        points = [(self.assembled, p) for p in first.points]
         if not self.assembled.whole:
             self.say("looking around what was found")
-            near = around(self.assembled, [(self.assembled, p) for p in first.points])
-            candidates.append(self.fastest)
-            candidates += [self.candidate(near, p) for p in frontier(near.problem, points=POINTS).points]
-        candidates.append(self.leanest)
-        return unbeaten(candidates), first.exact and self.assembled.whole
+            near = around(self.assembled, points)
+            points += [(near, p) for p in frontier(near.problem, points=POINTS).points]
+        return tuple(sorted(points, key=lambda p: p[1].time)), first.exact and self.assembled.whole
+
+    def of_frontier(self, number: int) -> Candidate:
+        """Return a point of `frontier_points` with its exact memory."""
+        if number not in self.prices_of_frontier:
+            self.prices_of_frontier[number] = self.candidate(*self.frontier_points[0][number])
+        return self.prices_of_frontier[number]
 
     @property
     def soon(self) -> tuple[tuple[Candidate, ...], bool, bool]:

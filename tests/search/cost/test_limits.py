@@ -3,15 +3,18 @@
 from collections.abc import Callable
 from itertools import pairwise
 
+import jax
 import numpy as np
 import pytest
 from ci_cases import by_hand, fewer
 from factor_graphs import problems
 from hypothesis import given, settings
-from small_models import MODELS
+from hypothesis import strategies as st
+from random_layers import programs
+from small_models import MACHINE, MODELS, Small, named
 
 from unity.machine.machine import Machine
-from unity.pcg.capture.capture import capture
+from unity.pcg.capture.capture import Captured, capture
 from unity.search.cost.cost import Training
 from unity.search.session import NEARLY, Candidate, Search
 from unity.search.solver import frontier as frontiers
@@ -39,6 +42,40 @@ def test_more_memory_never_gives_a_slower_plan(name: str) -> None:
         assert all(more.time <= less.time * (1 + 2 * NEARLY) for less, more in pairwise(found))
     assert [f.time for f in alone] == [f.time for f in together]
     assert first.under(lean * 0.999) is None
+
+
+def reached_by_limits(captured: Captured, machine: Machine, training: Training) -> None:
+    """Assert that a limit of exactly its memory reaches each point of the frontier, in a search that has not looked for it."""
+    kinds = captured.graph, captured.differentiated, machine, training
+    seen, unseen = Search(*kinds), Search(*kinds)
+    points, _ = seen.frontier
+    for point in points:
+        under = fitting(unseen, point.memory)
+        assert under.memory <= point.memory
+        assert under.time <= point.time * (1 + 2 * NEARLY)
+    assert seen.leanest.memory == unseen.leanest.memory <= points[-1].memory
+
+
+@settings(max_examples=fewer(15))
+@given(program=programs(), nodes=st.sampled_from([1, 2]), devices=st.sampled_from([2, 3, 5]), backward=st.booleans())
+def test_the_memory_of_each_point_of_the_frontier_is_a_limit_that_gives_a_plan_as_good(
+    program: Small, nodes: int, devices: int, backward: bool
+) -> None:
+    with jax.enable_x64(True):
+        captured = capture(program.loss, program.params, program.batch)
+    reached_by_limits(captured, Machine.grid(nodes, devices, "a100"), Training(backward))
+
+
+def test_limits_reach_the_points_whose_working_sets_a_bisection_passes_over() -> None:
+    captured, _ = named("cnn")
+    reached_by_limits(captured, MACHINE, Training(False))
+
+
+def test_a_limit_above_the_memory_of_the_fastest_plan_needs_no_frontier() -> None:
+    captured, _ = named("cnn")
+    search = Search(captured.graph, captured.differentiated, MACHINE, Training())
+    assert search.under(search.fastest.memory) is search.fastest
+    assert not {"frontier", "frontier_points", "leanest"} & vars(search).keys()
 
 
 @settings(max_examples=fewer(20))
