@@ -113,3 +113,30 @@ def test_no_pipeline_is_called_the_leanest_plan_where_another_plan_needs_less() 
         assert named is not None
         assert limit < int(named[1]) <= leanest.memory + 1
         assert "at most 1/1 " not in str(refusal.value)
+
+
+def scanned_layers(weights: Any, x: Any, y: Any) -> Any:
+    h, _ = jax.lax.scan(lambda h, p: (h + jax.nn.gelu(h @ p[0]) @ p[1], None), x, weights)
+    return jnp.mean((h - y) ** 2)
+
+
+@pytest.mark.parametrize("further", [{}, {"micro_batches": 3}], ids=str)
+def test_a_refusal_names_no_more_memory_than_plans_need_and_a_limit_that_has_one(further: dict[str, Any]) -> None:
+    def refused(limit: float) -> str:
+        with pytest.raises(unity.InfeasibleError) as caught:
+            unity.optimize(scanned_layers, *args, memory_limit=limit, **options)
+        return str(caught.value)
+
+    f = lambda *shape: jax.ShapeDtypeStruct(shape, "float32")  # noqa: E731
+    args = (f(6, 24, 24), f(6, 24, 24)), f(60, 6, 24), f(60, 6, 24)
+    options: dict[str, Any] = {"machine": unity.Machine.grid(1, 12, "a100"), "progress": False, "search": "captured"}
+    options |= {"pipelines": False, **further}
+    needed = re.search(r"the leanest plan needs .*\n.*memory_limit=(\d+)\)", refused(40e3 if further else 50e3))
+    assert needed is not None
+    leanest = unity.optimize(scanned_layers, *args, memory_limit=int(needed[1]), **options)
+    assert leanest.memory <= int(needed[1])
+    roomier = unity.optimize(scanned_layers, *args, memory_limit=45e3 if further else 57e3, **options)
+    assert int(needed[1]) <= roomier.memory + 1
+    bound = re.search(r"needs at least .*\n.*memory_limit=(\d+) at least", refused(1e3))
+    assert bound is not None
+    assert int(bound[1]) <= leanest.memory

@@ -317,8 +317,9 @@ def out_of_reach(machine: Machine, least: LeastMemory, limit: float, way: str = 
     fewer = ""
     if max(least.state, least.throughout) < limit < least.total:  # the rest is of the samples
         fewer = f"at most 1/{ceil(least.turn / (limit - least.throughout))} of the samples in a step, or "
+    part = "All of it" if least.total == least.state else f"{size(least.state)} of it"
     return (
         f"infeasible: on {machine.name} {what} needs at least {size(least.total)} on each device, the limit is {size(limit)}.\n"
         f"    Nearest: {fewer}{way}at least {_times(least.total / limit)} as many devices, or memory_limit={ceil(least.total)} at"
-        f" least.\n    {size(least.state)} of it are arguments, gradients and optimizer slots. (docs: memory#infeasible)"
+        f" least.\n    {part} are arguments, gradients and optimizer slots. (docs: memory#infeasible)"
     )

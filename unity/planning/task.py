@@ -31,7 +31,7 @@ from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
 from unity.planning.other_searches import as_published, by_substitution, in_sequence
 from unity.planning.ranking import Solution, fastest_simulated, measured
-from unity.planning.refusal import LeanPipelines, refusal
+from unity.planning.refusal import LeanPipelines, LimitedPrograms, refusal
 from unity.planning.request import Request
 from unity.planning.sub_machines import sub_machines
 from unity.search.cost.operator_runs import stacking_seconds
@@ -167,11 +167,11 @@ class Task(Request):
         prices = Prices(machine, self.training, bodies=self.captured.bodies, restrict=self.bound, pack=pack)
         captured = PlanFamily(self.fn, self.captured, self.search(self.captured, prices), 0.0, bound=self.bound)
         keeping, best = yield from self.rewritten(captured, prices)
-        padded = self.padded(keeping, prices, best) if self.transforms.padding and not self.bound.every else None
+        padded = self.padded(keeping, prices, best) if self.padding_allowed else None
         if padded is not None:
             keeping, best = padded[0], padded
             yield best
-        programs, refusals = [keeping], list[InfeasibleError]()
+        programs, refusals, batched = [keeping], list[InfeasibleError](), LimitedPrograms()
         choice = self.recomputed(keeping, prices, best) if self.transforms.recompute else None
         if choice is not None and choice.best is not None:
             recomputing = keeping.then(choice.best.transformation, choice.best.search)
@@ -183,9 +183,7 @@ class Task(Request):
                 yield best
                 programs.append(recomputing)
         if self.transforms.micro_batches:
-            for solution in self.micro_batched(keeping, prices, best):
-                best = solution
-                yield best
+            best, batched = yield from self.micro_batched(keeping, prices, best)
             if self.transforms.required_micro_batches is not None:
                 return
         for program in programs:
@@ -202,7 +200,7 @@ class Task(Request):
         if best is None:
             pipeline, pipelines = self.leanest_pipeline(keeping, prices)
             if pipeline is None or pipeline[1].memory > self.limit:
-                raise InfeasibleError(self.refusal_of(keeping, prices, choice, pipelines))
+                raise InfeasibleError(self.refusal_of(keeping, prices, choice, batched, pipelines))
             yield pipeline
 
     def padded(self, keeping: PlanFamily, prices: Prices, than: Solution | None) -> Solution | None:
@@ -239,13 +237,17 @@ class Task(Request):
         is_worth_a_try = self.objective != "memory" and stacking > STACKING * than[1].time
         return best_steps_of_scans(keeping.captured, wish) if is_worth_a_try else RecomputingChoice()
 
-    def micro_batched(self, keeping: PlanFamily, prices: Prices, than: Solution | None) -> Iterator[Solution]:
+    def micro_batched(
+        self, keeping: PlanFamily, prices: Prices, than: Solution | None
+    ) -> Generator[Solution, None, tuple[Solution | None, LimitedPrograms]]:
         """Yield the program over micro-batches, without and with all layers recomputed, where that is better than `than`.
 
-        If the user chose their number, `than` does not count; otherwise they are tried only if the limit excludes its fastest
-        strategy. Raises OptionError if the program cannot have that number, InfeasibleError if nothing fits with it.
+        Returns the best solution, `than` included, and the programs that were tried. If the user chose their number, `than` does
+        not count; otherwise they are tried only if the limit excludes its fastest strategy. Raises OptionError if the program
+        cannot have that number, InfeasibleError if nothing fits with it.
         """
-        required = self.transforms.required_micro_batches
+        required, best = self.transforms.required_micro_batches, than
+        tried = LimitedPrograms()
         if self.inside:
             raise OptionError(
                 f"micro_batches={self.transforms.micro_batches}, but {self.inside[0]} constrains the function: leave one out"
@@ -253,12 +255,8 @@ class Task(Request):
         if required is not None:
             than = None
         elif than is not None and not self.is_limited(than):
-            return
-        programs, leanest = [keeping], None
-        recomputing = of_all_layers(keeping.captured) if self.transforms.recompute else None
-        if recomputing is not None:
-            programs.append(keeping.then(recomputing, self.search(recomputing.after, prices)))
-        for program in programs:
+            return best, tried
+        for program in self.with_all_recomputed(keeping, prices):
             wish = MicroBatchingWish(**self.wish(prices, than, None), limit=self.limit)
             try:
                 choice = best_micro_batches(program.captured, wish, required)
@@ -266,27 +264,66 @@ class Task(Request):
                 if required is not None:
                     raise OptionError(not_decomposed(required, str(reason))) from None
                 warn_user(f"micro_batches=True: the plan has none, since {reason} (docs: memory#micro-batches)")
-                return
-            leanest = leanest or choice.leanest
+                break
+            tried += LimitedPrograms.of(choice)
             if choice.best is not None:
                 solution = program.then(choice.best.transformation, choice.best.search), choice.best.candidate
                 if than is None or self.is_better(solution, than):
-                    than = solution
+                    than = best = solution
                     yield solution
             if than is not None and than[1].time <= (1 + GAIN) * keeping.search.fastest.time:
-                return
+                break
         if required is not None and than is None:
-            raise InfeasibleError(refusal(leanest or keeping.search, self.limit, None, self.transforms.recompute))
+            raise InfeasibleError(refusal(keeping.search.machine, self.limit, tried))
+        return best, tried
 
-    def refusal_of(self, keeping: PlanFamily, prices: Prices, choice: RecomputingChoice | None, pipelines: LeanPipelines) -> str:
-        """Return the error message if nothing fits. `choice` is that of recomputed layers, if the option allows any."""
-        if choice is None:  # under a limit of 0, programs are listed only for how much memory they need at least
-            choice = self.recomputed(keeping, prices, None, limit=0.0)
+    def with_all_recomputed(self, keeping: PlanFamily, prices: Prices) -> list[PlanFamily]:
+        """Return a program, and the one in which all of its layers are recomputed, if it has any and the options allow that."""
+        recomputing = of_all_layers(keeping.captured) if self.transforms.recompute else None
+        if recomputing is None:
+            return [keeping]
+        return [keeping, keeping.then(recomputing, self.search(recomputing.after, prices))]
+
+    def refusal_of(
+        self,
+        keeping: PlanFamily,
+        prices: Prices,
+        choice: RecomputingChoice | None,
+        batched: LimitedPrograms,
+        pipelines: LeanPipelines,
+    ) -> str:
+        """Return the error message if nothing fits.
+
+        Args:
+            keeping: the program.
+            prices: the prices of operators.
+            choice: the choice of recomputed layers, if the option allows any.
+            batched: the programs over micro-batches that were tried.
+            pipelines: the pipelines that were tried.
+        """
         if excluded := conflict(self.bound, keeping.search, self.limit):
             return excluded
         way = self.state_on_host_way(keeping.search) + self.micro_batches_way(keeping, prices)
-        padding = self.transforms.padding and not self.bound.every
-        return refusal(keeping.search, self.limit, choice.leanest, self.transforms.recompute, way, pipelines, padding)
+        way += "" if choice is not None else self.recomputing_way(keeping, prices)
+        others = batched if choice is None else LimitedPrograms.of(choice) + batched
+        tried = LimitedPrograms((keeping.search, *others.tried), (keeping.search, *others.searched))
+        others_allowed = self.transforms.recompute or self.transforms.micro_batches or self.may_pipeline(prices.machine)
+        is_state_alone = self.is_hopeless(keeping.search) and bool(others_allowed)
+        return refusal(prices.machine, self.limit, tried, way, pipelines, self.padding_allowed, is_state_alone)
+
+    @property
+    def padding_allowed(self) -> bool:
+        """Whether the plan may have padded dimensions."""
+        return self.transforms.padding and not self.bound.every
+
+    def recomputing_way(self, keeping: PlanFamily, prices: Prices) -> str:
+        """Return recomputed layers as a way out of a memory limit, if the option is off and they may fit."""
+        # Under a limit of 0, programs are listed only for how much memory they need at least.
+        leanest = self.recomputed(keeping, prices, None, limit=0.0).leanest
+        if leanest is None or leanest.least_memory.total >= keeping.search.least_memory.total:
+            return ""
+        least = leanest.least_memory.total
+        return f"recompute=True, with at least {size(least)}, or " if least <= self.limit else ""
 
     def state_on_host_way(self, search: Search) -> str:
         """Return an optimizer's state on the host as a way out of a memory limit, if the option is off and it may fit."""
@@ -303,7 +340,8 @@ class Task(Request):
         if self.transforms.micro_batches or keeping.search.least_memory.state > self.limit:
             return ""
         try:
-            least = self.search(leanest_micro_batches(keeping.captured).after, prices).least_memory.total
+            programs = [leanest_micro_batches(program.captured).after for program in self.with_all_recomputed(keeping, prices)]
+            least = min(self.search(program, prices).least_memory.total for program in programs)
         except Mixed:
             return ""
         return f"micro_batches=True, with at least {size(least)}, or " if least <= self.limit else ""

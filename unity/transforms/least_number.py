@@ -36,10 +36,22 @@ class LimitedWish(Wish):
 
 @dataclass(frozen=True, eq=False)
 class LimitedChoice(Generic[T]):
-    """The best transformed program, if any fits, and the search of the one with the least bound on memory."""
+    """The best transformed program, if any fits, and the programs that were tried.
+
+    Args:
+        best: The best program that fits.
+        tried: The searches of all programs that were tried. Bounds excluded some of them.
+        searched: The searches among them that were asked for their best strategy.
+    """
 
     best: TransformationCandidate[T] | None = None
-    leanest: Search | None = None
+    tried: Sequence[Search] = ()
+    searched: Sequence[Search] = ()
+
+    @property
+    def leanest(self) -> Search | None:
+        """The search of the program with the least bound on memory."""
+        return min(self.tried, key=lambda search: search.least_memory.total, default=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,16 +84,21 @@ class Programs(Generic[T]):
     Attributes:
         wish: the request.
         chosen: the best that fits.
-        leanest: the search with the least bound on memory.
         known: the transformations, by key, with their searches.
         worths: the results of `worth`, by search.
+        searched: the searches that were asked for their best strategy.
     """
 
     wish: LimitedWish
     chosen: TransformationCandidate[T] | None = None
-    leanest: Search | None = None
     known: dict[Hashable, tuple[T, Search]] = field(default_factory=dict)
     worths: dict[Search, tuple[float, float]] = field(default_factory=dict)
+    searched: list[Search] = field(default_factory=list)
+
+    @property
+    def choice(self) -> LimitedChoice[T]:
+        """The best program, and those that were tried."""
+        return LimitedChoice(self.chosen, [search for _, search in self.known.values()], self.searched)
 
     def refine(self, choices: Numbered[T]) -> int:
         """Search the program of the least number that suffices, and better ones around it.
@@ -153,9 +170,6 @@ class Programs(Generic[T]):
         if way.key not in self.known:
             self.wish.say(way.text)
             self.known[way.key] = way.transform()
-            _, search = self.known[way.key]
-            if self.leanest is None or search.least_memory.total < self.leanest.least_memory.total:
-                self.leanest = search
         return self.known[way.key]
 
     def worth(self, way: Way[T] | None) -> tuple[float, float]:
@@ -182,6 +196,7 @@ class Programs(Generic[T]):
             candidate = self.wish.choose(search)
         except InfeasibleError:  # the user's constraints leave an operator of it no choice
             return None
+        self.searched.append(search)
         return None if candidate is None or self.is_beaten(candidate.time, candidate.memory) else candidate
 
     def is_beaten(self, time: float, memory: float) -> bool:

@@ -52,6 +52,11 @@ class LeastMemory:
         return self.throughout + self.gradients + self.update
 
     @property
+    def of_state(self) -> LeastMemory:
+        """The bound without residuals and cotangents, for all programs that compute the same in another order."""
+        return replace(self, turn=0.0)
+
+    @property
     def total(self) -> float:
         """Bytes in all."""
         return self.throughout + max(self.gradients + self.update, self.turn)

@@ -30,7 +30,7 @@ def best(captured: Captured, wish: MicroBatchingWish, exactly: int | None = None
     if exactly is not None:
         first = micro_batched(captured, exactly, captured.bodies)
         programs.worth(Way(exactly, _text(exactly), lambda: (first, wish.search(first.after))))
-        return MicroBatchingChoice(programs.chosen, programs.leanest)
+        return programs.choice
     numbers = counts(captured)
 
     @cache
@@ -45,7 +45,7 @@ def best(captured: Captured, wish: MicroBatchingWish, exactly: int | None = None
         return batched and Way(batched.count, _text(batched.count), lambda: (batched, wish.search(batched.after)))
 
     programs.refine(Numbered(way, len(numbers)))
-    return MicroBatchingChoice(programs.chosen, programs.leanest)
+    return programs.choice
 
 
 def leanest_micro_batches(captured: Captured) -> MicroBatching:

@@ -53,7 +53,7 @@ def best(captured: Captured, wish: RecomputingWish) -> RecomputingChoice:
         programs.refine(numbered(layered.repeated, layered.count, "offloaded products"))
     for spans in layered.others() if wish.than is None else ():
         programs.worth(_way(captured, wish, spans))
-    return RecomputingChoice(programs.chosen, programs.leanest)
+    return programs.choice
 
 
 def best_steps_of_scans(captured: Captured, wish: RecomputingWish) -> RecomputingChoice:
@@ -63,7 +63,7 @@ def best_steps_of_scans(captured: Captured, wish: RecomputingWish) -> Recomputin
     """
     programs, spans = Programs[Recomputing](wish), _of_steps(steps(captured.body.equations), 1)
     programs.worth(_way(captured, wish, spans, "products"))
-    return RecomputingChoice(programs.chosen, programs.leanest)
+    return programs.choice
 
 
 def of_all_layers(captured: Captured) -> Recomputing | None:
