@@ -10,7 +10,8 @@ import pytest
 import unity
 from benchmarks.training import CASES
 from unity.base.errors import PlanError
-from unity.exec.compiled.entangled import entangled
+from unity.exec.compiled.entangled import entangled, line_of
+from unity.pcg.ir.graph import BRANCHES
 from unity.plan.step import can_run
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -29,6 +30,11 @@ def test_what_would_be_mixed_up_is_refused_with_both_places() -> None:
         beside, inside = next(entangled(plan.program.pcg))
         assert (beside.kind, set(beside.axes)) == (inside.kind, set(inside.axes))
         assert not can_run(plan)
+        branches = next(node for node in plan.program.pcg.nodes if node.kind == BRANCHES)
+        assert branches.inside is not None
+        changes = [n for n in branches.inside.nodes if not n.source and not any(v.node.source for v in n.operands)]
+        assert changes  # of the types of inputs
+        assert all(".py:" in line_of(node, plan.program.pcg) for node in changes)
         for call in (plan, jax.jit(plan), jax.jit(jax.grad(plan))):
             with pytest.raises(PlanError, match=r"cannot be run on CPU devices.*\n.*may have another at the same time"):
                 call(*args)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import unity
+from unity.plan.options import no_pipeline
 
 MACHINE = unity.Machine.grid(1, 8, "a100")
 ARRAY = jax.ShapeDtypeStruct((64, 64), "float32")
@@ -113,6 +114,12 @@ def test_no_pipeline_is_called_the_leanest_plan_where_another_plan_needs_less() 
         assert named is not None
         assert limit < int(named[1]) <= leanest.memory + 1
         assert "at most 1/1 " not in str(refusal.value)
+
+
+def test_a_reason_against_a_pipeline_is_stated_once() -> None:
+    machine, shape = unity.Machine.grid(1, 4, "a100"), unity.PipelineShape(4, 4)
+    message = no_pipeline(machine, shape, ["4 stages cannot share 2 steps"] * 6 + ["a loop"], "1 GB")
+    assert message.count("cannot share") == message.count("a loop") == 1
 
 
 def scanned_layers(weights: Any, x: Any, y: Any) -> Any:

@@ -125,7 +125,7 @@ def in_reverse(name: str) -> Iterator[None]:
             raise
         raise PlanError(
             f"{name} is differentiated forward (jax.jvp, jax.linearize, jax.jacfwd), but the plan has a derivative rule for reverse"
-            " only: a jax.custom_vjp, a unity.kernel, another package's primitive, a pipeline, branches, a sum over devices of"
-            " numbers narrower than float32, or a value that all devices have and of which each takes a part.\n"
+            " only: a jax.custom_vjp, a unity.kernel, another package's primitive, a pipeline, micro-batches, branches, a sum over"
+            " devices of numbers narrower than float32, or a value that all devices have and of which each takes a part.\n"
             "    Use jax.vjp, jax.grad or jax.jacrev; jax.vjp of jax.vjp gives what jax.jvp would. (docs: plan#derivatives)"
         ) from error

@@ -265,7 +265,7 @@ def no_pipeline(machine: Machine, required: PipelineShape, refused: Sequence[str
         limit: the memory limit as text.
     """
     stages, micro_batches = required.stages, required.micro_batches
-    reasons = refused or [f"what there is needs more than {limit} on each device"]
+    reasons = list(dict.fromkeys(refused)) or [f"what there is needs more than {limit} on each device"]
     if stages not in {prod(axis.size for axis in axes) for row in ladders(machine) for axes in row}:
         reasons = [f"no axes of {machine.name} make {stages} stages"]
     elif micro_batches % stages:

@@ -38,12 +38,45 @@ def refuse_entangled(graph: PCG, mesh: Mesh, names: Callable[[], AxisNames]) -> 
     if (pair := _first_pair(graph, mesh)) is not None:
         beside, inside = pair
         kind = f"{inside.kind} over {names().in_words(inside.axes)}"
+        where, other = line_of(inside.node, graph) or "a branch", line_of(beside.node, graph) or "what is outside of it"
         raise PlanError(
-            f"{inside.node.source or 'a branch'}: this plan cannot be run on CPU devices. Inside of a branch it has an {kind};"
-            f"\n    {beside.node.source or 'what is outside of it'} may have another at the same time, which XLA's"
+            f"{where}: this plan cannot be run on CPU devices. Inside of a branch it has an {kind};"
+            f"\n    {other} may have another at the same time, which XLA's"
             " runtime for CPUs cannot tell apart.\n    Plan with branches=False to try it here. On GPUs it can be run."
             " (docs: branches#on-virtual-devices)"
         )
+
+
+def line_of(node: Node, graph: PCG) -> str:
+    """Return the user's line of a node, or else of the nearest that it reads from, or that reads from it; empty without any.
+
+    A change of type has no line, and in a branch it may read an input, which has none either.
+    """
+    readers: dict[int, list[Node]] = {}
+    for inner in _nodes(graph):
+        for v in inner.operands:
+            readers.setdefault(id(v.node), []).append(inner)
+    up = _nearest(node, lambda n: [v.node for v in n.operands])
+    return up or _nearest(node, lambda n: readers.get(id(n), []))
+
+
+def _nodes(graph: PCG) -> Iterator[Node]:
+    """Yield the nodes of a graph and of all graphs inside of them."""
+    for node in graph.nodes:
+        yield node
+        yield from _nodes(node.inside) if node.inside is not None else ()
+
+
+def _nearest(node: Node, steps: Callable[[Node], Sequence[Node]]) -> str:
+    """Return the first user's line on the way from a node."""
+    queue, seen = [node], {id(node)}
+    for near in queue:
+        if near.source:
+            return near.source
+        new = [n for n in steps(near) if id(n) not in seen]
+        seen.update(map(id, new))
+        queue += new
+    return ""
 
 
 def _first_pair(graph: PCG, mesh: Mesh) -> tuple[Collective, Collective] | None:
