@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import islice, takewhile
 from typing import TypeAlias
 
+from unity.base.remembered import remembered
 from unity.machine.machine import Machine
 from unity.pcg.ir.graph import PCG
 from unity.pcg.parallel.parallelize import Assignment, parallelize
@@ -30,6 +31,10 @@ from unity.search.space.masks import Restrict, marked
 POINTS, FEW = 24, 12  # vertices of the hull: of the whole frontier, and of its quick preview
 STARTS = 2  # points from which local search for the least memory starts: each more makes it several percent slower
 STEPS, SMALLER = 8, 0.7  # how many limits on an operator's working set are tried, and the factor between them
+# The most pairs of neighbours' values for which a limit also tries the points of the frontier: its search takes a second or two.
+# A GPT of 12 layers on 8 devices has twice as many; there it takes longer than all else, and the seven points that were tried were
+# met without.
+QUICK = 500_000
 NEARLY = 1e-9  # weight of the secondary objective: it breaks ties between equals and changes nothing else
 # Weights of memory, relative to the exchange rate between the fastest and the leanest point. BALANCED gives the refinement of the
 # fastest a second starting point; LEAN gives points of almost the least sum, whose working sets may be much smaller.
@@ -79,7 +84,6 @@ class Search:
     listed: Listed = field(default_factory=Listed)
     restrict: Restrict = marked
     guessed: float | None = None
-    prices_of_frontier: dict[int, Candidate] = field(default_factory=dict, init=False)
 
     @cached_property
     def least_memory(self) -> LeastMemory:
@@ -269,7 +273,8 @@ class Search:
             return None
         candidates = [c for c in (self.nearly_leanest,) if c.memory <= memory] or [self.leanest]
         candidates += self.fitting(*self.wide, memory, self.nearly_leanest.time)
-        candidates += self.fitting_of_frontier(memory, min(c.time for c in candidates))
+        if self.assembled.problem.entries <= QUICK:
+            candidates += self.fitting_of_frontier(memory, min(c.time for c in candidates))
         for assembled, minimizer in self.narrow:
             below = min(c.time for c in candidates)
             fastest = minimizer.at(self.weights[:1])
@@ -405,11 +410,10 @@ class Search:
             points += [(near, p) for p in frontier(near.problem, points=POINTS).points]
         return tuple(sorted(points, key=lambda p: p[1].time)), first.exact and self.assembled.whole
 
+    @remembered()
     def of_frontier(self, number: int) -> Candidate:
         """Return a point of `frontier_points` with its exact memory."""
-        if number not in self.prices_of_frontier:
-            self.prices_of_frontier[number] = self.candidate(*self.frontier_points[0][number])
-        return self.prices_of_frontier[number]
+        return self.candidate(*self.frontier_points[0][number])
 
     @property
     def soon(self) -> tuple[tuple[Candidate, ...], bool, bool]:

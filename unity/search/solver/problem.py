@@ -89,6 +89,11 @@ class Problem:
         return (*unary, *(((edge.first, edge.second), edge.cost) for edge in self.edges))
 
     @cached_property
+    def entries(self) -> int:
+        """The number of pairs of values of all neighbours."""
+        return sum(self.sizes[edge.first] * self.sizes[edge.second] for edge in self.edges)
+
+    @cached_property
     def groups(self) -> tuple[tuple[Cost, Array, Array], ...]:
         """Every distinct cost, with the indices of its tables and their variables, [tables, 1 or 2]."""
         indices: dict[str, list[int]] = {}
