@@ -12,7 +12,7 @@ from jax import lax
 
 from unity.pcg.capture.capture import capture
 from unity.pcg.local.interpreter import run_body
-from unity.transforms.chosen_results import read, with_results
+from unity.transforms.chosen_results import inputs_read, with_results
 
 A, B, N = jnp.arange(4.0), jnp.float32(0.5), jnp.int32(3)
 
@@ -68,8 +68,8 @@ def test_results_read_what_they_depend_on(kind: str) -> None:
     chosen = [[k] for k in range(len(results))] + [[len(results) - 1, 0]]
     for numbers in chosen:
         part = with_results(body, numbers)
-        assert read(part) == sorted({p for k in numbers for p in wanted[k]})
+        assert inputs_read(part) == sorted({p for k in numbers for p in wanted[k]})
         run = jax.jit(partial(run_body, part, types=types[:3], results=types[: len(numbers)], axes=()))
-        found = run([x if p in read(part) else jnp.full_like(x, 77) for p, x in enumerate((A, B, N))])
+        found = run([x if p in inputs_read(part) else jnp.full_like(x, 77) for p, x in enumerate((A, B, N))])
         for k, x in zip(numbers, found, strict=True):
             np.testing.assert_allclose(x, results[k], rtol=1e-6)

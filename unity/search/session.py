@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import islice, takewhile
 from typing import TypeAlias
 
-from unity.base.remembered import remembered
+from unity.base.cached_method import cached_method
 from unity.machine.machine import Machine
 from unity.pcg.ir.graph import PCG
 from unity.pcg.parallel.parallelize import Assignment, parallelize
@@ -410,7 +410,7 @@ class Search:
             points += [(near, p) for p in frontier(near.problem, points=POINTS).points]
         return tuple(sorted(points, key=lambda p: p[1].time)), first.exact and self.assembled.whole
 
-    @remembered()
+    @cached_method()
     def of_frontier(self, number: int) -> Candidate:
         """Return a point of `frontier_points` with its exact memory."""
         return self.candidate(*self.frontier_points[0][number])

@@ -38,20 +38,20 @@ def with_results(body: Body, numbers: Sequence[int]) -> Body:
     return used(replace(body, outputs=outputs, equations=tuple(reversed(equations))))
 
 
-def read(body: Body) -> list[int]:
+def inputs_read(body: Body) -> list[int]:
     """Return the inputs, by position, that a program reads."""
     atoms = {a for a in (*body.outputs, *(a for e in body.equations for a in e.operands)) if isinstance(a, int)}
     return [p for p, v in enumerate(body.inputs) if v in atoms]
 
 
 def narrowed(e: Equation, wanted: Sequence[int]) -> Equation:
-    """Return an equation for some of the results of another, by number, and for more where it cannot be narrowed."""
+    """Return an equation that computes at least the results `wanted` of another, by number."""
     if e.name in REMATERIALIZED:
         return _call(e, wanted, e.primitive, e.params)
     if e.name in RULED:
         # without a gradient its rule has no part in a result; with one, the rule may relate all operands
-        exact = not any(t.floating for t in (nested_body(e).tensor(nested_body(e).outputs[k]) for k in wanted))
-        return _call(e, wanted, *_checkpoint()) if exact else e
+        is_undifferentiated = not any(t.floating for t in (nested_body(e).tensor(nested_body(e).outputs[k]) for k in wanted))
+        return _call(e, wanted, *_checkpoint()) if is_undifferentiated else e
     if e.name in SCANNED:
         return _scan(e, wanted)
     return _conditional(e, wanted) if e.name in BRANCHED else e
@@ -59,7 +59,7 @@ def narrowed(e: Equation, wanted: Sequence[int]) -> Equation:
 
 def _call(e: Equation, wanted: Sequence[int], primitive: core.Primitive, params: Mapping[str, Any]) -> Equation:
     part = with_results(nested_body(e), wanted)
-    places = read(part)
+    places = inputs_read(part)
     if e.primitive is primitive and len(wanted) == len(e.results) and len(places) == len(e.operands):
         return e
     program = replace(part, inputs=tuple(part.inputs[p] for p in places))
@@ -68,7 +68,7 @@ def _call(e: Equation, wanted: Sequence[int], primitive: core.Primitive, params:
 
 def _conditional(e: Equation, wanted: Sequence[int]) -> Equation:
     parts = [with_results(branch, wanted) for branch in branches(e)]
-    places = sorted({p for part in parts for p in read(part)})
+    places = sorted({p for part in parts for p in inputs_read(part)})
     if len(wanted) == len(e.results) and len(places) + 1 == len(e.operands):
         return e
     programs = tuple(replace(part, inputs=tuple(part.inputs[p] for p in places)) for part in parts)
@@ -81,7 +81,7 @@ def _scan(e: Equation, wanted: Sequence[int]) -> Equation:
     kept = sorted(wanted)
     while True:
         part = with_results(nested_body(e), kept)
-        places = read(part)
+        places = inputs_read(part)
         more = {p - consts for p in places if consts <= p < consts + carry}.difference(kept)
         if not more:
             break
@@ -102,6 +102,6 @@ def _of(e: Equation, places: Sequence[int], numbers: Sequence[int]) -> Equation:
 
 @cache
 def _checkpoint() -> tuple[core.Primitive, Mapping[str, Any]]:
-    """Return the primitive and the parameters of a call without a rule, as this version of JAX has them."""
+    """Return the primitive and the parameters of `jax.checkpoint` in the installed version of JAX."""
     (eqn,) = jax.make_jaxpr(jax.checkpoint(lambda x: x * x, prevent_cse=False))(1.0).eqns
     return eqn.primitive, eqn.params

@@ -35,7 +35,18 @@ def converted(w: Any, batch: Any) -> Any:
     return looked_up_and_multiplied(w.astype(jnp.bfloat16), (batch[0], batch[1].astype(jnp.bfloat16))).astype(jnp.float32)
 
 
-PROGRAMS = {f.__name__: f for f in (looked_up_and_multiplied, multiplied_from_both_sides, converted)}
+def carried_and_stacked(w: Any, batch: Any) -> Any:
+    """A step's result is read by the next step, and in the end."""
+
+    def step(h: Any, _: Any) -> Any:
+        h = jnp.tanh(h @ w)
+        return h, h
+
+    last, each = jax.lax.scan(step, batch[1], None, length=4)
+    return jnp.sum(last) + jnp.sum(each**2)
+
+
+PROGRAMS = {f.__name__: f for f in (looked_up_and_multiplied, multiplied_from_both_sides, converted, carried_and_stacked)}
 
 
 def tied(name: str) -> tuple[Captured, Assembled]:

@@ -12,6 +12,7 @@ from unity.pcg.capture.capture import capture
 from unity.pcg.ir.graph import PIPELINE
 from unity.transforms.pipelining.independent_carries import carries_of
 from unity.transforms.pipelining.micro_batches import scans, with_usable_scans
+from unity.transforms.pipelining.pipelining import AlikePipelining, PipelineSource
 
 TREE = unity.Machine.grid(2, 4)
 BATCH, WIDTH = 16, 8
@@ -109,6 +110,25 @@ def test_values_without_samples_are_read_by_step(fn, tmp_path):
     plan.program.pipelining.check()
     plan.files.save(tmp_path / "plan.json")
     assert unity.load(tmp_path / "plan.json", fn, *args).time == plan.time
+
+
+def test_layers_written_out_that_split_a_key_are_rolled_into_a_pipeline():
+    def written_out(w, x, y, key):
+        for own in w:
+            key, mine = jax.random.split(key)
+            x = layer(x, own) * jax.random.uniform(mine, (1, WIDTH))
+        return ((x - y) ** 2).mean()
+
+    w, x, y = arguments(6)
+    args = list(w), x, y, jax.random.PRNGKey(0)
+    source = PipelineSource(capture(written_out, *args))
+    assert source.layers is not None
+    assert {count for count, _ in source.candidates(2)} == {4, len(source.layers)}
+    shape = unity.PipelineShape(2, 4)
+    plan = unity.optimize(written_out, *args, machine=TREE, pipeline=shape, search="captured", progress=False)
+    found, wanted = (jax.jit(jax.value_and_grad(f))(*args) for f in (plan, written_out))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), found, wanted)
+    assert isinstance(plan.program.pipelining, AlikePipelining)
 
 
 @pytest.mark.parametrize("fn", [counter, in_calls])

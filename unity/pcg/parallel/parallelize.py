@@ -22,8 +22,8 @@ class Assignment:
     Attributes:
         axes: the mesh.
         results: by id(node), the types of the node's results.
-        operands: by (id(node), position), the types that an operand is changed to on its way, the last of which the operator reads.
-            There are two if another user shares the first.
+        operands: by (id(node), position), the types that an operand is changed to in turn: first those of the copies that it shares
+            with other users (`search.space.shared_copies`), and last the one that the operator reads.
         outputs: by (id(graph), position), the types that an output of a graph is changed to.
         again: operands whose last change of type the backward pass repeats instead of keeping its result.
         recomputed: operators whose inner values the backward pass recomputes.

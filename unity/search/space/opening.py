@@ -33,7 +33,7 @@ from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED
 from unity.search.space.contributions import refuse_cancelling_contributions
 from unity.search.space.residual_copies import count_residuals
-from unity.search.space.shared_copies import User, similar_users, users_by_branch
+from unity.search.space.shared_copies import GraphUse, similar_uses, uses_by_branch
 from unity.search.space.sites import Around, Port, Site, Sites, Slicing, Where, copies, small
 
 
@@ -200,16 +200,16 @@ class _Builder:
     def add_nodes(self, graph: PCG, inputs: Sequence[Where], around: Around) -> list[Where]:
         """Add the sites of a graph whose inputs are the values `inputs`, and return its outputs."""
         values: dict[Value, Where] = {Value(n): w for n, w in zip(graph.inputs, inputs, strict=True)}
-        shared = set[Value]()
+        visited = set[Value]()
         remats = sum(node.kind == "remat" for node in graph.nodes)
         for node in graph.nodes:
             if node.kind == "input":
                 continue
             operands = []
             for p, v in enumerate(node.operands):
-                if v not in shared:
-                    shared.add(v)
-                    self.share(graph, v, values[v], around)
+                if v not in visited:
+                    visited.add(v)
+                    self.add_shared_copies(graph, v, values[v], around)
                 operands.append(_last(self.operands.get((id(node), p), ()), values[v]))
             if node.kind == CONSTRAIN:
                 outputs = self.add_constrained(node, operands[0], around)
@@ -234,26 +234,28 @@ class _Builder:
             else:
                 outputs = self.add_operator(node, operands, around)
             values.update(zip(node.results, outputs, strict=True))
+        for v in dict.fromkeys(graph.outputs):
+            if v not in visited:
+                self.add_shared_copies(graph, v, values[v], around)
         return [_last(self.outputs.get((id(graph), k), ()), values[v]) for k, v in enumerate(graph.outputs)]
 
-    def share(self, graph: PCG, v: Value, where: Where, around: Around) -> None:
-        """Add the copies of a value that its users share: one for all of them, and one for similar products among them.
+    def add_shared_copies(self, graph: PCG, v: Value, where: Where, around: Around) -> None:
+        """Add the copies of a value that its uses share: one for all uses in a branch, and one for each group of similar ones.
 
-        A type that several users need is reached once, as in `parallelize`. Branches share no copies, as they run on different
-        devices, and a pipeline's tail reads the carries where they are.
+        A group of all uses gets one copy. The copies of each use are recorded in `operands` or `outputs`.
         """
-        for users in users_by_branch(graph, v, self.groups):
-            similar = similar_users(users)
-            common = self.shared_copy(where, around, users) if len(similar) > 1 else ()
+        for uses in uses_by_branch(graph, v, self.groups):
+            similar = similar_uses(uses)
+            common = [self.add_shared_copy(where, around, uses)] if len(similar) > 1 else []
             for alike in similar:
-                own = self.shared_copy(_last(common, where), around, alike) if len(alike) > 1 else ()
+                own = [self.add_shared_copy(_last(common, where), around, alike)] if len(alike) > 1 else []
                 for user, p in alike if common or own else ():
                     recorded = self.operands if isinstance(user, Node) else self.outputs
                     recorded[id(user), p] = (*common, *own)
 
-    def shared_copy(self, where: Where, around: Around, users: Sequence[User]) -> tuple[int, ...]:
-        """Add a copy that several users of a value share, and return its number."""
-        return (self.add_free(where, around, places=[(id(user), p) for user, p in users]),)
+    def add_shared_copy(self, where: Where, around: Around, uses: Sequence[GraphUse]) -> int:
+        """Add a copy of a value that several uses share, and return its number."""
+        return self.add_free(where, around, places=[(id(user), p) for user, p in uses])
 
     def add_constrained(self, node: Node, where: Where, around: Around) -> list[Where]:
         """Add the site of a value whose type the user constrains."""
@@ -286,11 +288,11 @@ class _Builder:
         return [(site, k) for k in range(len(node.tensors))]
 
     def enter(self, node: Node, p: int, free: int) -> None:
-        """Record that an operand enters a graph through a free site, after the copies that it shares."""
+        """Append the free site through which an operand enters a graph to the shared copies that it passes."""
         self.operands[id(node), p] = (*self.operands.get((id(node), p), ()), free)
 
     def leave(self, graph: PCG, k: int, free: int) -> None:
-        """Record that an output leaves a graph through a free site, after the copies that it shares."""
+        """Append the free site through which an output leaves a graph to the shared copies that it passes."""
         self.outputs[id(graph), k] = (*self.outputs.get((id(graph), k), ()), free)
 
     def add_scan(self, node: Node, operands: list[Where], around: Around) -> list[Where]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from unity.search.space.sites import Around, Site, Where, copies
 
@@ -41,8 +43,8 @@ class _Residuals:
         for s in reversed(range(len(self.sites))):
             site = self.sites[s]
             uses = readers.get((s, 0), [])
-            if self.only_passes_on(s, uses, readers):
-                self.read_alone(*uses[0])
+            if self.is_sole_copy(s, uses):
+                self.mark_sole(*uses[0])
             elif copies(site) and ((s, 0) in self.needed or uses):
                 site.ports[0] = replace(site.ports[0], kept=self.alive((s, 0), uses))
             for p, port in enumerate(site.ports):
@@ -54,8 +56,8 @@ class _Residuals:
                 times = {self.sites[u].ports[p].times for u, p in uses} | {around.times for around in self.needed.get((s, k), ())}
                 if copies(site) or not times:
                     continue
-                if site.kind != "input" and (s, k) not in self.needed and self.is_alone(site, uses):
-                    self.read_alone(*uses[0])
+                if site.kind != "input" and (s, k) not in self.needed and self.has_sole_reader(site, uses):
+                    self.mark_sole(*uses[0])
                 elif site.kind == "free":  # a carry: its stack for the steps, its last value for later users
                     after = site.ports[0].times / site.around.times
                     later = [(u, p) for u, p in uses if self.sites[u].ports[p].times != site.around.times]
@@ -64,25 +66,24 @@ class _Residuals:
                 else:
                     site.stored[k] = self.alive((s, k), uses)
 
-    def only_passes_on(self, s: int, uses: Sequence[Use], readers: Mapping[Where, object]) -> bool:
-        """Return whether a site is a copy that is a residual for one reader alone, as is the value of which it is one.
+    @cached_property
+    def users(self) -> Counter[Where]:
+        """The number of sites that read each value, for a gradient or not."""
+        return Counter((port.source, port.index) for site in self.sites for port in site.ports)
 
-        Args:
-            s: The site.
-            uses: Its readers.
-            readers: The readers of all sites after it.
-        """
+    def is_sole_copy(self, s: int, uses: Sequence[Use]) -> bool:
+        """Return whether a site is a copy that is a residual of a single reader, of a value that nothing else reads."""
         site = self.sites[s]
         if site.kind != "free" or not copies(site) or site.step or site.ports[0].argument or (s, 0) in self.needed:
             return False
         source = site.ports[0].source, site.ports[0].index
-        return source not in readers and source not in self.needed and self.is_alone(site, uses)
+        return self.users[source] == 1 and source not in self.needed and self.has_sole_reader(site, uses)
 
-    def read_alone(self, s: int, p: int) -> None:
+    def mark_sole(self, s: int, p: int) -> None:
         """Mark an operand of a site as a residual that no other site needs."""
         self.sites[s].ports[p] = replace(self.sites[s].ports[p], sole=True)
 
-    def is_alone(self, site: Site, uses: Sequence[Use]) -> bool:
+    def has_sole_reader(self, site: Site, uses: Sequence[Use]) -> bool:
         """Return whether a value's only use is as a residual where the value is computed, or outside of a remat around that."""
         if len(uses) != 1:
             return False

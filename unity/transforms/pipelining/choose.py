@@ -78,7 +78,7 @@ class _Choosing:
         """Try more and more micro-batches, as long as that helps. Return the least figure, infinity without a candidate."""
         stages, least = prod(axis.size for axis in axes), inf
         rounds = [n for n in self.wish.rounds(stages) if not self.hopeless(Schedule(stages, stages * n, stages))]
-        for count, number in self.program.within(stages) if rounds else ():
+        for count, number in self.program.candidates(stages) if rounds else ():
             steps, last = count or self.program.stepped.scans[0][number].steps, inf
             for n in rounds:
                 if self.hopeless(Schedule(stages, stages * n, steps)):

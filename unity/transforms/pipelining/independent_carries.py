@@ -1,9 +1,9 @@
 """Carries of a scan that depend on no samples, such as a counter of layers or a key that every layer splits.
 
-    scan(step, (x, i), w)  =  scan(step', x, (w, is)), the last i,  where is are the values of i before each step
+    scan(step, (x, i), w)  =  scan(step', x, (w, i_before)), i_last        where i_before stacks the value of i before each step
 
-Such a carry has no part for each micro-batch. But its values follow from the start, constants and weights, so they are computed
-ahead by a scan of their own, and steps read them as they read weights. A carry that no step changes becomes a constant.
+Such a carry cannot be split into micro-batches. But its values depend on its initial value, constants and weights alone, so a scan
+of its own computes them ahead, and steps read them as they read weights. A carry that no step changes becomes a constant.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from unity.pcg.ir.tracing import trace
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.propagation.nested_programs import nested_body
-from unity.transforms.chosen_results import read, with_results
+from unity.transforms.chosen_results import inputs_read, with_results
 from unity.transforms.splice import aligned, spliced, with_lines_of_scans, with_nodes, within
 
 STEPPED = "unity:values by step"  # scope of the two scans; no model has it
-CHOICES = 16  # sets of carries that are tried as those with a dimension of samples
+CHOICES = 16  # combinations of carries that are taken for those with a dimension of samples, before duplicates are dropped
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,9 @@ class StepCarries:
     def sources(self) -> list[set[int]]:
         """For each carry the carries, by number, that it depends on after any number of steps; itself included."""
         mine = range(self.consts, self.consts + self.carry)
-        reached = [{k, *(p - self.consts for p in read(with_results(self.step, [k])) if p in mine)} for k in range(self.carry)]
+        reached = [
+            {k, *(p - self.consts for p in inputs_read(with_results(self.step, [k])) if p in mine)} for k in range(self.carry)
+        ]
         while True:
             grown = [set[int]().union(*(reached[j] for j in some)) for some in reached]
             if grown == reached:
@@ -60,10 +62,11 @@ class StepCarries:
         """Return the shape of a carry."""
         return self.step.tensors[self.step.inputs[self.consts + k]].shape
 
-    def dependent(self, size: int) -> Iterator[list[int]]:
-        """Yield the carries, by number, that may have samples if there are `size`: all that depend on some with such a dimension.
+    def sample_carry_candidates(self, size: int) -> Iterator[list[int]]:
+        """Yield sets of carries, by number, that may be all with samples, if there are `size`.
 
-        Those of all carries with such a dimension come first, then fewer: the dimension may be one of features.
+        Each has some carries with a dimension of that size, and all that depend on them. Larger sets come first, as the dimension
+        may be one of features.
         """
         sized = [k for k in range(self.carry) if size in self.shape(k)]
         chosen = (set(some) for n in range(len(sized), 0, -1) for some in combinations(sized, n))
@@ -72,15 +75,15 @@ class StepCarries:
 
     def independent(self, size: int) -> list[int]:
         """Return the carries, by number, that depend on none with a dimension of `size` samples."""
-        others = next(self.dependent(size), [])
-        return [k for k in range(self.carry) if k not in others]
+        sample_carries = next(self.sample_carry_candidates(size), [])
+        return [k for k in range(self.carry) if k not in sample_carries]
 
-    def apart(self, others: Sequence[int]) -> tuple[Body, int]:
-        """Return the step that carries `others` alone and reads the other carries as constants, and the number of constants."""
+    def with_constants(self, sample_carries: Sequence[int]) -> tuple[Body, int]:
+        """Return the step that carries `sample_carries` alone and reads all others as constants, and the number of constants."""
         first, end, step = self.consts, self.consts + self.carry, self.step
-        independent = [k for k in range(self.carry) if k not in others]
-        order = (*range(first), *(first + k for k in (*independent, *others)), *range(end, len(step.inputs)))
-        return replace(with_results(step, others), inputs=tuple(step.inputs[p] for p in order)), first + len(independent)
+        independent = [k for k in range(self.carry) if k not in sample_carries]
+        order = (*range(first), *(first + k for k in (*independent, *sample_carries)), *range(end, len(step.inputs)))
+        return replace(with_results(step, sample_carries), inputs=tuple(step.inputs[p] for p in order)), first + len(independent)
 
     def is_unchanged(self, k: int) -> bool:
         """Return whether no step changes a carry."""
@@ -112,7 +115,7 @@ class _Part:
     def of(cls, carries: StepCarries, numbers: Sequence[int]) -> _Part:
         """Return the part of a step that computes these carries."""
         body = with_results(carries.step, numbers)
-        places = read(body)
+        places = inputs_read(body)
         return cls(carries, numbers, replace(body, inputs=tuple(body.inputs[p] for p in places)), places)
 
     def scanned(
@@ -138,16 +141,21 @@ class _Part:
         return dict(zip(self.numbers, last, strict=True)), dict(zip(self.numbers if stacked else (), before, strict=True))
 
 
-def with_values_by_step(captured: Captured, number: int, others: Sequence[int]) -> Captured:
-    """Return the program in which the steps of a scan, given by its equation's number, carry `others` and read its other carries.
+def with_values_by_step(captured: Captured, number: int, sample_carries: Sequence[int]) -> Captured:
+    """Return the program in which a scan carries `sample_carries` alone, and reads the values of its other carries.
 
-    These must not depend on `others`, which are given by number.
+    A second scan computes these ahead, so that they must not depend on `sample_carries`.
+
+    Args:
+        captured: the program.
+        number: the number of the scan's equation. The scan runs forward and returns its carries alone.
+        sample_carries: the carries, by number, that may have samples.
     """
     e = captured.body.equations[number]
     carries = carries_of(e)
-    independent = [k for k in range(carries.carry) if k not in others]
+    independent = [k for k in range(carries.carry) if k not in sample_carries]
     ahead = _Part.of(carries, [k for k in independent if not carries.is_unchanged(k)])
-    layers = _Part.of(carries, others)
+    layers = _Part.of(carries, sample_carries)
 
     def program(*operands: Any) -> Sequence[Any]:
         final = dict(enumerate(operands[carries.consts : carries.consts + carries.carry]))

@@ -89,20 +89,20 @@ def with_usable_scans(captured: Captured) -> Captured:
         carries = carries_of(e)
         if _usable(number, e, carries.step, carries.consts) is not None:
             continue
-        others = _with_samples(number, e, carries)
-        captured = captured if others is None else with_values_by_step(captured, number, others)
+        sample_carries = _with_samples(number, e, carries)
+        captured = captured if sample_carries is None else with_values_by_step(captured, number, sample_carries)
     return captured
 
 
 def _with_samples(number: int, e: Equation, carries: StepCarries) -> list[int] | None:
     """Return the carries, by number, with which a scan can run over micro-batches if its steps read the others."""
     for size in _sizes(carries):
-        for others in carries.dependent(size):
-            step, consts = carries.apart(others)
-            scan = _usable(number, e, step, consts) if len(others) < carries.carry else None
-            ahead = range(consts - carries.carry + len(others), consts)
+        for sample_carries in carries.sample_carry_candidates(size):
+            step, consts = carries.with_constants(sample_carries)
+            scan = _usable(number, e, step, consts) if len(sample_carries) < carries.carry else None
+            ahead = range(consts - carries.carry + len(sample_carries), consts)
             if scan is not None and not any(p in ahead for p, _ in scan.read):
-                return others
+                return sample_carries
     return None
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import prod
 
+from unity.base.cached_method import cached_method
 from unity.base.documents import Natural, Positive
 from unity.base.errors import PlanError
-from unity.base.remembered import remembered
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.graph import PCG, PIPELINE
 from unity.pcg.ir.payloads import ScheduleKind
@@ -47,7 +47,7 @@ class PipelineSource:
         """The scans that can run over micro-batches, and the reasons why others cannot."""
         return scans(self.captured)
 
-    @remembered(Mixed)
+    @cached_method(Mixed)
     def tail(self, number: int) -> Tail:
         """Return the tail after one of the scans. Raises Mixed if it cannot run over micro-batches."""
         scan = self.scans[0][number]
@@ -60,15 +60,15 @@ class PipelineSource:
         return self if captured is self.captured else PipelineSource(captured)
 
     def source(self, count: int) -> PipelineSource:
-        """Return the program with its last `count` layers rolled into a scan, or for 0 `stepped`."""
+        """Return the program with its last `count` layers rolled into a scan, or for 0 as it is, with usable scans (`stepped`)."""
         return self.rolled(count) if count else self.stepped
 
     def rolled(self, count: int) -> PipelineSource:
-        """Return the program with its last `count` layers rolled into a scan."""
+        """Return the program with its last `count` layers rolled into a scan, and with usable scans (`stepped`)."""
         if self.layers is None or not 0 < count <= len(self.layers):
             raise Mixed(f"the program has no {count} equal layers")
         if count not in self._rolled:
-            self._rolled[count] = PipelineSource(rolled(self.captured, self.layers, count))
+            self._rolled[count] = PipelineSource(rolled(self.captured, self.layers, count)).stepped
         return self._rolled[count]
 
     @cached_property
@@ -76,15 +76,15 @@ class PipelineSource:
         """The programs with rolled layers so far, by the number of layers."""
         return {}
 
-    @remembered()
+    @cached_method(Mixed)
     def evened(self, number: int, stages: int) -> tuple[PipelineSource, int]:
-        """Return the program with a scan padded to a multiple of `stages` steps, and the scan's number in it."""
+        """Return the program with a scan padded to a multiple of `stages` steps, and the scan's number in it. Raises Mixed."""
         if self.scans[0][number].steps % stages == 0:
             return self, number
         program = PipelineSource(evened(self.captured, self.scans[0][number].equation, stages))
         return program, program.called(EVENED)
 
-    @remembered()
+    @cached_method(Mixed)
     def numbered(self, number: int) -> tuple[PipelineSource, int]:
         """Return the program with a scan's random bits drawn for each sample, and the scan's number in it."""
         scan = self.scans[0][number]
@@ -93,12 +93,12 @@ class PipelineSource:
         program = PipelineSource(numbered(self.captured, scan.equation, scan.size))
         return program, program.called(NUMBERED)
 
-    @remembered(Mixed)
+    @cached_method(Mixed)
     def walked(self, number: int, rounds: int, followed: bool) -> Captured:
         """Return the program with one of its scans, and its tail if `followed`, over micro-batches.
 
-        It does not depend on the number of stages. Raises Mixed if a step, or the tail, does not allow it (PositionDependent, if
-        that is since positions of samples matter).
+        It does not depend on the number of stages. Raises Mixed if a step, or the tail, does not allow it, and
+        PositionDependent, a Mixed, if a step depends on the positions of its samples.
         """
         tail = self.tail(number) if followed else None
         program = self.captured.of(walked(self.captured.body, self.scans[0][number], rounds, tail), self.captured.bodies)
@@ -109,17 +109,17 @@ class PipelineSource:
         equations = self.captured.body.equations
         numbers = [k for k, scan in enumerate(self.scans[0]) if within(equations[scan.equation].scope, name)]
         if not numbers:
-            raise Mixed("; ".join(self.scans[1]))
+            raise Mixed(f"the scan after {name!r} cannot run over micro-batches: {'; '.join(self.scans[1])}")
         return numbers[0]
 
     @property
     def refused(self) -> list[str]:
-        """The reasons why scans and rolled layers cannot be pipelines."""
+        """The reasons why scans, and the layers that were rolled so far, cannot be pipelines."""
         rolled = (program.scans[1] for program in self._rolled.values())
         return list(dict.fromkeys([*self.stepped.scans[1], *(reason for reasons in rolled for reason in reasons)]))
 
-    def within(self, stages: int) -> list[tuple[int, int]]:
-        """Return the scans that can have `stages` stages, as (number of layers to roll, number of the scan).
+    def candidates(self, stages: int) -> list[tuple[int, int]]:
+        """Return the scans to try with `stages` stages, as (number of layers to roll, number of the scan).
 
         Layers are rolled to the largest count that stages share evenly, and to all.
         """
@@ -127,8 +127,8 @@ class PipelineSource:
         most = len(self.layers) if self.layers is not None else 0
         for count in dict.fromkeys((most // stages * stages, most)) if most >= stages else ():
             program = self.rolled(count)
-            equations = program.captured.body.equations
-            candidates += [(count, k) for k, scan in enumerate(program.scans[0]) if within(equations[scan.equation].scope, ROLLED)]
+            scopes = [program.captured.body.equations[scan.equation].scope for scan in program.scans[0]]
+            candidates += [(count, k) for k, scope in enumerate(scopes) if ROLLED in scope.split("/")]
         return candidates
 
 

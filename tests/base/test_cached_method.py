@@ -1,14 +1,13 @@
-"""Methods that compute their result once for each tuple of arguments."""
+"""Methods whose results are cached on their object, for each tuple of arguments."""
 
 from __future__ import annotations
 
-import gc
 import weakref
 from dataclasses import dataclass, field
 
 import pytest
 
-from unity.base.remembered import remembered
+from unity.base.cached_method import cached_method
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,7 +15,7 @@ class Divided:
     number: float
     computed: list[float] = field(default_factory=list)
 
-    @remembered(ZeroDivisionError)
+    @cached_method(ZeroDivisionError)
     def by(self, divisor: float) -> float:
         """Divide."""
         self.computed.append(divisor)
@@ -41,10 +40,21 @@ def test_named_errors_are_raised_again_and_others_are_not_kept() -> None:
     assert six.computed == [0, "two", "two"]
 
 
+def test_a_method_that_overrides_another_has_results_of_its_own() -> None:
+    class Doubled(Divided):
+        @cached_method()
+        def by(self, divisor: float) -> float:
+            return 2 * super().by(divisor)
+
+    six = Doubled(6)
+    assert [six.by(2), six.by(2), Divided.by(six, 2)] == [6, 6, 3]
+
+
 def test_results_do_not_keep_their_object_alive() -> None:
     six = Divided(6)
     six.by(2)
+    with pytest.raises(ZeroDivisionError):
+        six.by(0)
     there = weakref.ref(six)
     del six
-    gc.collect()
     assert there() is None
