@@ -85,7 +85,7 @@ def replicated_choice(node: Node | None, operands: int, results: int) -> Choice:
     """Return the choice of an operator inside of branches, along the axes of the groups: it is replicated.
 
     Args:
-        node: the operator, or None for a boundary of the graph.
+        node: the operator, or None for a free site: a boundary of the graph, or a copy.
         operands: the number of its operands.
         results: the number of its results.
     """

@@ -32,7 +32,7 @@ from unity.pcg.propagation.choice import Choice
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED
 from unity.search.space.contributions import refuse_cancelling_contributions
-from unity.search.space.residual_copies import count_residuals
+from unity.search.space.residual_types import count_residuals
 from unity.search.space.shared_copies import GraphUse, similar_uses, uses_by_branch
 from unity.search.space.sites import Around, Port, Site, Sites, Slicing, Where, copies, small
 
@@ -69,7 +69,8 @@ class _Builder:
     Attributes:
         sites, of_node, operands, outputs, results: As in `Sites`.
         groups: The branch that each operator inside branches is in, by the operator's id.
-        flying: Size of what is live of a pipeline's operands for the batch before, as a multiple of theirs, by site.
+        flying: For the free site of each operand of a pipeline, the size of what is live of it for the batch before, as a
+            multiple of the operand's.
         leading: The number of sites before a 2BW pipeline.
         needed: Values that are residuals in their own type whoever else reads them, with the surroundings of these readers.
         remats: The number of remats so far.
@@ -201,7 +202,7 @@ class _Builder:
         """Add the sites of a graph whose inputs are the values `inputs`, and return its outputs."""
         values: dict[Value, Where] = {Value(n): w for n, w in zip(graph.inputs, inputs, strict=True)}
         visited = set[Value]()
-        remats = sum(node.kind == "remat" for node in graph.nodes)
+        siblings = sum(node.kind == "remat" for node in graph.nodes)
         for node in graph.nodes:
             if node.kind == "input":
                 continue
@@ -229,7 +230,7 @@ class _Builder:
                     if not self.recomputed.is_unread(node, p):  # a residual
                         self.needed.setdefault(where, []).append(around)
                 self.remats += 1
-                outputs = self.add_nodes(node.inside, operands, around.remat(remats, self.remats))
+                outputs = self.add_nodes(node.inside, operands, around.remat(siblings, self.remats))
                 self.results[id(node)] = tuple(outputs)
             else:
                 outputs = self.add_operator(node, operands, around)

@@ -107,7 +107,7 @@ class Port:
         tensor: The shape and dtype.
         times: Runs of the change of type; forward there are `hoisted` times fewer.
         gradient: Whether a gradient flows back.
-        kept: Copies that are live at once as residuals, in the type that the site reads.
+        kept: Instances that are live at once as residuals, in the type that the site reads.
         sole: Whether no other site needs it, so that it is not a residual in the producer's type.
         again: Whether it is inside a remat.
         repeats: Additional runs in the backward pass (`unity.pcg.analysis.rematerialization`).
@@ -149,7 +149,7 @@ class Site:
         results: The tensors of the results.
         around: The control flow around it.
         flows: For each result, whether it has a gradient.
-        stored: For each result, the copies in its own type that are live at once as residuals.
+        stored: For each result, the instances in its own type that are live at once as residuals.
         inner: Residuals inside the operator (`pcg.analysis.residuals`), as (variable, bytes).
         saved: Values of the operator that the policy of a remat around it saves, as (variable, bytes of all runs live at once).
         offloaded: Values of the operator that a policy saves in the memory of the host, as (variable, bytes of one run, runs that
@@ -209,7 +209,7 @@ class Site:
 
     @property
     def alive(self) -> float:
-        """Copies of its values that are live at once as residuals."""
+        """Instances of its values that are live at once as residuals."""
         return self.around.of(self.ports[0].hoisted if copies(self) else self.hoisted)
 
     @property

@@ -1,4 +1,4 @@
-"""The types in which each value is a residual, and how many copies of it are live at once."""
+"""Residuals: the types in which the backward pass keeps each value, and how many instances of it are live at once."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ Use = tuple[int, int]  # (site, operand)
 
 
 def count_residuals(sites: Sequence[Site], needed: Mapping[Where, Sequence[Around]], flying: Mapping[int, float]) -> None:
-    """Decide for every value in which types it is a residual, and how many copies are live, and note it at its site and ports.
+    """Decide for every value in which types it is a residual and how many instances are live, and note it at its site and ports.
 
     Args:
         sites: All sites, to whose `stored`, and whose ports' `kept` and `sole`, it adds.
         needed: Values that are residuals in their own type whoever else reads them, with the surroundings of these readers.
-        flying: Size of what is live of a pipeline's operands for the batch before, as a multiple of theirs, by site.
+        flying: For the free site of each operand of a pipeline, the size of what is live of it for the batch before, as a
+            multiple of the operand's.
     """
     _Residuals(sites, needed).count()
     for s, count in flying.items():
@@ -92,10 +93,10 @@ class _Residuals:
         return port.times == site.around.times and (port.kept == site.alive or outside)
 
     def alive(self, where: Where, uses: Sequence[Use], after: float = 1.0) -> float:
-        """Return the copies of a value that are live at once as residuals in its own type, if these are its uses as a residual.
+        """Return the instances of a value that are live at once as residuals in its own type, if these are its uses as a residual.
 
         One of several sibling remats is live at a time, but a value that is read outside of its remat is always live there.
-        `after` is the fraction of the copies that is live once the loop that computes the value has ended.
+        `after` is the fraction of the instances that is live once the loop that computes the value has ended.
         """
         site = self.sites[where[0]]
         readers = [(around, around.of(site.hoisted)) for around in self.needed.get(where, ())]
