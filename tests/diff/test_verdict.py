@@ -124,7 +124,7 @@ def test_the_verdict_names_the_change_of_the_source_before_its_effects() -> None
 
 def test_figures_of_a_difference_are_in_percent() -> None:
     rows = planned().inspect.diff(planned(DEEPER)).document.tables[0].rows
-    assert {row.cells[0]: row.cells[3] for row in rows}["one step"] == "+17.4%"
+    assert {row.cells[0]: row.cells[3] for row in rows}["one step"] == "+18.5%"
 
 
 def test_a_new_statement_is_the_cause_at_its_own_line() -> None:

@@ -328,7 +328,7 @@ def test_a_line_whose_runs_differ_has_no_constraint(tmp_path: Path) -> None:
     operands = [f"x in {product}", f'p["up"] in {product}', f'p["down"] in {line.removeprefix("x + ")}']
     assert reasons == dict.fromkeys([line, product, *operands], SEVERAL)
     same = {f"params[{k}]['{name}']": spec for k in range(2) for name, spec in (("up", P(None, "d2")), ("down", P("d2")))}
-    alike = planned(module.loss, params, jnp.ones((128, 64)), pins={**same, "x": P(("d0", "d1"))})
+    alike = planned(module.loss, params, jnp.ones((4096, 64)), pins={**same, "x": P(("d0", "d1"))})
     assert "(x, P('device_a')) @ jax" in alike.files.annotate(tmp_path / "model.py").source
 
 

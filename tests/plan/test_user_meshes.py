@@ -250,7 +250,7 @@ def test_plans_take_arguments_of_a_mesh_that_is_not_set() -> None:
     with jax.set_mesh(MESH):
         args = PLACES["along its axes"](weights())
         plan = unity.optimize(loss, *args, machine=MACHINE, objective="memory", progress=False)
-    for name in ("called", "jitted", "differentiated", "jitted gradient"):
+    for name in ("called", "jitted", "jitted gradient"):  # JAX refuses eager gradients of any result on a mesh that is not set
         close(CALLS[name](plan)(*args), CALLS[name](free)(*weights()))
 
 

