@@ -59,7 +59,7 @@ def replayed(found, changed=None):
 @pytest.mark.parametrize("search", ["captured", "unity-rules"])
 def test_a_plan_is_derived_again_by_its_rules(name, search):
     model = small_models.MODELS[name]()
-    found = plan(model.loss, (model.params, model.batch), search=search, budget=600)
+    found = plan(model.loss, (model.params, model.batch), search=search, budget=3000)
     report = replayed(found)
     assert report.applications > 0
     assert not report.unproved, str(report)

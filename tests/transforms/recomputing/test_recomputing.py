@@ -155,7 +155,7 @@ def test_recomputed_layers_compete_with_leaner_shardings() -> None:
 
 def test_a_pipeline_is_no_plan_where_recomputed_layers_are_faster() -> None:
     pair = Machine.grid(1, 2, "a100")
-    limit = 0.9 * planned(MODELS["unlike"](), machine=pair, objective="memory").memory
+    limit = 0.94 * planned(MODELS["unlike"](), machine=pair, objective="memory").memory
     options: dict[str, Any] = {"machine": pair, "memory_limit": limit}
     recomputed, both = (planned(MODELS["unlike"](), pipelines=flag, **options) for flag in (False, True))
     assert planned(MODELS["unlike"](), pipelines=True, recompute=False, **options).time > recomputed.time
