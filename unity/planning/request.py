@@ -54,10 +54,10 @@ class Request:
     bound: BoundConstraints
     transforms: Transforms
 
-    def search(self, captured: Captured, prices: Prices) -> Search:
+    def search(self, captured: Captured, prices: Prices, thorough: bool = True) -> Search:
         """Return the search of a program's parallelizations, which shares listed and priced operators with other searches."""
         graph, differentiated = captured.graph, captured.differentiated
-        return Search(graph, differentiated, prices.machine, self.training, self.say, prices.listed, self.bound)
+        return Search(graph, differentiated, prices.machine, self.training, self.say, prices.listed, self.bound, thorough=thorough)
 
     def best(self, search: Search) -> Candidate | None:
         """Return the best point by the objective, or None if none fits the limit or obeys the constraints."""
@@ -121,7 +121,7 @@ class Request:
         A search may discard whatever cannot beat `than`, unless the transformation is required or the objective is memory.
         """
         beaten = (than[0].search, than[1]) if than is not None and required is None and self.objective != "memory" else None
-        search = partial(self.search, prices=prices)
+        search = partial(self.search, prices=prices, thorough=required is not None)
         return {"search": search, "choose": self.fitting, "worth": self.worth, "than": beaten, "say": self.say}
 
     def runnable(self, family: PlanFamily, best: Candidate) -> Candidate:

@@ -74,6 +74,7 @@ class Search:
         listed: Domains and costs shared by searches on one machine for the same training.
         restrict: The user's constraints.
         guessed: An estimate of `rate` from a search of nearly the same program; computing it takes long.
+        thorough: Whether a limit also tries the points of the frontier where its search is quick, and not for one of many programs.
     """
 
     graph: PCG
@@ -84,6 +85,7 @@ class Search:
     listed: Listed = field(default_factory=Listed)
     restrict: Restrict = marked
     guessed: float | None = None
+    thorough: bool = True
 
     @cached_property
     def least_memory(self) -> LeastMemory:
@@ -175,8 +177,20 @@ class Search:
 
     @cached_property
     def leanest(self) -> Candidate:
-        """The strategy with the least predicted memory: the last point of the frontier, whose search it includes."""
-        return self.frontier[0][-1]
+        """The strategy with the least predicted memory, points of the frontier included if it tries them."""
+        if not self.tries_frontier:
+            return self.nearly_leanest
+        points, best = self.frontier_points[0], self.nearly_leanest
+        for k in sorted(range(len(points)), key=lambda k: points[k][1].memory):
+            if points[k][1].memory >= best.memory:  # the sums that a problem counts leave working sets out
+                break
+            best = min(best, self.of_frontier(k), key=lambda c: (c.memory, c.time))
+        return self.with_largest_state_back(best)
+
+    @property
+    def tries_frontier(self) -> bool:
+        """Whether a limit, and the leanest strategy, also try the points of the frontier."""
+        return self.thorough and self.assembled.problem.entries <= QUICK
 
     @cached_property
     def nearly_leanest(self) -> Candidate:
@@ -273,7 +287,7 @@ class Search:
             return None
         candidates = [c for c in (self.nearly_leanest,) if c.memory <= memory] or [self.leanest]
         candidates += self.fitting(*self.wide, memory, self.nearly_leanest.time)
-        if self.assembled.problem.entries <= QUICK:
+        if self.tries_frontier:
             candidates += self.fitting_of_frontier(memory, min(c.time for c in candidates))
         for assembled, minimizer in self.narrow:
             below = min(c.time for c in candidates)
@@ -286,7 +300,7 @@ class Search:
     def has_fitting(self, memory: float) -> bool:
         """Return whether any strategy has been found, or can be, whose peak is at most `memory` bytes per device.
 
-        The frontier, whose search takes longer, is searched only if a descent does not reach that little.
+        The frontier is searched only if a descent does not reach that little.
         """
         if self.least_memory.total > memory:
             return False
