@@ -177,19 +177,12 @@ class Search:
 
     @cached_property
     def leanest(self) -> Candidate:
-        """The strategy with the least predicted memory, points of the frontier included if it tries them."""
-        if not self.tries_frontier:
-            return self.nearly_leanest
-        points, best = self.frontier_points[0], self.nearly_leanest
-        for k in sorted(range(len(points)), key=lambda k: points[k][1].memory):
-            if points[k][1].memory >= best.memory:  # the sums that a problem counts leave working sets out
-                break
-            best = min(best, self.of_frontier(k), key=lambda c: (c.memory, c.time))
-        return self.with_largest_state_back(best)
+        """The strategy with the least predicted memory: the last point of the frontier if limits try it, too."""
+        return self.frontier[0][-1] if self.tries_frontier else self.nearly_leanest
 
     @property
     def tries_frontier(self) -> bool:
-        """Whether a limit, and the leanest strategy, also try the points of the frontier."""
+        """Whether limits, and the leanest strategy, also try the points of the frontier."""
         return self.thorough and self.assembled.problem.entries <= QUICK
 
     @cached_property
@@ -285,8 +278,8 @@ class Search:
         self.say("the fastest does not fit: searching for what does")
         if not self.has_fitting(memory):
             return None
-        candidates = [c for c in (self.nearly_leanest,) if c.memory <= memory] or [self.leanest]
-        candidates += self.fitting(*self.wide, memory, self.nearly_leanest.time)
+        lean = self.nearly_leanest if self.nearly_leanest.memory <= memory else self.leanest
+        candidates = [lean, *self.fitting(*self.wide, memory, lean.time)]
         if self.tries_frontier:
             candidates += self.fitting_of_frontier(memory, min(c.time for c in candidates))
         for assembled, minimizer in self.narrow:

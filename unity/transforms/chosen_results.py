@@ -78,21 +78,21 @@ def _conditional(e: Equation, wanted: Sequence[int]) -> Equation:
 def _scan(e: Equation, wanted: Sequence[int]) -> Equation:
     """Narrow a scan to results, and to the carries that they depend on after any number of steps."""
     consts, carry = constants_and_carry(e.params)
-    kept = sorted(wanted)
+    needed = sorted(wanted)
     while True:
-        part = with_results(nested_body(e), kept)
+        part = with_results(nested_body(e), needed)
         places = inputs_read(part)
-        more = {p - consts for p in places if consts <= p < consts + carry}.difference(kept)
+        more = {p - consts for p in places if consts <= p < consts + carry}.difference(needed)
         if not more:
             break
-        kept = sorted(more.union(kept))
-    carried = [k for k in kept if k < carry]
+        needed = sorted(more.union(needed))
+    carried = [k for k in needed if k < carry]
     places = sorted({*places, *(consts + k for k in carried)})
-    if len(kept) == len(e.results) and len(places) == len(e.operands):
+    if len(needed) == len(e.results) and len(places) == len(e.operands):
         return e
     step = replace(part, inputs=tuple(part.inputs[p] for p in places))
     params = with_step(e.params, step, sum(p < consts for p in places), len(carried))
-    return _of(replace(e, params=params), places, kept)
+    return _of(replace(e, params=params), places, needed)
 
 
 def _of(e: Equation, places: Sequence[int], numbers: Sequence[int]) -> Equation:

@@ -53,18 +53,11 @@ def line_of(node: Node, graph: PCG) -> str:
     A change of type has no line, and in a branch it may read an input, which has none either.
     """
     readers: dict[int, list[Node]] = {}
-    for inner in _nodes(graph):
+    for inner, _ in graph.walk():
         for v in inner.operands:
             readers.setdefault(id(v.node), []).append(inner)
     up = _nearest(node, lambda n: [v.node for v in n.operands])
     return up or _nearest(node, lambda n: readers.get(id(n), []))
-
-
-def _nodes(graph: PCG) -> Iterator[Node]:
-    """Yield the nodes of a graph and of all graphs inside of them."""
-    for node in graph.nodes:
-        yield node
-        yield from _nodes(node.inside) if node.inside is not None else ()
 
 
 def _nearest(node: Node, steps: Callable[[Node], Sequence[Node]]) -> str:

@@ -178,14 +178,14 @@ def _mixing(captured: Captured, e: Equation, carries: StepCarries) -> str:
     sizes = _sizes(carries)
     independent = carries.independent(sizes[0]) if sizes else []
     tensors = [carries.step.tensors[v] for v in carries.step.inputs[carries.consts :][: carries.carry]]
-    taken = dict.fromkeys(str(t) for k, t in enumerate(tensors) if k not in independent)
-    assumed = f" (taking {' and '.join(taken)} to have samples in their first dimensions; what has none must not depend on them)"
+    sampled = dict.fromkeys(str(t) for k, t in enumerate(tensors) if k not in independent)
+    assumed = f" (taking {' and '.join(sampled)} to have samples in their first dimensions; what has none must not depend on them)"
     for node in captured.graph.nodes:
         if isinstance(node.payload, Scan) and node.source == e.source and node.payload.length == e.params["length"]:
             try:
                 check_samples_independent(node, independent)
             except Mixed as reason:
-                return f"{reason}{assumed if len(taken) > 1 else ''}"
+                return f"{reason}{assumed if len(sampled) > 1 else ''}"
     return "no dimension of what it carries is one of samples, each worked on by itself, with the same weights for all"
 
 
