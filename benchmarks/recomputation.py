@@ -11,37 +11,55 @@ from __future__ import annotations
 import datetime
 import math
 import time
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from benchmarks.models import get
+from benchmarks.named_products import POLICIES, names_of, with_names, with_policy
 from benchmarks.record import record_cases, show
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured, capture
+from unity.pcg.ir.program import Body
+from unity.pcg.jaxprs.jaxprs import REMATERIALIZED
+from unity.pcg.propagation.scan_programs import inside
 from unity.search.cost.assembly import Listed
 from unity.search.cost.cost import Training
 from unity.search.session import Search
 from unity.transforms.recomputing import LayeredProgram, RecomputingChoice, RecomputingWish, best, recomputing
-from unity.transforms.recomputing.layers import together
+from unity.transforms.recomputing.layers import Span, equations_in_layers, together
+from unity.transforms.recomputing.recomputing import Policy
 
 MACHINE = Machine.preset("dgx-h100")
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama3_8b": ("llama3_8b", {"seq": 4096}),
-    "llama3_8b, scan": ("llama3_8b", {"seq": 4096, "scan": True}),
-    "mixtral_8x7b": ("mixtral_8x7b", {"seq": 4096}),
-    "gpt2": ("gpt2_padded", {"batch": 512}),
-    "vit_large": ("vit_large", {"batch": 4096}),
-    "resnet50": ("resnet50", {"batch": 8192}),
+    "Llama-3-8B, scan": ("llama3_8b", {"seq": 4096, "scan": True}),
+    "Mixtral 8x7B, scan": ("mixtral_8x7b", {"seq": 4096, "scan": True}),
+    "GPT-2 XL": ("gpt2_xl", {"batch": 256, "vocab": 50304, "compute": "bfloat16"}),
+    "ViT-L": ("vit_large", {"batch": 4096}),
+    "T5-large": ("t5_large", {"batch": 1024}),
+    "U-Net": ("unet_latents", {"batch": 512}),
+    "RWKV-7": ("rwkv7_1.5b", {"batch": 128}),
+    "Mamba-2": ("mamba2_1.3b", {"batch": 256}),
+    "DLRM": ("dlrm_summit", {"batch": 2**22}),
+    "ResNet-200": ("resnet200", {"batch": 4096}),
 }
-PARTS = (1.0, 0.7, 0.5, 0.3)
+DETECTED = ("DLRM",)  # models whose builders put no checkpoints around layers
+PARTS = (1.0, 0.7, 0.5, 0.4, 0.3, 0.2)
 
 
 @dataclass(eq=False)
 class Case:
-    """A model, and the searches of its program and of those with checkpoints by hand."""
+    """A model, and the searches of its program and of those with checkpoints by hand.
+
+    Args:
+        captured: The model without checkpoints.
+        layers: The layers around which a programmer puts them.
+    """
 
     captured: Captured
+    layers: Sequence[Span]
     listed: Listed = field(default_factory=Listed)
 
     def search(self, captured: Captured) -> Search:
@@ -49,16 +67,30 @@ class Case:
 
     def by_hand(self) -> dict[str, Search]:
         """The searches by what is recomputed; a scan's step is recomputed in all of them."""
-        segments = LayeredProgram(self.captured.body)
-        repeated = segments.chain.repeated
-        ways = {
-            "every layer": repeated,
-            "every second": repeated[::2],
-            "groups": together(repeated, round(math.sqrt(len(repeated)))),
+        kept = {"kept": self.search(self.captured)}
+        return kept | {name: self.search(program) for name, program in (*self.groups(), *self.policies())}
+
+    def groups(self) -> Iterator[tuple[str, Captured]]:
+        """Yield the programs with checkpoints that save nothing, or all products without batch dimensions."""
+        program = LayeredProgram(self.captured.body)
+        ways: dict[str, tuple[Sequence[Span], Policy]] = {
+            "every layer": (self.layers, "nothing"),
+            "every second": (self.layers[::2], "nothing"),
+            "groups": (together(self.layers, round(math.sqrt(len(self.layers)))), "nothing"),
+            "minimal": (self.layers, "products"),
         }
-        spans = {name: segments.spans(own) for name, own in ways.items()}
-        programs = {name: recomputing(self.captured, own, known=self.captured.bodies) for name, own in spans.items() if own}
-        return {"kept": self.search(self.captured)} | {name: self.search(made.after) for name, made in programs.items()}
+        for name, (own, saved) in ways.items():
+            if spans := program.spans(own):
+                yield name, recomputing(self.captured, spans, saved, self.captured.bodies).after
+
+    def policies(self) -> Iterator[tuple[str, Captured]]:
+        """Yield the programs with checkpoints that save named products, where the layers have some."""
+        spans = LayeredProgram(self.captured.body).spans(self.layers)
+        full = recomputing(self.captured, spans, known=self.captured.bodies).after
+        named = with_names(full)
+        for policy, saved in POLICIES.items():
+            if names_of(named).issuperset(saved):
+                yield policy, with_policy(named, saved)
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """Return one row for each limit."""
@@ -87,11 +119,39 @@ class Case:
         return rows
 
 
+def written_layers(plain: Body, marked: Body) -> list[Span]:
+    """Return the layers of a program around which its author puts checkpoints.
+
+    Args:
+        plain: The program without checkpoints.
+        marked: The program with them.
+    """
+    primitives, spans = list[str](), list[Span]()
+    for e in marked.equations:
+        layer = inside(e) if e.name in REMATERIALIZED else None
+        if layer is not None:
+            spans.append((len(primitives), len(primitives) + len(layer.equations)))
+        primitives += (e.name,) if layer is None else layer.primitives
+    if tuple(primitives) != plain.primitives:
+        raise ValueError("expected the two programs to differ in their checkpoints alone")
+    numbers = equations_in_layers(plain)
+    return [(bisect_left(numbers, start), bisect_left(numbers, stop)) for start, stop in spans]
+
+
+def case_of(name: str) -> Case:
+    """Return a model with its layers: those of its author, or those that unity detects where the author has no checkpoints."""
+    model, sizes = MODELS[name]
+    captured, *others = (
+        capture(built.loss, built.params, built.batch)
+        for built in (get(model, **sizes), *(() if name in DETECTED else (get(model, **sizes, remat=True),)))
+    )
+    detected = LayeredProgram(captured.body).chain.repeated
+    return Case(captured, written_layers(captured.body, others[0].body) if others else detected)
+
+
 def rows_of(name: str) -> list[dict[str, Any]]:
     """Return the rows of a model."""
-    model, sizes = MODELS[name]
-    built = get(model, **sizes)
-    rows = Case(capture(built.loss, built.params, built.batch)).rows(name)
+    rows = case_of(name).rows(name)
     show("recomputed layers", rows)
     return rows
 

@@ -33,6 +33,11 @@ def pure(name: str, compute: Callable[[jax.Array], jax.Array]) -> Layer:
     return Layer(name, lambda x: {}, lambda params, x: compute(x))
 
 
+def recomputed(layer: Layer) -> Layer:
+    """A layer of which the backward pass keeps the input alone."""
+    return Layer(layer.name, layer.params, jax.checkpoint(layer.apply))
+
+
 relu = pure("relu", jax.nn.relu)
 sigmoid = pure("sigmoid", jax.nn.sigmoid)
 flatten = pure("flatten", lambda x: x.reshape(x.shape[0], -1))

@@ -19,6 +19,7 @@ from .model import Model
 from .recommenders import dlrm, dlrm_kaggle, xdl
 from .recurrent import nmt, rnnlm, rnntc
 from .resnet import resnet, resnext50_unity
+from .rwkv import rwkv7
 from .squeezenet import squeezenet
 from .t5 import t5
 from .unet import unet
@@ -36,6 +37,7 @@ class _Entry:
 
 _TINY_GPT = {"layers": 2, "hidden": 32, "heads": 4, "vocab": 61, "seq": 16, "batch": 8}
 _TINY_RESNET = {"blocks": (1, 1), "base": 16, "image": 32, "batch": 8, "classes": 10}
+_TINY_UNET = {"width": 32, "growth": (1, 2), "blocks": 1, "attended": (4,), "image": 8, "batch": 4}
 _TINY_INCEPTION = {"image": 75, "batch": 2, "blocks": 5, "classes": 10}
 _TINY_RNN = {"hidden": 16, "vocab": 61, "steps": 8, "batch": 8}
 _TINY_DLRM = {"tables": (40, 7, 33), "width": 8, "batch": 16}
@@ -54,6 +56,7 @@ _MODELS: Mapping[str, _Entry] = {
     "inception_v3_unity": _Entry(inception_v3, {**_TINY_INCEPTION, "unit": biased}, {"unit": biased, "classes": 10}),
     "resnet50": _Entry(resnet, _TINY_RESNET),
     "resnet101": _Entry(resnet, _TINY_RESNET, {"blocks": (3, 4, 23, 3)}),
+    "resnet200": _Entry(resnet, _TINY_RESNET, {"blocks": (3, 24, 36, 3)}),
     "resnext50": _Entry(resnet, {**_TINY_RESNET, "groups": 4}, {"groups": 32, "group_width": 4}),
     "resnext50_unity": _Entry(resnext50_unity, {"blocks": (1, 1), "base": 16, "groups": 4, "image": 32, "batch": 4}),
     "wide_resnet50": _Entry(resnet, _TINY_RESNET, {"group_width": 128}),
@@ -61,6 +64,7 @@ _MODELS: Mapping[str, _Entry] = {
     "wide_resnet_tensoropt": _Entry(resnet, _TINY_RESNET, {"blocks": (3, 4, 23, 3), "base": 256, "group_width": 128, "batch": 256}),
     "gpt2": _Entry(gpt, _TINY_GPT),
     "gpt2_padded": _Entry(gpt, {**_TINY_GPT, "vocab": 64}, {"vocab": 50304}),
+    "gpt2_xl": _Entry(gpt, _TINY_GPT, {"layers": 48, "hidden": 1600, "heads": 25}),
     "gpt3_6.7b": _Entry(gpt, _TINY_GPT, _GPT3),
     "gpt3_6.7b_scan": _Entry(gpt, _TINY_GPT, {**_GPT3, "scan": True, "remat": True, "compute": "bfloat16"}),
     # TensorOpt gives 9.7 GiB of parameters and no sizes; these come to 9.8
@@ -71,8 +75,15 @@ _MODELS: Mapping[str, _Entry] = {
     "bert_large": _Entry(bert, _TINY_GPT),
     "t5_large": _Entry(t5, {"layers": 2, "hidden": 32, "heads": 4, "feed_forward": 64, "vocab": 61, "seq": 16, "batch": 8}),
     "dit_xl": _Entry(dit, {"layers": 2, "hidden": 32, "heads": 4, "image": 8, "classes": 10, "batch": 8}),
-    "unet_cifar": _Entry(unet, {"width": 32, "growth": (1, 2), "blocks": 1, "attended": (4,), "image": 8, "batch": 4}),
+    "unet_cifar": _Entry(unet, _TINY_UNET),
+    # the levels of Stable Diffusion 1.5's, without the text that its attention reads, too, and with attention of one head
+    "unet_latents": _Entry(
+        unet,
+        {**_TINY_UNET, "channels": 3},
+        {"width": 320, "growth": (1, 2, 4, 4), "attended": (64, 32, 16), "image": 64, "channels": 4},
+    ),
     "mamba2_1.3b": _Entry(mamba2, {**_TINY_MAMBA, "layers": 2, "vocab": 61, "seq": 16, "batch": 8}),
+    "rwkv7_1.5b": _Entry(rwkv7, {"layers": 2, "hidden": 32, "head": 8, "rank": 4, "vocab": 61, "seq": 16, "batch": 8}),
     "bert_unity": _Entry(attention_stack, {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "batch": 8}),
     "dlrm": _Entry(dlrm, {**_TINY_DLRM, "bottom": (4, 16, 8), "top": (16, 2)}),
     "dlrm_summit": _Entry(

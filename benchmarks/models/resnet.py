@@ -10,6 +10,7 @@ from .layers import (
     image_classifier,
     image_mean,
     max_pool,
+    recomputed,
     relu,
     serial,
 )
@@ -25,8 +26,9 @@ def resnet(
     batch: int = 64,
     image: int = 224,
     classes: int = 1000,
+    remat: bool = False,
 ) -> Model:
-    """Bottleneck blocks, the stride on their 3×3 convolution.
+    """Bottleneck blocks, the stride on their 3×3 convolution; `remat` keeps only their inputs for the backward pass.
 
     Stage i puts out 4·base·2^i channels, and its 3×3 convolution has groups·(group_width·2^i·base/64) of them.
     """
@@ -36,7 +38,8 @@ def resnet(
         inner = groups * (group_width * base // 64 << stage)
         for block in range(count):
             stride = 2 if stage > 0 and block == 0 else 1
-            layers.append(_bottleneck(channels, inner, 4 * base << stage, stride, groups))
+            layer = _bottleneck(channels, inner, 4 * base << stage, stride, groups)
+            layers.append(recomputed(layer) if remat else layer)
             channels = 4 * base << stage
     network = serial(*layers, image_mean, dense(classes))
     return image_classifier(network, batch, (3, image, image), classes)

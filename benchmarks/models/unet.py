@@ -23,12 +23,14 @@ def unet(
     image: int = 32,
     channels: int = 3,
     batch: int = 128,
+    remat: bool = False,
 ) -> Model:
     """Squared error of the noise in an image [channels, image, image], by its time.
 
     Level k has `growth[k]` times `width` channels and half the resolution of the one before; `attended` are the resolutions with
-    attention.
+    attention. `remat` keeps only the inputs of the residual blocks, and their attention, for the backward pass.
     """
+    block = jax.checkpoint(_unit) if remat else _unit
     levels = list(enumerate(growth))
     last = width * growth[-1]
 
@@ -39,16 +41,17 @@ def unet(
         kept, layers = [x], iter(params["down"])
         for k, _ in levels:
             for _ in range(blocks):
-                x = _unit(next(layers), x, known)
+                x = block(next(layers), x, known)
                 kept.append(x)
             if k + 1 < len(levels):
                 x = _conv(next(layers), x, stride=2)
                 kept.append(x)
-        x = _residual(params["middle"][2], _unit(params["middle"][0] | params["middle"][1], x, known), known)
+        x = block(params["middle"][0] | params["middle"][1], x, known)
+        x = block({"residual": params["middle"][2]}, x, known)
         layers = iter(params["up"])
         for k, _ in reversed(levels):
             for _ in range(blocks + 1):
-                x = _unit(next(layers), jnp.concatenate([x, kept.pop()], axis=1), known)
+                x = block(next(layers), jnp.concatenate([x, kept.pop()], axis=1), known)
             if k:
                 x = _conv(next(layers), jnp.repeat(jnp.repeat(x, 2, axis=2), 2, axis=3))
         return squared_error(_conv(params["last"]["out"], jax.nn.silu(_normed(params["last"]["norm"], x))), data["noise"])

@@ -15,6 +15,7 @@ from benchmarks.models.llama import _rotate
 from benchmarks.models.mamba import state_space
 from benchmarks.models.mixtral import mixture
 from benchmarks.models.recurrent import lstm
+from benchmarks.models.rwkv import delta_rule
 from benchmarks.models.transformer import causal, self_attention
 
 PUBLISHED = {
@@ -24,6 +25,7 @@ PUBLISHED = {
     "dlrm_kaggle": 33_762_577 * 16 + (13 + 1) * 512 + 513 * 256 + 257 * 64 + 65 * 16 + 368 * 512 + 513 * 256 + 257,
     "gpt2": 124_439_808,
     "gpt2_padded": 124_439_808 + (50304 - 50257) * 768,
+    "gpt2_xl": 1_557_611_200,
     "inception_v3": 23_834_568,  # torchvision, less the auxiliary head
     "lenet5": 61_706,
     "llama3_8b": 8_030_261_248,
@@ -43,6 +45,8 @@ ROUNDED = {  # published in millions, or in GiB of float32
     "gpt3_6.7b": (6.7e9, 0.05e9),
     "mamba2_1.3b": (1.3e9, 0.05e9),
     "mlp_unity": (956e6, 0.5e6),
+    "resnet200": (64.7e6, 0.05e6),
+    "rwkv7_1.5b": (1.5e9, 0.05e9),
     "rnn_tensoropt": (108 * 2**28, 0.01 * 108 * 2**28),
     "transformer_tensoropt": (9.7 * 2**28, 0.01 * 9.7 * 2**28),
     "wide_resnet_tensoropt": (7.3 * 2**28, 0.025 * 7.3 * 2**28),
@@ -52,6 +56,7 @@ DEPTH = 100  # roundings that follow each other in a tiny transformer's step, to
 EVERY_KIND_OF_LAYER = (
     *("mlp_unity", "resnext50", "llama3_8b", "bert_unity", "mixtral_8x7b", "dlrm_kaggle", "candle_uno", "rnntc", "nmt", "dit_xl"),
     "mamba2_1.3b",
+    "rwkv7_1.5b",
     *by_hand("lenet5", "gpt2", "bert_large", "vit_large", "inception_v3_unity", "dlrm", "rnnlm", "t5_large", "unet_cifar"),
 )
 
@@ -221,6 +226,21 @@ def test_state_space_layers_in_chunks_are_their_recurrence() -> None:
         expected = np.einsum("zhps,zs->zhp", states, c[:, t])
         # products of five states, of order 10, after up to 12 steps
         np.testing.assert_allclose(found[:, t], expected, rtol=0, atol=10 * 5 * time * EPSILON)
+
+
+def test_the_delta_rule_is_a_product_with_the_transition_of_every_step() -> None:
+    samples, time, heads, width = 2, 6, 3, 4
+    keys = jax.random.split(jax.random.key(0), 6)
+    receptance, decay, key, value, removal, rate = (jax.random.uniform(k, (samples, time, heads, width)) for k in keys)
+    found = np.asarray(delta_rule(receptance, decay, key, value, removal, rate))
+    states = np.zeros((samples, heads, width, width))
+    for t in range(time):
+        outer = np.einsum("zhi,zhj->zhij", removal[:, t], rate[:, t] * removal[:, t])
+        transition = np.eye(width) * decay[:, t, :, :, None] - outer
+        states = states @ transition + np.einsum("zhi,zhj->zhij", value[:, t], key[:, t])
+        expected = np.einsum("zhij,zhj->zhi", states, receptance[:, t])
+        # sums of 4 products of order 10, three at each of 6 steps
+        np.testing.assert_allclose(found[:, t], expected, rtol=0, atol=10 * 4 * 3 * time * EPSILON)
 
 
 def value_and_grad(model: Model, params: dict, batch: dict) -> tuple[jax.Array, dict]:
