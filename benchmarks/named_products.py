@@ -20,10 +20,12 @@ NAMES = {
     **dict.fromkeys(("query", "key", "value", "qkv", "receptance"), "qkv_proj"),
     "out": "out_proj",
 }
+CONTEXT = "context"  # what the product named "out_proj" reads
 POLICIES = {
     "save_qkv_proj": ("qkv_proj",),
     "save_out_proj": ("out_proj",),
     "save_dot_except_mlp": ("qkv_proj", "out_proj"),
+    "save_dot_with_context_except_mlp": ("qkv_proj", CONTEXT, "out_proj"),
 }
 # primitives through which the name of a weight is the name of their result
 FORWARDS = ("convert_element_type", "reshape", "transpose", "squeeze", "slice")
@@ -63,21 +65,28 @@ def _named(body: Body, weights: Sequence[str | None]) -> Body:
     def now(atom: Atom) -> Atom:
         return instead.get(atom, atom) if isinstance(atom, int) else atom
 
+    def add(value: int, name: str, e: Equation) -> int:
+        new, (primitive, params) = max(tensors) + 1, _template(name)
+        tensors[new] = tensors[value]
+        equations.append(Equation(primitive, params, (value,), (new,), e.source, scope=e.scope))
+        return new
+
     for e in body.equations:
         names = [known.get(a) if isinstance(a, int) else None for a in e.operands]
         e = replace(e, operands=tuple(map(now, e.operands)))
+        operands = list(zip(e.operands, names, strict=True))
         name = next((name for name in names if name is not None), None)
         program = inside(e)
         if program is not None:
             e = replace(e, params={**e.params, "jaxpr": _named(program, names)}, origin=None)
+        product = name if e.name == "dot_general" else None
+        if product == "out_proj":
+            e = replace(e, operands=tuple(add(a, CONTEXT, e) if isinstance(a, int) and n is None else a for a, n in operands))
         equations.append(e)
         if name is not None and e.name in FORWARDS:
             known[e.results[0]] = name
-        elif name is not None and e.name == "dot_general":
-            (value,), new = e.results, max(tensors) + 1
-            tensors[new], instead[value] = tensors[value], new
-            primitive, params = _template(name)
-            equations.append(Equation(primitive, params, (value,), (new,), e.source, scope=e.scope))
+        elif product is not None:
+            instead[e.results[0]] = add(e.results[0], product, e)
     return Body(body.inputs, tuple(map(now, body.outputs)), tuple(equations), tensors)
 
 

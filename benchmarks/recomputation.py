@@ -2,8 +2,15 @@
 
 `python -m benchmarks.recomputation`. The models have no `jax.checkpoint`, on a DGX H100. The limits are a device's memory, and
 `PARTS` of the memory of the fastest plan. By hand is a checkpoint around every layer, around every second one, and around groups
-of about the root of their number, each with the same exact search of shardings; the layers are those that unity detects. "kept"
-recomputes none. Seconds of a step are predicted; those of the choice are of the processor, and count everything after capture.
+of about the root of their number, which save nothing inside, and around every layer under policies of MaxText's: "minimal", all
+products without batch dimensions, and `named_products.POLICIES`, named ones; "every layer" is its "full". Each has its own exact
+search of shardings. The layers are those around which the model's builder puts checkpoints. "kept" recomputes none. Seconds of a
+step are predicted; those of the choice are of the processor, and count everything after capture.
+
+The names are given to the products themselves, before biases and rotations, where MaxText gives them to what attention reads.
+"save_dot_except_mlpwi" is "save_dot_except_mlp" here, for the last product of a layer is not computed again, and there are none of
+the policies that offload. Most deep models are in a scan, whose search is many times as fast: every step of it is recomputed alike,
+so that "every second" and "groups" are "every layer" there. GPT-2 small, the U-Net, ResNet-200 and DLRM are written out.
 """
 
 from __future__ import annotations
@@ -36,12 +43,13 @@ MACHINE = Machine.preset("dgx-h100")
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama-3-8B, scan": ("llama3_8b", {"seq": 4096, "scan": True}),
     "Mixtral 8x7B, scan": ("mixtral_8x7b", {"seq": 4096, "scan": True}),
-    "GPT-2 XL": ("gpt2_xl", {"batch": 256, "vocab": 50304, "compute": "bfloat16"}),
-    "ViT-L": ("vit_large", {"batch": 4096}),
-    "T5-large": ("t5_large", {"batch": 1024}),
+    "GPT-2": ("gpt2_padded", {"batch": 512}),
+    "GPT-2 XL, scan": ("gpt2_xl", {"batch": 256, "vocab": 50304, "compute": "bfloat16", "scan": True}),
+    "ViT-L, scan": ("vit_large", {"batch": 4096, "scan": True}),
+    "T5-large, scan": ("t5_large", {"batch": 1024, "scan": True}),
     "U-Net": ("unet_latents", {"batch": 512}),
-    "RWKV-7": ("rwkv7_1.5b", {"batch": 128}),
-    "Mamba-2": ("mamba2_1.3b", {"batch": 256}),
+    "RWKV-7, scan": ("rwkv7_1.5b", {"batch": 128, "scan": True}),
+    "Mamba-2, scan": ("mamba2_1.3b", {"batch": 256, "scan": True}),
     "DLRM": ("dlrm_summit", {"batch": 2**22}),
     "ResNet-200": ("resnet200", {"batch": 4096}),
 }

@@ -9,7 +9,7 @@ import numpy as np
 from .llama import product, rms_norm
 from .losses import cast, cross_entropy
 from .model import Model, Tree, f32, i32
-from .stack import unrolled
+from .stack import scanned, unrolled
 from .transformer import MASKED, causal
 
 DISTANT = 128
@@ -26,14 +26,15 @@ def t5(
     vocab: int = 32128,
     seq: int = 512,
     batch: int = 64,
+    scan: bool = False,
     remat: bool = False,
     compute: str = "bfloat16",
 ) -> Model:
     """Mean cross-entropy of the next token of the target; `layers` of the encoder, and of the decoder.
 
-    Logits are products with the embedding table; `remat` and `compute` as for GPT.
+    Logits are products with the embedding table; `scan`, `remat` and `compute` as for GPT.
     """
-    dtype, head = jnp.dtype(compute), hidden // heads
+    dtype, head, stack = jnp.dtype(compute), hidden // heads, scanned if scan else unrolled
 
     def coder(name: str, params: Tree, x: jax.Array, source: jax.Array | None = None) -> jax.Array:
         """The encoder, or with the encoded `source` the decoder. [batch, sequence, width] -> the same."""
@@ -51,7 +52,7 @@ def t5(
             hidden = jax.nn.relu(product("up", layer["mlp"], rms_norm(layer["norm3"], x)))
             return x + product("down", layer["mlp"], hidden)
 
-        x = unrolled.apply(jax.checkpoint(block) if remat else block, params[name]["blocks"], x)
+        x = stack.apply(jax.checkpoint(block) if remat else block, params[name]["blocks"], x)
         return rms_norm(cast(params[name]["norm"], dtype), x)
 
     def loss(params: Tree, data: Tree) -> jax.Array:
@@ -67,7 +68,7 @@ def t5(
     decoder = encoder | {"norm2": norm, "cross": attention}
     params: Tree = {"token": {"table": f32(vocab, hidden)}}
     for name, block in (("encoder", encoder), ("decoder", decoder)):
-        params[name] = {"blocks": unrolled.params(block, layers), "norm": norm, "position": {"table": f32(buckets, heads)}}
+        params[name] = {"blocks": stack.params(block, layers), "norm": norm, "position": {"table": f32(buckets, heads)}}
     below = dict.fromkeys(("source", "target", "labels"), vocab)
     return Model("t5", loss, params, {name: i32(batch, seq) for name in below}, below)
 

@@ -35,12 +35,15 @@ from unity.search.cost.assembly import Listed
 from unity.search.cost.cost import Training
 from unity.search.session import Candidate, Search
 from unity.substitutions.language.axioms import default_library
-from unity.transforms.recomputing import LayeredProgram, RecomputingWish, best, recomputing
+from unity.transforms.recomputing import LayeredProgram, Recomputing, RecomputingWish, best, recomputing
 from unity.transforms.recomputing.layers import Places, equations_in_layers, layers, repeated
+from unity.transforms.recomputing.products import repeated_products, saved_sets
+from unity.transforms.recomputing.recomputing import Policy, Spans
 from unity.transforms.transformation import TransformationSource
 
 MACHINE = Machine.grid(1, 4, "a100")
 SHORT = "two layers" if CI else "written out"
+WHOLE: tuple[Policy, ...] = ("nothing", "products")
 PARTS = (0.95, 0.8)  # of the memory of the leanest plan that recomputes no layers
 
 
@@ -104,12 +107,20 @@ def test_every_point_of_the_frontier_of_a_recomputed_program_is_right(name: str)
         assert_right(name, point, point.shard(*wanted(name)[0]))
 
 
+def some_products(captured: Captured, spans: Spans) -> Recomputing:
+    """Save about half of the products."""
+    sets = saved_sets(repeated_products(captured.body, spans))
+    return recomputing(captured, spans, "some products", products=sets[len(sets) // 2])
+
+
 @pytest.mark.parametrize("name", ["scanned", *by_hand("dropped")])
-def test_a_program_that_saves_products_is_the_function(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("saved", ["products", "some products"])
+def test_a_program_that_saves_products_is_the_function(name: str, saved: Policy, tmp_path: Path) -> None:
     model = MODELS[name]()
     captured = capture(model.loss, model.params, model.batch)
     segments = LayeredProgram(captured.body)
-    made = recomputing(captured, segments.repeated(segments.count), "products")
+    spans = segments.repeated(segments.count)
+    made = recomputing(captured, spans, saved) if saved == "products" else some_products(captured, spans)
     search = Searches().of(made.after)
     assert Searches().of(recomputing(captured, made.spans).after).least_memory.total < search.least_memory.total
     plan = Plan(PlanFamily(model.loss, made.before, search, 0.0, transformations=(made,)), search.leanest)
@@ -121,7 +132,8 @@ def test_a_program_that_saves_products_is_the_function(name: str, tmp_path: Path
     assert again.program.pcg.key == plan.program.pcg.key
     assert str(again.program.recomputing) == str(made)
     plan.files.export(tmp_path / "exported.py")
-    assert "dots_with_no_batch_dims_saveable" in (tmp_path / "exported.py").read_text()
+    written = {"products": "dots_with_no_batch_dims_saveable", "some products": "save_only_these_names('saved_product')"}
+    assert written[saved].replace("'", '"') in (tmp_path / "exported.py").read_text().replace("'", '"')
     assert_right(name, runpy.run_path(str(tmp_path / "exported.py"), run_name="exported")["fn"], wanted(name)[0])
 
 
@@ -227,6 +239,54 @@ def test_no_set_of_recomputed_layers_is_better(model: Small, part: float) -> Non
     assert seconds(searches.best(captured, limit)) <= least * (1 + 1e-9)
 
 
+def scanned_layers(wide: int, feed_forward: int, rows: int) -> Small:
+    """A scan of layers with products of three sizes, which spare different times for their bytes."""
+
+    def one(x: jax.Array, p: Any) -> tuple[jax.Array, None]:
+        x = x + jnp.tanh(jnp.sin(x @ p["up"]) @ p["down"])
+        return x + jnp.tanh(x @ p["square"]), None
+
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        return jnp.mean(jax.lax.scan(one, x, p)[0] ** 2)
+
+    shapes = {"up": (wide, feed_forward), "down": (feed_forward, wide), "square": (wide, wide)}
+    return Small(loss, {name: f(6, *shape) for name, shape in shapes.items()}, f(rows, wide))
+
+
+@pytest.mark.parametrize("part", [0.3, *by_hand(0.6)])
+def test_no_set_of_products_saved_in_the_steps_of_a_scan_is_better(part: float) -> None:
+    """Brute force over all sets, at limits between what saving none and all takes."""
+    model, searches = scanned_layers(64, 256, 512), Searches()
+    captured = capture(model.loss, model.params, model.batch)
+    spans = LayeredProgram(captured.body).repeated(0)
+    products = repeated_products(captured.body, spans)
+    (program,) = {p.program for p in products}
+    assert sorted(p.flops / p.nbytes for p in products) == [64 * 2 / 8, 64 * 2 / 8, 256 * 2 / 8]
+    sets = [subset for k in range(4) for subset in itertools.combinations(sorted(p.place for p in products), k)]
+    programs = [searches.of(recomputing(captured, spans, "some products", products={program: subset}).after) for subset in sets]
+    none, every = programs[0].fastest.memory, programs[-1].fastest.memory
+    limit = none + part * (every - none)
+    least = min(seconds(search.under(limit)) for search in programs)
+    assert least < min(seconds(searches.of(recomputing(captured, spans, saved).after).under(limit)) for saved in WHOLE)
+    assert seconds(searches.best(captured, limit)) <= least * (1 + 1e-9)
+
+
+def test_only_products_that_are_read_again_are_saved() -> None:
+    """The last product of a step, which is added to the residual stream, is not computed again; one in a function is."""
+
+    def one(x: jax.Array, p: Any) -> tuple[jax.Array, None]:
+        x = x + jnp.sin(x) @ p["inner"]
+        return x + jnp.tanh(x @ p["up"]) @ p["down"], None
+
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        return jnp.mean(jax.lax.scan(one, x, p)[0] ** 2)
+
+    shapes = {"inner": f(6, 16, 16), "up": f(6, 16, 64), "down": f(6, 64, 16)}
+    body = capture(loss, shapes, f(32, 16)).body
+    products = repeated_products(body, LayeredProgram(body).repeated(0))
+    assert [(p.flops, p.nbytes) for p in products] == [(6 * 2 * 32 * 16 * n, 6 * 32 * n * 8) for n in (64, 16)]
+
+
 def test_layers_are_recomputed_no_more_slowly_than_by_hand() -> None:
     """A checkpoint around every layer, or around every second one, under limits of parts of what the fastest plan needs."""
     device = Device("slow", {"float64": 1e6, "float32": 1e6}, 10**9, 1e9, 0.5, 0.0)  # so that all that can be is shared
@@ -301,6 +361,8 @@ def test_spans_that_the_program_does_not_have_are_refused(spans: tuple[tuple[int
     with pytest.raises(PlanError, match="another graph"):
         msgspec.structs.replace(right, spans={captured.body.key: ((2, 6),)}).apply(source)
     assert len(equations_in_layers(captured.body)) < 99999
+    with pytest.raises(PlanError, match="saves products that the program does not have"):
+        msgspec.structs.replace(right, saved="some products", products={captured.body.key: (99999,)}).apply(source)
 
 
 def test_repeated_layers_of_empty_values_are_not_layers() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
+from types import MappingProxyType
 from typing import TypeAlias
 
 from unity.pcg.capture.capture import Captured
@@ -18,6 +19,7 @@ from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, SCANNED
 from unity.search.session import Search
 from unity.transforms.least_number import LimitedChoice, LimitedWish, Numbered, Programs, Way
 from unity.transforms.recomputing.layers import Places, Span, equations_in_layers, layers, together
+from unity.transforms.recomputing.products import SavedProducts, repeated_products, saved_sets
 from unity.transforms.recomputing.recomputing import Policy, Recomputing, Spans, recomputing, steps
 
 RecomputingChoice: TypeAlias = LimitedChoice[Recomputing]
@@ -49,11 +51,26 @@ def best(captured: Captured, wish: RecomputingWish) -> RecomputingChoice:
         programs.worth(_way(captured, wish, layered.later(fewer)))
     programs.refine(numbered(layered.every, len(layered.chain.every)))
     programs.refine(numbered(layered.repeated, layered.count, "products"))
+    _refine_products(captured, wish, programs, layered.repeated(layered.count))
+    _refine_products(captured, wish, programs, layered.every(len(layered.chain.every)))
     if wish.offload:
         programs.refine(numbered(layered.repeated, layered.count, "offloaded products"))
     for spans in layered.others() if wish.than is None else ():
         programs.worth(_way(captured, wish, spans))
     return programs.choice
+
+
+def _refine_products(captured: Captured, wish: RecomputingWish, programs: Programs[Recomputing], spans: Spans) -> None:
+    """Search programs whose checkpoints around some spans save products in them: all, or as many as fit."""
+    sets = saved_sets(repeated_products(captured.body, spans)) if spans else []
+    if len(sets) < 2:
+        return
+    chosen = Numbered(lambda k: _way(captured, wish, spans, "some products", sets[k]), len(sets) - 1)
+    every = chosen.way(0)
+    if every is not None and programs.suffices(programs.unrefined(programs.program(every)[1])):
+        programs.worth(every)
+    else:
+        programs.refine(chosen)
 
 
 def best_steps_of_scans(captured: Captured, wish: RecomputingWish) -> RecomputingChoice:
@@ -73,15 +90,21 @@ def of_all_layers(captured: Captured) -> Recomputing | None:
     return recomputing(captured, spans, known=captured.bodies) if spans else None
 
 
-def _way(captured: Captured, wish: RecomputingWish, spans: Spans, saved: Policy = "nothing") -> Way[Recomputing] | None:
+def _way(
+    captured: Captured,
+    wish: RecomputingWish,
+    spans: Spans,
+    saved: Policy = "nothing",
+    products: SavedProducts = MappingProxyType({}),
+) -> Way[Recomputing] | None:
     """Return the recomputation of some spans; None if there are none."""
 
     def transform() -> tuple[Recomputing, Search]:
-        transformation = recomputing(captured, spans, saved, captured.bodies)
+        transformation = recomputing(captured, spans, saved, captured.bodies, products)
         return transformation, wish.search(transformation.after)
 
     text = f"recomputing {sum(map(len, spans.values()))} parts of the program"
-    return Way((frozenset(spans.items()), saved), text, transform) if spans else None
+    return Way((frozenset(spans.items()), saved, frozenset(products.items())), text, transform) if spans else None
 
 
 class LayeredProgram:
