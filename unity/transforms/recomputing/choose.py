@@ -51,8 +51,8 @@ def best(captured: Captured, wish: RecomputingWish) -> RecomputingChoice:
         programs.worth(_way(captured, wish, layered.later(fewer)))
     programs.refine(numbered(layered.every, len(layered.chain.every)))
     programs.refine(numbered(layered.repeated, layered.count, "products"))
-    _refine_products(captured, wish, programs, layered.repeated(layered.count))
-    _refine_products(captured, wish, programs, layered.every(len(layered.chain.every)))
+    whole = layered.every(len(layered.chain.every)) if layered.count else layered.repeated(0)
+    _refine_products(captured, wish, programs, whole)
     if wish.offload:
         programs.refine(numbered(layered.repeated, layered.count, "offloaded products"))
     for spans in layered.others() if wish.than is None else ():
@@ -62,7 +62,11 @@ def best(captured: Captured, wish: RecomputingWish) -> RecomputingChoice:
 
 def _refine_products(captured: Captured, wish: RecomputingWish, programs: Programs[Recomputing], spans: Spans) -> None:
     """Search programs whose checkpoints around some spans save products in them: all, or as many as fit."""
-    sets = saved_sets(repeated_products(captured.body, spans)) if spans else []
+    whole = _way(captured, wish, spans)
+    if whole is None:
+        return
+    device = programs.program(whole)[1].machine.device
+    sets = saved_sets(repeated_products(captured.body, spans, device))
     if len(sets) < 2:
         return
     chosen = Numbered(lambda k: _way(captured, wish, spans, "some products", sets[k]), len(sets) - 1)

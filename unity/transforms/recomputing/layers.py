@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -86,10 +86,10 @@ class Places:
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers of a program, in order: the repeated ones, and the parts before and after them.
+    """The layers of a program, in order: the repeated ones, and the parts beside them.
 
     Args:
-        repeated: The repeated layers.
+        repeated: The repeated layers, of all runs of them, such as those of an encoder and those of a decoder.
         every: These and the parts beside them, of about as many bytes. Left out are the last part of a program, with which the
             backward pass begins, and parts with a scan, whose steps are layers themselves.
     """
@@ -100,20 +100,47 @@ class Layers:
 
 def layers(body: Body, equations: Sequence[int], places: Places) -> Layers:
     """Return the layers of a program."""
-    end = len(equations)
+    end, letters = len(equations), [body.equations[i].signature for i in equations]
 
     def without_scans(spans: Sequence[Span]) -> list[Span]:
         return [span for span in spans if not any(body.equations[i].name in SCANNED for i in equations[slice(*span)])]
 
-    start, period, times = repeated([body.equations[i].signature for i in equations])
-    if not places.nbytes((start, start + period)):  # nothing repeats, or only what is empty
+    longest = _run(letters, places, (0, end))
+    if longest is None:
         return Layers((), tuple(without_scans(places.divided((0, end), min(PIECES, end))[:-1])) if end else ())
+    size = _mean_nbytes(places, longest)
+    runs = sorted([longest, *_runs_beside(letters, places, longest, (0, end), SMALL * size)])
+    every, at = list[Span](), 0
+    for k, run in enumerate(runs):
+        neighbours = [_mean_nbytes(places, r) for r in runs[max(0, k - 1) : k + 1]]
+        every += [*without_scans(places.near((at, run[0][0]), max(neighbours))), *run]
+        at = run[-1][1]
+    after = places.near((at, end), _mean_nbytes(places, runs[-1]))
+    return Layers(tuple(span for run in runs for span in run), (*every, *without_scans(after[:-1])))
+
+
+def _run(letters: Sequence[str], places: Places, within: Span) -> list[Span] | None:
+    """Return the layers of the longest run of equal parts of a span, cut where the fewest bytes cross; None if nothing repeats."""
+    start, period, times = repeated(letters[slice(*within)])
+    start += within[0]
+    if not places.nbytes((start, start + period)):  # nothing repeats, or only what is empty
+        return None
     first = min(range(start, start + period), key=lambda p: places.crossing[p])
     count = times if first == start else times - 1
-    own = [(first + k * period, first + (k + 1) * period) for k in range(count)]
-    size = places.nbytes((first, own[-1][1])) / count
-    before, after = (places.near(span, size) for span in ((0, first), (own[-1][1], end)))
-    return Layers(tuple(own), (*without_scans(before), *own, *without_scans(after[:-1])))
+    return [(first + k * period, first + (k + 1) * period) for k in range(count)]
+
+
+def _runs_beside(letters: Sequence[str], places: Places, run: list[Span], within: Span, least: float) -> Iterator[list[Span]]:
+    """Yield the layers of the runs before and after a run whose layers have at least some bytes, such as those of a decoder."""
+    for beside in ((within[0], run[0][0]), (run[-1][1], within[1])):
+        other = _run(letters, places, beside)
+        if other is not None and _mean_nbytes(places, other) >= least:
+            yield other
+            yield from _runs_beside(letters, places, other, beside, least)
+
+
+def _mean_nbytes(places: Places, run: Sequence[Span]) -> float:
+    return places.nbytes((run[0][0], run[-1][1])) / len(run)
 
 
 def repeated(letters: Sequence[str]) -> tuple[int, int, int]:

@@ -1,12 +1,13 @@
-"""The products whose results recomputed layers may save: sets of them, from all to none, by the operations that a byte spares."""
+"""The products whose results recomputed layers may save: sets of them, from all to none, by the time that a byte spares."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import ceil, prod
 
+from unity.machine.hardware import Device
 from unity.pcg.capture.heavy_operators import is_fused_product
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.jaxprs import SCANNED
@@ -16,6 +17,8 @@ from unity.pcg.types.factors import facts_of
 from unity.transforms.recomputing.layers import Span, equations_in_layers
 
 FEW = 4096  # the most combinations of numbers of products that are compared
+
+STEPS = 32  # about how many sets of more products there are
 
 SavedProducts = Mapping[str, tuple[int, ...]]  # places of products in a program and in the steps of its scans, by content hash
 
@@ -27,56 +30,56 @@ class RepeatedProduct:
     Args:
         program: The content hash of its program.
         place: Its number among the equations in layers of that program.
-        flops: The floating-point operations of its recomputation, in all steps of the scan if it is in one.
+        seconds: The time of its recomputation on one device, in all steps of the scan if it is in one.
         nbytes: The bytes of its results, likewise.
     """
 
     program: str
     place: int
-    flops: float
+    seconds: float
     nbytes: int
 
 
-def repeated_products(body: Body, spans: Mapping[str, Sequence[Span]], times: int = 1) -> list[RepeatedProduct]:
+def repeated_products(body: Body, spans: Mapping[str, Sequence[Span]], device: Device, times: int = 1) -> list[RepeatedProduct]:
     """Return the products that the backward pass computes again if spans of a program, and of steps of its scans, save nothing.
 
     Args:
         body: The program.
         spans: The recomputed spans of each program.
+        device: A device, whose peak and bandwidth say how long a product takes.
         times: How often the program runs.
     """
     numbers, products = equations_in_layers(body), list[RepeatedProduct]()
     for start, stop in spans.get(body.key, ()):
         for k in _read_again(body, numbers, (start, stop)):
             e = body.equations[numbers[k]]
-            spec = spec_of(body, e)
             nbytes = sum(body.tensors[v].nbytes for v in e.results)
-            products += [RepeatedProduct(body.key, k, times * spec.flops, times * nbytes)] if spec is not None else []
+            products.append(RepeatedProduct(body.key, k, times * _seconds(body, e, device), times * nbytes))
     for e in body.equations:
         step = inside(e) if e.name in SCANNED else None
-        products += repeated_products(step, spans, times * e.params["length"]) if step is not None else []
+        products += repeated_products(step, spans, device, times * e.params["length"]) if step is not None else []
     return products
 
 
 def saved_sets(products: Sequence[RepeatedProduct]) -> list[SavedProducts]:
-    """Return sets of products that may be saved, from all of them to none; a smaller one spares fewer operations.
+    """Return sets of products that may be saved, from all of them to none; a smaller one spares less time.
 
     Of products that are equally large, the last ones are saved, for the results of the first would be live the longest. Where the
     numbers of each kind have few combinations, as in the steps of a scan, all are compared. Otherwise the products that spare the
-    fewest operations for their bytes are left out one after the other.
+    least time for their bytes are left out, a few at a time.
     """
     kinds = dict[tuple[float, int], list[RepeatedProduct]]()
-    for p in sorted(products, key=lambda p: (p.flops / max(p.nbytes, 1), p.place)):
-        kinds.setdefault((p.flops, p.nbytes), []).append(p)
+    for p in sorted(products, key=lambda p: (p.seconds / max(p.nbytes, 1), p.place)):
+        kinds.setdefault((p.seconds, p.nbytes), []).append(p)
     if prod(len(kind) + 1 for kind in kinds.values()) > FEW:
         order = [p for kind in kinds.values() for p in kind]
-        return [_by_program(order[k:]) for k in range(len(order) + 1)]
+        return [_by_program(order[k:]) for k in range(0, len(order), ceil(len(order) / STEPS))] + [{}]
     every = [_SavedCounts.of(kinds, counts) for counts in product(*(range(len(kind) + 1) for kind in kinds.values()))]
     best, most = list[_SavedCounts](), -1.0
-    for saved in sorted(every, key=lambda saved: (saved.nbytes, -saved.flops)):
-        if saved.flops > most:
+    for saved in sorted(every, key=lambda saved: (saved.nbytes, -saved.seconds)):
+        if saved.seconds > most:
             best.append(saved)
-            most = saved.flops
+            most = saved.seconds
     return [
         _by_program(p for kind, count in zip(kinds.values(), saved.counts, strict=True) for p in kind[len(kind) - count :])
         for saved in reversed(best)
@@ -85,16 +88,23 @@ def saved_sets(products: Sequence[RepeatedProduct]) -> list[SavedProducts]:
 
 @dataclass(frozen=True)
 class _SavedCounts:
-    """How many products of each kind are saved, their bytes, and the operations that they spare."""
+    """How many products of each kind are saved, their bytes, and the time that they spare."""
 
     counts: tuple[int, ...]
     nbytes: int
-    flops: float
+    seconds: float
 
     @classmethod
     def of(cls, kinds: Iterable[tuple[float, int]], counts: tuple[int, ...]) -> _SavedCounts:
         pairs = list(zip(kinds, counts, strict=True))
-        return cls(counts, sum(n * nbytes for (_, nbytes), n in pairs), sum(n * flops for (flops, _), n in pairs))
+        return cls(counts, sum(n * nbytes for (_, nbytes), n in pairs), sum(n * seconds for (seconds, _), n in pairs))
+
+
+def _seconds(body: Body, e: Equation, device: Device) -> float:
+    """Return the time of a product on one device: that of its arithmetic or of its memory, whichever is longer."""
+    spec, tensors = spec_of(body, e), [*map(body.tensor, e.operands), *(body.tensors[v] for v in e.results)]
+    arithmetic = (spec.flops if spec is not None else 0.0) / (device.flops_of(tensors[0].dtype) * device.efficiency)
+    return max(arithmetic, sum(t.nbytes for t in tensors) / device.bandwidth)
 
 
 def is_product(body: Body, equation: Equation) -> bool:
