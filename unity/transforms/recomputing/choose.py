@@ -51,8 +51,8 @@ def best(captured: Captured, wish: RecomputingWish) -> RecomputingChoice:
         programs.worth(_way(captured, wish, layered.later(fewer)))
     programs.refine(numbered(layered.every, len(layered.chain.every)))
     programs.refine(numbered(layered.repeated, layered.count, "products"))
-    whole = layered.every(len(layered.chain.every)) if layered.count else layered.repeated(0)
-    _refine_products(captured, wish, programs, whole)
+    _refine_products(captured, wish, programs, layered.repeated(layered.count))
+    _refine_products(captured, wish, programs, layered.every(len(layered.chain.every)))
     if wish.offload:
         programs.refine(numbered(layered.repeated, layered.count, "offloaded products"))
     for spans in layered.others() if wish.than is None else ():
