@@ -14,10 +14,10 @@ from typing import Any
 from jax.extend import core
 
 from unity.pcg.ir.program import Body, Equation, close
-from unity.pcg.propagation.agreements import as_match
+from unity.pcg.propagation.agreements import agreements, as_match
 from unity.pcg.propagation.loops import NestedSolve
 from unity.pcg.types.factors import Match
-from unity.pcg.types.parallel_type import State
+from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State
 
 SOLVES = ("matvec", "vecmat", "solve", "transpose_solve")  # in the order of the operands that they close over
 
@@ -78,6 +78,30 @@ def linear_solve_matches(solve_nested: NestedSolve, equation: Equation, known: M
         solved = (body, solution) if name == "solve" else solved
     if solved is None or any(states[p] != states[n + k] for k, p in enumerate(right)):
         return
+    if REPLICATED in (states[p] for p in right) and not adds_up(solve_nested, equation, states):
+        return
     operands, results = (tuple(states[p] for p in positions) for positions in (range(n), range(n, n + count)))
     if all(s == (operands + results)[p] for p, s in known.items()):
         yield as_match([solved], operands, results)
+
+
+def adds_up(solve_nested: NestedSolve, equation: Equation, states: Mapping[int, State]) -> bool:
+    """Return whether both solvers of a solve return, for partial sums of its replicated right sides, partial sums of the solution.
+
+    The cotangents of a replicated solution are partial sums. JAX takes every solver to be linear in its right sides, but one that
+    stops early is not: the steps of conjugate gradients depend on the residual.
+
+    Args:
+        solve_nested: solves its programs.
+        equation: the equation.
+        states: states of the operands by position.
+    """
+    closed_over, right = split_operands(equation, [states[p] for p in range(len(equation.operands))])
+    partial = [PARTIAL if s == REPLICATED else s for s in right]
+    for name in {"solve", "transpose_solve"}.intersection(program_names(equation)):
+        body = solve_program(equation, name)
+        sums = {v: s for v, s in zip(body.outputs, partial, strict=False) if isinstance(v, int) and s == PARTIAL}
+        solution = solve_nested(body, dict(zip(body.inputs, (*closed_over[name], *partial), strict=True)) | sums)
+        if solution is None or any(agreements(body, solution)):
+            return False
+    return True

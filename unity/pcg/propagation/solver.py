@@ -220,8 +220,8 @@ def _nested_matches(query: _NestedQuery) -> tuple[Match, ...]:
 def replicable(body: Body) -> bool:
     """Return whether a body can be replicated for use, so that its cotangents are partial sums.
 
-    A custom_vjp may not be linear in them, and neither may a primitive without an entry, since JAX may not know that its results
-    differ between devices. A callback on the host has no cotangents.
+    A custom_vjp or the solver of a linear solve may not be linear in them, and neither may a primitive without an entry, since JAX
+    may not know that its results differ between devices. A callback on the host has no cotangents.
     """
     return all(
         is_replicable_call(e) if e.name in NESTED else e.name == ON_HOST or (e.name in TABLE and not facts_of(e.name).invariant)
@@ -256,15 +256,28 @@ def is_replicable_call(equation: Equation) -> bool:
     if equation.name == "cond":
         return all(map(replicable, branches(equation)))
     if equation.name == LINEAR_SOLVE:
-        return all(replicable(linear.solve_program(equation, name)) for name in linear.program_names(equation))
+        programs = (linear.solve_program(equation, name) for name in linear.program_names(equation))
+        return _solves_sums(equation) and all(map(replicable, programs))
     if equation.name == "custom_jvp_call":
         return equation.motionless or not _is_invariant(jvp_body(equation).body)
     return equation.name == "while" or replicable(nested_body(equation))
 
 
 def _is_invariant(body: Body) -> bool:
-    """Return whether JAX cannot run a program, or one nested in it, on operands that differ between devices."""
-    return any(facts_of(e.name).invariant or any(map(_is_invariant, bodies(e))) for e in body.equations)
+    """Return whether partial sums cannot pass a derivative rule.
+
+    JAX cannot run some primitives on operands that differ between devices, and some linear solves do not solve sums, in the rule
+    or in a program nested in it.
+    """
+    return any(
+        facts_of(e.name).invariant or (e.name == LINEAR_SOLVE and not _solves_sums(e)) or any(map(_is_invariant, bodies(e)))
+        for e in body.equations
+    )
+
+
+def _solves_sums(equation: Equation) -> bool:
+    """Return whether a linear solve returns the partial sums of its solutions for partial sums of its right sides."""
+    return linear.adds_up(_solve_nested, equation, dict.fromkeys(range(len(equation.operands)), REPLICATED))
 
 
 def _call_matches(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:
