@@ -62,3 +62,19 @@ def test_every_plan_of_a_transposed_product_runs(name: str) -> None:
         for point in ends(plan.frontier):
             found = jax.jit(jax.value_and_grad(point))(*point.shard(w, x))
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-7), found, wanted)
+
+
+def test_parts_of_an_exchange_have_one_layout() -> None:
+    """XLA's CPU backend gave the parts of an all-to-all beside products of small matrices different layouts, and refused them."""
+
+    def loss(w: Any, x: Any) -> Any:
+        products = lax.associative_scan(jnp.matmul, jnp.tanh(x[..., None] * w), axis=1)
+        return products[:, -1].sum() + (jnp.abs(products).mean((0, 1)) * jnp.arange(64.0).reshape(8, 8)).sum()
+
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        args = jnp.asarray(rng.normal(size=(8, 8))), jnp.asarray(rng.normal(size=(4, 16, 8)))
+        machine = unity.Machine.grid(1, 8, replace(SLOW, bandwidth=1e6, efficiency=1.0), intra=(1e12, 1e-12), inter=(1e12, 1e-12))
+        plan = unity.optimize(loss, *args, argnums=(0, 1), machine=machine, progress=False)
+        found, wanted = (jax.jit(jax.grad(f))(*args) for f in (plan, loss))
+        np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)

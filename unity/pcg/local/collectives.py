@@ -208,6 +208,7 @@ def _exchange(
     x: jax.Array, names: Sequence[str], joined: Sequence[Digit], cut_digits: Sequence[Digit], here: Sequence[Digit]
 ) -> jax.Array:
     """Cut a piece at new digits and join it at old ones, by an all-to-all."""
+    x = lax.optimization_barrier(x)  # XLA's CPU backend may give the parts that it cuts for each device different layouts
     old, new = _contiguous(joined), _contiguous(cut_digits)
     if old is not None and new is not None and old != new:
         return lax.all_to_all(x, tuple(names), split_axis=new, concat_axis=old, tiled=True)
