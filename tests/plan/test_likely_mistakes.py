@@ -42,6 +42,16 @@ def test_a_step_or_gradient_in_the_place_of_its_loss_is_said(fn: Callable[..., A
         plan(loss)
 
 
+def test_a_loss_that_returns_the_average_of_its_weights_is_no_mistake() -> None:
+    def distilled(params: Any, teacher: Any, x: Any) -> Any:
+        following = jax.tree.map(lambda t, w: 0.99 * t + 0.01 * jax.lax.stop_gradient(w), teacher, params)
+        return (loss(params, x) - loss(jax.lax.stop_gradient(teacher), x)) ** 2, following
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        unity.optimize(distilled, ARGS[0], *ARGS, machine=MACHINE, progress=False, search="captured")
+
+
 def test_a_mesh_of_other_axes_and_too_few_devices_are_refused() -> None:
     mesh = jax.make_mesh((2, 4), ("data", "tensor"))
     planned = plan(mesh=mesh)

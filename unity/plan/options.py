@@ -239,14 +239,18 @@ def resembling_step(name: str, captured: Captured) -> str | None:
     """Return a warning if a function that is planned for training returns arrays like those of a differentiated argument.
 
     Such a function is likely a training step or a gradient, and nobody wants its gradient. An argument of a single array may have
-    the shape of a result by chance, and causes no warning.
+    the shape of a result by chance, and causes no warning. Nor does one whose arrays are like those of an argument without a
+    gradient: a loss may return the next weights of a teacher, or of an average.
     """
     inputs, outputs = captured.graph.inputs, [v.tensor for v in captured.graph.outputs]
     counts = [argument.num_leaves for argument in captured.in_tree.children()]
-    for number, (start, count) in enumerate(zip(accumulate(counts, initial=0), counts, strict=False)):
-        alike = [inputs[k].tensors[0] for k in range(start, start + count)]
-        is_returned = any(outputs[k : k + count] == alike for k in range(len(outputs) - count + 1))
-        if count > 1 and set(range(start, start + count)) & captured.differentiated and is_returned:
+    leaves = [range(start, start + count) for start, count in zip(accumulate(counts, initial=0), counts, strict=False)]
+    arrays = [[inputs[k].tensors[0] for k in own] for own in leaves]
+    averages = [alike for own, alike in zip(leaves, arrays, strict=True) if captured.differentiated.isdisjoint(own)]
+    for number, (own, alike) in enumerate(zip(leaves, arrays, strict=True)):
+        is_returned = any(outputs[k : k + len(alike)] == alike for k in range(len(outputs) - len(alike) + 1))
+        is_weights = len(alike) > 1 and not captured.differentiated.isdisjoint(own) and alike not in averages
+        if is_weights and is_returned:
             return (
                 f"{name} returns arrays like those of argument {number}, as a training step or a gradient does, and is planned with"
                 " a backward pass of its own. Plan the loss, use unity.step for a training step, or give training=False. (docs:"
