@@ -395,6 +395,26 @@ def gated(w: Any, xs: Any) -> Any:
     return jnp.mean(jax.lax.scan(step, jnp.zeros((xs.shape[1], w["h"].shape[0])), xs @ w["x"])[1] ** 2)
 
 
+def test_every_run_of_repeated_layers_is_detected() -> None:
+    """The layers of an encoder, and those of a decoder that read its result, which have other operators."""
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        for w in params["encoder"]:
+            x = x + jnp.tanh(x @ w)
+        y = jnp.sin(x)
+        for w in params["decoder"]:
+            y = jax.nn.relu(y @ w) * jnp.cos(x) - y
+        return jnp.mean(y**2)
+
+    params = {"encoder": [f(64, 64)] * 6, "decoder": [f(64, 64)] * 4}
+    body = capture(loss, params, f(64, 64)).body
+    equations = equations_in_layers(body)
+    found = layers(body, equations, Places.of(body, equations))
+    products = [sum(body.equations[i].name == "dot_general" for i in equations[start:stop]) for start, stop in found.repeated]
+    assert products == [1] * (6 + 4)
+    assert set(found.repeated) <= set(found.every)
+
+
 def test_steps_of_loops_recompute_what_takes_longer_to_stack() -> None:
     model = Small(gated, {"x": f(16, 48), "h": f(16, 48)}, f(8, 4, 16))
     plan = planned(model)
