@@ -9,7 +9,7 @@ plans for devices with little more memory than the plan needs (docs: memory#late
 are compiled, too, for their memory (`bytes late`).
 
 Cases are those of `benchmarks.fidelity` and `benchmarks.memory`, and some at the sizes they are used at, of which most are planned
-as captured, so that a search takes seconds. They are written to
+as captured, so that a search takes seconds; and the fastest plan of a GPT as a pipeline, by both schedules. They are written to
 `results/gpu_programs.json` one by one, as they are done, in the place of what is there of them.
 """
 
@@ -33,28 +33,52 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 
 import unity
-from benchmarks.absent_gpus import CASES, DEVICES, USED, described
+from benchmarks import absent_gpus
+from benchmarks.absent_gpus import DEVICES, USED, described
+from benchmarks.models.registry import get
 from benchmarks.record import record, results, show
 from unity.exec.compiled.check import compare
 from unity.exec.compiled.hlo import memory as memory_of
 from unity.plan.step import step_of
 
 TOLERANCE = 0.02  # of the total, in elements
+GPT: dict[str, Any] = {"layers": 8, "vocab": 50304, "seq": 512, "scan": True}
+PIPELINES = {
+    "gpt2, 8 layers, scan": (GPT, (2, 8)),
+    "gpt2, 8 layers, scan and remat": ({**GPT, "remat": True}, (4, 16)),
+}
+SHAPES = {
+    f"{name}, {kind}": unity.PipelineShape(shape[0], shape[1], kind)
+    for name, (_, shape) in PIPELINES.items()
+    for kind in ("1f1b", "gpipe")
+}
+CASES = absent_gpus.CASES | {
+    f"{name}, {kind}": partial(get, "gpt2", batch=8 * shape[1], **sizes)
+    for name, (sizes, shape) in PIPELINES.items()
+    for kind in ("1f1b", "gpipe")
+}
 
 
 def rows_of(name: str, devices: Sequence[Any]) -> Iterator[dict[str, Any]]:
     """Compiles and compares."""
-    model, machine = CASES[name](), unity.Machine.grid(1, DEVICES, "h200")
+    model, machine, shape = CASES[name](), unity.Machine.grid(1, DEVICES, "h200"), SHAPES.get(name)
     plan = unity.optimize(
-        model.loss, model.params, model.batch, machine=machine, progress=False, search="captured" if name in USED else "unity"
+        model.loss,
+        model.params,
+        model.batch,
+        machine=machine,
+        progress=False,
+        search="captured" if name in USED or shape is not None else "unity",
+        pipeline=shape,
     )
     last = len(plan.frontier) - 1
-    for point in sorted({0, last // 2, last}):
+    for point in (0,) if shape is not None else sorted({0, last // 2, last}):
         day = datetime.date.today().isoformat()
         start = time.perf_counter()
         row: dict[str, Any] = {"model": name, "point": f"{point} of {last}", "date": day}
