@@ -36,7 +36,7 @@ from unity.search.cost.cost import Training
 from unity.search.session import Candidate, Search
 from unity.substitutions.language.axioms import default_library
 from unity.transforms.recomputing import LayeredProgram, Recomputing, RecomputingWish, best, recomputing
-from unity.transforms.recomputing.layers import Places, equations_in_layers, layers, repeated
+from unity.transforms.recomputing.layers import Places, equations_in_layers, layers, repeated, together
 from unity.transforms.recomputing.products import repeated_products, saved_sets
 from unity.transforms.recomputing.recomputing import Policy, Spans
 from unity.transforms.transformation import TransformationSource
@@ -238,6 +238,25 @@ def test_no_set_of_recomputed_layers_is_better(model: Small, part: float) -> Non
     programs = [recomputing(captured, segments.spans(subset), known=captured.bodies).after for subset in subsets]
     least = min(seconds(searches.of(program).under(limit)) for program in programs)
     assert seconds(searches.best(captured, limit)) <= least * (1 + 1e-9)
+
+
+def test_groups_hold_the_parts_between_runs_of_layers() -> None:
+    """As in a ResNet, whose stages begin with a layer of their own: groups of equal layers alone need more memory."""
+
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        own = iter(weights)
+        for bend, first in ((jnp.sin, jnp.cos), (jnp.tanh, jnp.arctan), (jax.nn.softplus, jnp.sinh)):
+            x = x * first(first(x @ next(own)))
+            for _ in range(4):
+                x = bend(x @ next(own)) + x
+        return jnp.mean(x**2)
+
+    captured, searches = capture(loss, [f(16, 16)] * 15, f(1024, 16)), Searches()
+    layered = LayeredProgram(captured.body)
+    ways = [layered.repeated(layered.count), layered.spans(together(layered.chain.repeated, 4)), layered.grouped(4)]
+    *others, grouped = [searches.of(recomputing(captured, own, known=captured.bodies).after).leanest for own in ways]
+    assert grouped.memory < min(other.memory for other in others)
+    assert seconds(searches.best(captured, grouped.memory)) <= grouped.time * (1 + 1e-9)
 
 
 def scanned_layers(wide: int, feed_forward: int, rows: int) -> Small:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import sqrt
 from types import MappingProxyType
 from typing import TypeAlias
@@ -55,8 +56,10 @@ def best(captured: Captured, wish: RecomputingWish) -> RecomputingChoice:
     _refine_products(captured, wish, programs, layered.every(len(layered.chain.every)))
     if wish.offload:
         programs.refine(numbered(layered.repeated, layered.count, "offloaded products"))
-    for spans in layered.others() if wish.than is None else ():
-        programs.worth(_way(captured, wish, spans))
+    if wish.than is None:
+        programs.refine(numbered(layered.grouped, len(layered.groups)))
+        for spans in layered.others():
+            programs.worth(_way(captured, wish, spans))
     return programs.choice
 
 
@@ -137,6 +140,15 @@ class LayeredProgram:
     def every(self, count: int) -> Spans:
         """Return the first `count` of the layers and the parts beside them, and the steps of scans outside of layers."""
         return self.spans(self.chain.every[:count])
+
+    @cached_property
+    def groups(self) -> list[Span]:
+        """The layers and the parts beside them in groups of about the root of their number."""
+        return together(self.chain.every, round(sqrt(len(self.chain.every))))
+
+    def grouped(self, count: int) -> Spans:
+        """Return the first `count` groups, and the steps of scans outside of layers."""
+        return self.spans(self.groups[:count])
 
     def others(self) -> Iterator[Spans]:
         """Yield other choices that recompute all layers.
