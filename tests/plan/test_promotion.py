@@ -48,3 +48,13 @@ def test_a_plan_is_made_run_and_exported_without_promotion(fn: Any, tmp_path: Pa
     for one in (plan, plan.frontier[-1]):
         np.testing.assert_allclose(jax.jit(jax.grad(one))(w, x), jax.grad(fn)(w, x), rtol=1e-5, atol=1e-6)
     plan.files.export(tmp_path / "exported.py")
+
+
+def test_a_step_with_results_of_several_types_is_checked() -> None:
+    """Its gradients are those of the sum of all results."""
+
+    def narrow_and_wide(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.tanh(w).astype(jnp.float8_e4m3fn), jnp.square(x @ w).mean()
+
+    args = jnp.ones((8, 4)), jnp.ones((16, 8))
+    assert unity.optimize(narrow_and_wide, *args, machine=MACHINE, progress=False, search="captured").check()

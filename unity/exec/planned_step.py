@@ -131,7 +131,9 @@ def gradient_step(
             rest = iter(others)
             leaves = [chosen[position[k]] if k in position else next(rest) for k in range(count)]
             results = run(*leaves)
-            return sum(jnp.sum(jnp.real(_with_opaque_cotangent(results[k]))) for k in losses), results
+            sums = [jnp.sum(jnp.real(_with_opaque_cotangent(results[k]))) for k in losses]
+            widest = max((s.dtype for s in sums), key=lambda dtype: dtype.itemsize)  # JAX promotes no float of 8 bits
+            return sum(s.astype(widest) for s in sums), results
 
         return jax.grad(scalar, has_aux=True)(chosen)
 
