@@ -22,12 +22,10 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(monkeypatch: pytest.MonkeyPatch, measured: int, *cases: str) -> None:
     """Run the benchmark of recomputed layers, with a figure in place of a search."""
 
-    def case(captured: Any) -> Any:
+    def case(name: str) -> Any:
         return SimpleNamespace(rows=lambda name: [{"model": name, "s": measured}] * 2)
 
-    monkeypatch.setattr(recomputation, "Case", case)
-    monkeypatch.setattr(recomputation, "capture", lambda *program: None)
-    monkeypatch.setattr(recomputation, "get", lambda model, **sizes: SimpleNamespace(loss=None, params=None, batch=None))
+    monkeypatch.setattr(recomputation, "case_of", case)
     monkeypatch.setattr(recomputation, "show", lambda title, rows: None)
     monkeypatch.setattr(sys, "argv", ["recomputation", *cases])
     recomputation.main()
