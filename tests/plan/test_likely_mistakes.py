@@ -27,6 +27,11 @@ def train_step(params: Any, x: Any) -> Any:
     return jax.tree.map(jnp.subtract, params, jax.grad(loss)(params, x)), loss(params, x)
 
 
+def momentum_step(params: Any, velocity: Any, x: Any) -> Any:
+    velocity = jax.tree.map(lambda v, g: 0.9 * v + g, velocity, jax.grad(loss)(params, x))
+    return jax.tree.map(jnp.subtract, params, velocity), velocity, loss(params, x)
+
+
 def plan(fn: Callable[..., Any] = loss, **options: Any) -> unity.Plan:
     return unity.optimize(fn, *ARGS, machine=MACHINE, progress=False, search="captured", **options)
 
@@ -40,6 +45,11 @@ def test_a_step_or_gradient_in_the_place_of_its_loss_is_said(fn: Callable[..., A
         warnings.simplefilter("error")
         plan(fn, training=False)
         plan(loss)
+
+
+def test_a_step_with_state_like_its_weights_is_said() -> None:
+    with pytest.warns(UserWarning, match="unity.step"):
+        unity.optimize(momentum_step, ARGS[0], *ARGS, machine=MACHINE, progress=False, search="captured")
 
 
 def test_a_loss_that_returns_the_average_of_its_weights_is_no_mistake() -> None:

@@ -17,6 +17,7 @@ from unity.constraints.bound_constraints import BoundConstraints
 from unity.constraints.kinds import Across, Constraint, Pin, WithoutRules
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
+from unity.pcg.ir.program import Tensor
 from unity.pcg.parallel.stages import SCHEDULES, TWO_BW
 from unity.pcg.types.accumulation import NARROW
 from unity.plan.further_options import PipelineShape, Transforms
@@ -240,7 +241,7 @@ def resembling_step(name: str, captured: Captured) -> str | None:
 
     Such a function is likely a training step or a gradient, and nobody wants its gradient. An argument of a single array may have
     the shape of a result by chance, and causes no warning. Nor does one whose arrays are like those of an argument without a
-    gradient: a loss may return the next weights of a teacher, or of an average.
+    gradient, if they are returned once for each of these: a loss may return the next weights of a teacher, or of an average.
     """
     inputs, outputs = captured.graph.inputs, [v.tensor for v in captured.graph.outputs]
     counts = [argument.num_leaves for argument in captured.in_tree.children()]
@@ -248,15 +249,23 @@ def resembling_step(name: str, captured: Captured) -> str | None:
     arrays = [[inputs[k].tensors[0] for k in own] for own in leaves]
     averages = [alike for own, alike in zip(leaves, arrays, strict=True) if captured.differentiated.isdisjoint(own)]
     for number, (own, alike) in enumerate(zip(leaves, arrays, strict=True)):
-        is_returned = any(outputs[k : k + len(alike)] == alike for k in range(len(outputs) - len(alike) + 1))
-        is_weights = len(alike) > 1 and not captured.differentiated.isdisjoint(own) and alike not in averages
-        if is_weights and is_returned:
+        is_weights = len(alike) > 1 and not captured.differentiated.isdisjoint(own)
+        if is_weights and _occurrences(outputs, alike) > averages.count(alike):
             return (
                 f"{name} returns arrays like those of argument {number}, as a training step or a gradient does, and is planned with"
                 " a backward pass of its own. Plan the loss, use unity.step for a training step, or give training=False. (docs:"
                 " training)"
             )
     return None
+
+
+def _occurrences(tensors: Sequence[Tensor], part: Sequence[Tensor]) -> int:
+    """Return how often a sequence holds another, without overlap."""
+    count = start = 0
+    while start + len(part) <= len(tensors):
+        found = list(tensors[start : start + len(part)]) == list(part)
+        count, start = count + found, start + (len(part) if found else 1)
+    return count
 
 
 def no_pipeline(machine: Machine, required: PipelineShape, refused: Sequence[str], limit: str) -> str:

@@ -37,7 +37,7 @@ from unity.search.session import Candidate, Search
 from unity.substitutions.language.axioms import default_library
 from unity.transforms.recomputing import LayeredProgram, Recomputing, RecomputingWish, best, recomputing
 from unity.transforms.recomputing.layers import Places, equations_in_layers, layers, repeated, together
-from unity.transforms.recomputing.products import repeated_products, saved_sets
+from unity.transforms.recomputing.products import recomputed_products, saved_sets
 from unity.transforms.recomputing.recomputing import Policy, Spans
 from unity.transforms.transformation import TransformationSource
 
@@ -110,7 +110,7 @@ def test_every_point_of_the_frontier_of_a_recomputed_program_is_right(name: str)
 
 def some_products(captured: Captured, spans: Spans) -> Recomputing:
     """Save about half of the products."""
-    sets = saved_sets(repeated_products(captured.body, spans, MACHINE.device))
+    sets = saved_sets(recomputed_products(captured.body, spans, MACHINE.device))
     return recomputing(captured, spans, "some products", products=sets[len(sets) // 2])
 
 
@@ -133,7 +133,7 @@ def test_a_program_that_saves_products_is_the_function(name: str, saved: Policy,
     assert again.program.pcg.key == plan.program.pcg.key
     assert str(again.program.recomputing) == str(made)
     plan.files.export(tmp_path / "exported.py")
-    written = {"products": "dots_with_no_batch_dims_saveable", "some products": "save_only_these_names('saved_product')"}
+    written = {"products": "dots_with_no_batch_dims_saveable", "some products": "save_only_these_names('unity: a saved product')"}
     assert written[saved].replace("'", '"') in (tmp_path / "exported.py").read_text().replace("'", '"')
     assert_right(name, runpy.run_path(str(tmp_path / "exported.py"), run_name="exported")["fn"], wanted(name)[0])
 
@@ -279,7 +279,7 @@ def test_no_set_of_products_saved_in_the_steps_of_a_scan_is_better(part: float) 
     model, searches = scanned_layers(64, 256, 512), Searches()
     captured = capture(model.loss, model.params, model.batch)
     spans = LayeredProgram(captured.body).repeated(0)
-    products = repeated_products(captured.body, spans, MACHINE.device)
+    products = recomputed_products(captured.body, spans, MACHINE.device)
     (program,) = {p.program for p in products}
     assert len(products) == 3
     sets = [subset for k in range(4) for subset in itertools.combinations(sorted(p.place for p in products), k)]
@@ -303,8 +303,22 @@ def test_only_products_that_are_read_again_are_saved() -> None:
 
     shapes = {"inner": f(6, 16, 16), "up": f(6, 16, 64), "down": f(6, 64, 16)}
     body = capture(loss, shapes, f(32, 16)).body
-    products = repeated_products(body, LayeredProgram(body).repeated(0), SLOW)
+    products = recomputed_products(body, LayeredProgram(body).repeated(0), SLOW)
     assert [(p.seconds, p.nbytes) for p in products] == [(6 * 2 * 32 * 16 * n / 5e5, 6 * 32 * n * 8) for n in (64, 16)]
+
+
+def test_products_of_a_step_of_two_scans_are_counted_together() -> None:
+    def one(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+        return jnp.tanh(jnp.tanh(x @ w) @ w), None
+
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        first = jax.lax.scan(one, x, p["first"])[0]
+        return jnp.mean(jax.lax.scan(one, jnp.sin(first), p["second"])[0] ** 2)
+
+    body = capture(loss, {"first": f(6, 16, 16), "second": f(6, 16, 16)}, f(32, 16)).body
+    products = recomputed_products(body, LayeredProgram(body).repeated(0), SLOW)
+    assert [(p.seconds, p.nbytes) for p in products] == [(2 * 6 * 2 * 32 * 16 * 16 / 5e5, 2 * 6 * 32 * 16 * 8)] * 2
+    assert len({p.place for p in products}) == 2
 
 
 def test_layers_are_recomputed_no_more_slowly_than_by_hand() -> None:

@@ -78,15 +78,15 @@ def linear_solve_matches(solve_nested: NestedSolve, equation: Equation, known: M
         solved = (body, solution) if name == "solve" else solved
     if solved is None or any(states[p] != states[n + k] for k, p in enumerate(right)):
         return
-    if REPLICATED in (states[p] for p in right) and not adds_up(solve_nested, equation, states):
+    if REPLICATED in (states[p] for p in right) and not solves_partial_sums(solve_nested, equation, states):
         return
     operands, results = (tuple(states[p] for p in positions) for positions in (range(n), range(n, n + count)))
     if all(s == (operands + results)[p] for p, s in known.items()):
         yield as_match([solved], operands, results)
 
 
-def adds_up(solve_nested: NestedSolve, equation: Equation, states: Mapping[int, State]) -> bool:
-    """Return whether both solvers of a solve return, for partial sums of its replicated right sides, partial sums of the solution.
+def solves_partial_sums(solve_nested: NestedSolve, equation: Equation, states: Mapping[int, State]) -> bool:
+    """Return whether both solvers map partial sums of the right sides that are replicated to partial sums of the solutions.
 
     The cotangents of a replicated solution are partial sums. JAX takes every solver to be linear in its right sides, but one that
     stops early is not: the steps of conjugate gradients depend on the residual.

@@ -259,25 +259,25 @@ def is_replicable_call(equation: Equation) -> bool:
         programs = (linear.solve_program(equation, name) for name in linear.program_names(equation))
         return _solves_sums(equation) and all(map(replicable, programs))
     if equation.name == "custom_jvp_call":
-        return equation.motionless or not _is_invariant(jvp_body(equation).body)
+        return equation.motionless or not _refuses_partial_sums(jvp_body(equation).body)
     return equation.name == "while" or replicable(nested_body(equation))
 
 
-def _is_invariant(body: Body) -> bool:
+def _refuses_partial_sums(body: Body) -> bool:
     """Return whether partial sums cannot pass a derivative rule.
 
     JAX cannot run some primitives on operands that differ between devices, and some linear solves do not solve sums, in the rule
     or in a program nested in it.
     """
     return any(
-        facts_of(e.name).invariant or (e.name == LINEAR_SOLVE and not _solves_sums(e)) or any(map(_is_invariant, bodies(e)))
+        facts_of(e.name).invariant or (e.name == LINEAR_SOLVE and not _solves_sums(e)) or any(map(_refuses_partial_sums, bodies(e)))
         for e in body.equations
     )
 
 
 def _solves_sums(equation: Equation) -> bool:
     """Return whether a linear solve returns the partial sums of its solutions for partial sums of its right sides."""
-    return linear.adds_up(_solve_nested, equation, dict.fromkeys(range(len(equation.operands)), REPLICATED))
+    return linear.solves_partial_sums(_solve_nested, equation, dict.fromkeys(range(len(equation.operands)), REPLICATED))
 
 
 def _call_matches(equation: Equation, known: Mapping[int, State]) -> Iterator[Match]:

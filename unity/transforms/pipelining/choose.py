@@ -156,21 +156,19 @@ class _Choosing:
         last = inf
         for axes in ladder:
             figure = self.along(axes)
-            if last < figure:
+            if last < figure:  # equal figures are `FAR` times the best, and say nothing of more stages
                 break
             last = figure
 
     def figure_of(self, pipelining: Pipelining) -> float:
         """Return the figure of a pipeline's best point; infinity without one, or if it cannot beat the best so far.
 
-        If its fastest point cannot, whatever memory that takes, this is its figure: none that fits a limit is faster. Where the
-        first search proves that its result is far from the best, the figure is `FAR` times the best, since refinement takes most
-        of the time.
+        If its fastest point cannot, whatever memory that takes, this is its figure: none that fits a limit is faster. If the first
+        search finds nothing within `FAR` times the best, that is the figure, since refinement takes most of the time.
         """
-        search = self.wish.search(pipelining.after)
+        search = replace(self.wish.search(pipelining.after), guessed=self.rate)
         try:
-            if self.wish.than is not None:  # the leanest plan, from which the rate follows, takes long to find
-                search = replace(search, guessed=self.wish.than[0].rate)
+            if self.wish.than is not None:
                 if least_seconds(search) >= self.best:
                     return inf
                 if search.minimizer.least(0.0, above=FAR * self.best) > FAR * self.best:
@@ -186,6 +184,12 @@ class _Choosing:
         if self.chosen is None or self.wish.worth(candidate) < self.wish.worth(self.chosen.candidate):
             self.chosen = PipelineCandidate(pipelining, search, candidate)
         return self.wish.figure(candidate)
+
+    @cached_property
+    def rate(self) -> float | None:
+        """The seconds per byte of the plan to beat, an estimate of pipelines' own, whose leanest plans take long to find."""
+        than = self.wish.than
+        return None if than is None or than[0].assembled.whole else than[0].guessed or than[0].rate
 
     @property
     def best(self) -> float:

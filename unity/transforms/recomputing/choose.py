@@ -20,7 +20,7 @@ from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, SCANNED
 from unity.search.session import Search
 from unity.transforms.least_number import LimitedChoice, LimitedWish, Numbered, Programs, Way
 from unity.transforms.recomputing.layers import Places, Span, equations_in_layers, layers, together
-from unity.transforms.recomputing.products import SavedProducts, repeated_products, saved_sets
+from unity.transforms.recomputing.products import SavedProducts, recomputed_products, saved_sets
 from unity.transforms.recomputing.recomputing import Policy, Recomputing, Spans, recomputing, steps
 
 RecomputingChoice: TypeAlias = LimitedChoice[Recomputing]
@@ -52,8 +52,9 @@ def best(captured: Captured, wish: RecomputingWish) -> RecomputingChoice:
         programs.worth(_way(captured, wish, layered.later(fewer)))
     programs.refine(numbered(layered.every, len(layered.chain.every)))
     programs.refine(numbered(layered.repeated, layered.count, "products"))
-    _refine_products(captured, wish, programs, layered.repeated(layered.count))
-    _refine_products(captured, wish, programs, layered.every(len(layered.chain.every)))
+    repeated, every = layered.repeated(layered.count), layered.every(len(layered.chain.every))
+    for spans in [repeated, every] if repeated != every else [every]:
+        _refine_products(captured, wish, programs, spans)
     if wish.offload:
         programs.refine(numbered(layered.repeated, layered.count, "offloaded products"))
     if wish.than is None:
@@ -64,18 +65,21 @@ def best(captured: Captured, wish: RecomputingWish) -> RecomputingChoice:
 
 
 def _refine_products(captured: Captured, wish: RecomputingWish, programs: Programs[Recomputing], spans: Spans) -> None:
-    """Search programs whose checkpoints around some spans save products in them: all, or as many as fit."""
+    """Search programs whose checkpoints around some spans save products in them: all, or as many as fit.
+
+    A number is how many more products are computed again, since a larger number has to need less memory.
+    """
     whole = _way(captured, wish, spans)
     if whole is None:
         return
     device = programs.program(whole)[1].machine.device
-    sets = saved_sets(repeated_products(captured.body, spans, device))
+    sets = saved_sets(recomputed_products(captured.body, spans, device))
     if len(sets) < 2:
         return
     chosen = Numbered(lambda k: _way(captured, wish, spans, "some products", sets[k]), len(sets) - 1)
-    every = chosen.way(0)
-    if every is not None and programs.suffices(programs.unrefined(programs.program(every)[1])):
-        programs.worth(every)
+    all_saved = chosen.way(0)
+    if all_saved is not None and programs.suffices(programs.unrefined(programs.program(all_saved)[1])):
+        programs.worth(all_saved)
     else:
         programs.refine(chosen)
 
@@ -105,12 +109,15 @@ def _way(
     products: SavedProducts = MappingProxyType({}),
 ) -> Way[Recomputing] | None:
     """Return the recomputation of some spans; None if there are none."""
+    if saved == "some products" and not products:
+        saved = "nothing"
 
     def transform() -> tuple[Recomputing, Search]:
         transformation = recomputing(captured, spans, saved, captured.bodies, products)
         return transformation, wish.search(transformation.after)
 
-    text = f"recomputing {sum(map(len, spans.values()))} parts of the program"
+    count = sum(map(len, products.values()))
+    text = f"recomputing {sum(map(len, spans.values()))} parts of the program{f', saving {count} products' if count else ''}"
     return Way((frozenset(spans.items()), saved, frozenset(products.items())), text, transform) if spans else None
 
 

@@ -27,7 +27,7 @@ from unity.transforms.recomputing.products import SavedProducts
 from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
 
 Policy = Literal["nothing", "some products", "products", "offloaded products"]
-SAVED = "saved_product"  # the name of the products that "some products" saves
+SAVED = "unity: a saved product"  # the name of the products that "some products" saves
 # The values inside of a checkpoint that it saves: none, or products with weights, whose recomputation costs the most time, on the
 # device or in the memory of the host, or products that are chosen one by one.
 POLICIES = {
