@@ -263,8 +263,8 @@ def _occurrences(tensors: Sequence[Tensor], part: Sequence[Tensor]) -> int:
     """Return how often a sequence holds another, without overlap."""
     count = start = 0
     while start + len(part) <= len(tensors):
-        found = list(tensors[start : start + len(part)]) == list(part)
-        count, start = count + found, start + (len(part) if found else 1)
+        is_here = list(tensors[start : start + len(part)]) == list(part)
+        count, start = count + is_here, start + (len(part) if is_here else 1)
     return count
 
 

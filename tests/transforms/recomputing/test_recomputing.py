@@ -110,7 +110,7 @@ def test_every_point_of_the_frontier_of_a_recomputed_program_is_right(name: str)
 
 def some_products(captured: Captured, spans: Spans) -> Recomputing:
     """Save about half of the products."""
-    sets = saved_sets(recomputed_products(captured.body, spans, MACHINE.device))
+    sets = saved_sets(recomputed_products(captured.body, spans, MACHINE))
     return recomputing(captured, spans, "some products", products=sets[len(sets) // 2])
 
 
@@ -279,7 +279,7 @@ def test_no_set_of_products_saved_in_the_steps_of_a_scan_is_better(part: float) 
     model, searches = scanned_layers(64, 256, 512), Searches()
     captured = capture(model.loss, model.params, model.batch)
     spans = LayeredProgram(captured.body).repeated(0)
-    products = recomputed_products(captured.body, spans, MACHINE.device)
+    products = recomputed_products(captured.body, spans, MACHINE)
     (program,) = {p.program for p in products}
     assert len(products) == 3
     sets = [subset for k in range(4) for subset in itertools.combinations(sorted(p.place for p in products), k)]
@@ -303,7 +303,7 @@ def test_only_products_that_are_read_again_are_saved() -> None:
 
     shapes = {"inner": f(6, 16, 16), "up": f(6, 16, 64), "down": f(6, 64, 16)}
     body = capture(loss, shapes, f(32, 16)).body
-    products = recomputed_products(body, LayeredProgram(body).repeated(0), SLOW)
+    products = recomputed_products(body, LayeredProgram(body).repeated(0), dataclasses.replace(MACHINE, device=SLOW))
     assert [(p.seconds, p.nbytes) for p in products] == [(6 * 2 * 32 * 16 * n / 5e5, 6 * 32 * n * 8) for n in (64, 16)]
 
 
@@ -316,7 +316,7 @@ def test_products_of_a_step_of_two_scans_are_counted_together() -> None:
         return jnp.mean(jax.lax.scan(one, jnp.sin(first), p["second"])[0] ** 2)
 
     body = capture(loss, {"first": f(6, 16, 16), "second": f(6, 16, 16)}, f(32, 16)).body
-    products = recomputed_products(body, LayeredProgram(body).repeated(0), SLOW)
+    products = recomputed_products(body, LayeredProgram(body).repeated(0), dataclasses.replace(MACHINE, device=SLOW))
     assert [(p.seconds, p.nbytes) for p in products] == [(2 * 6 * 2 * 32 * 16 * 16 / 5e5, 2 * 6 * 32 * 16 * 8)] * 2
     assert len({p.place for p in products}) == 2
 

@@ -101,7 +101,10 @@ def solves_partial_sums(solve_nested: NestedSolve, equation: Equation, states: M
     for name in {"solve", "transpose_solve"}.intersection(program_names(equation)):
         body = solve_program(equation, name)
         sums = {v: s for v, s in zip(body.outputs, partial, strict=False) if isinstance(v, int) and s == PARTIAL}
-        solution = solve_nested(body, dict(zip(body.inputs, (*closed_over[name], *partial), strict=True)) | sums)
+        inputs = dict(zip(body.inputs, (*closed_over[name], *partial), strict=True))
+        if any(inputs.get(v, s) != s for v, s in sums.items()):  # an operand that is returned as it is
+            return False
+        solution = solve_nested(body, inputs | sums)
         if solution is None or any(agreements(body, solution)):
             return False
     return True

@@ -72,8 +72,8 @@ def _refine_products(captured: Captured, wish: RecomputingWish, programs: Progra
     whole = _way(captured, wish, spans)
     if whole is None:
         return
-    device = programs.program(whole)[1].machine.device
-    sets = saved_sets(recomputed_products(captured.body, spans, device))
+    machine = programs.program(whole)[1].machine
+    sets = saved_sets(recomputed_products(captured.body, spans, machine))
     if len(sets) < 2:
         return
     chosen = Numbered(lambda k: _way(captured, wish, spans, "some products", sets[k]), len(sets) - 1)

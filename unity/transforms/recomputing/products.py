@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, prod
 
-from unity.machine.hardware import Device
+from unity.machine.machine import Machine
 from unity.pcg.capture.heavy_operators import is_fused_product
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.jaxprs import SCANNED
 from unity.pcg.propagation.scan_programs import inside
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import facts_of
+from unity.search.cost.operator_seconds import seconds, single_piece
 from unity.transforms.recomputing.layers import Span, equations_in_layers
 
 FEW = 4096  # the most combinations of numbers of products that are compared
@@ -40,7 +41,9 @@ class RecomputedProduct:
     nbytes: int
 
 
-def recomputed_products(body: Body, spans: Mapping[str, Sequence[Span]], device: Device, times: int = 1) -> list[RecomputedProduct]:
+def recomputed_products(
+    body: Body, spans: Mapping[str, Sequence[Span]], machine: Machine, times: int = 1
+) -> list[RecomputedProduct]:
     """Return the products that the backward pass computes again if spans of a program, and of steps of its scans, save nothing.
 
     Those of programs nested in an equation of a span are not among them. Scans with the same step share its products.
@@ -48,7 +51,7 @@ def recomputed_products(body: Body, spans: Mapping[str, Sequence[Span]], device:
     Args:
         body: The program.
         spans: The recomputed spans of each program.
-        device: A device, whose peak and bandwidth say how long a product takes.
+        machine: The devices, which say how long a product takes.
         times: How often the program runs.
     """
     numbers, products = equations_in_layers(body), list[RecomputedProduct]()
@@ -56,10 +59,10 @@ def recomputed_products(body: Body, spans: Mapping[str, Sequence[Span]], device:
         for k in _recomputed(body, numbers, (start, stop)):
             e = body.equations[numbers[k]]
             nbytes = sum(body.tensors[v].nbytes for v in e.results)
-            products.append(RecomputedProduct(body.key, k, times * _seconds(body, e, device), times * nbytes))
+            products.append(RecomputedProduct(body.key, k, times * _seconds(body, e, machine), times * nbytes))
     for e in body.equations:
         step = inside(e) if e.name in SCANNED else None
-        products += recomputed_products(step, spans, device, times * e.params["length"]) if step is not None else []
+        products += recomputed_products(step, spans, machine, times * e.params["length"]) if step is not None else []
     return _added_up(products)
 
 
@@ -112,11 +115,13 @@ class _SavedCounts:
         return cls(counts, sum(n * nbytes for (_, nbytes), n in pairs), sum(n * seconds for (seconds, _), n in pairs))
 
 
-def _seconds(body: Body, e: Equation, device: Device) -> float:
-    """Return the time of a product on one device: that of its arithmetic or of its memory, whichever is longer."""
-    spec, tensors = spec_of(body, e), [*map(body.tensor, e.operands), *(body.tensors[v] for v in e.results)]
-    arithmetic = (spec.flops if spec is not None else 0.0) / (device.flops_of(tensors[0].dtype) * device.efficiency)
-    return max(arithmetic, sum(t.nbytes for t in tensors) / device.bandwidth)
+def _seconds(body: Body, e: Equation, machine: Machine) -> float:
+    """Return the time that an equation takes on one device."""
+    inputs = tuple(dict.fromkeys(a for a in e.operands if isinstance(a, int)))
+    alone = Body(inputs, e.results, (e,), {v: body.tensors[v] for v in (*inputs, *e.results)})
+    shapes, flows = [t.shape for t in alone.tensors.values()], [False] * len(inputs)
+    forward, *_ = seconds(alone, shapes, single_piece(alone, shapes, 1.0, flows), flows, machine)
+    return float(forward[0])
 
 
 def _is_product(body: Body, equation: Equation) -> bool:
