@@ -487,6 +487,19 @@ def test_a_policy_that_may_offload_other_names_still_saves_its_own(tmp_path: Pat
     assert 'save_only_these_names("saved")' in path.read_text()
 
 
+def test_a_checkpoint_that_saves_everything_may_draw_parts_of_random_numbers(tmp_path: Path) -> None:
+    def loss(w: Any, key: Any) -> Any:
+        kept = jax.checkpoint(
+            lambda w: jnp.tanh(w) * jax.random.uniform(key, (1, 6)).mean(0), policy=jax.checkpoint_policies.everything_saveable
+        )
+        return (kept(w) ** 2).sum()
+
+    model = Small(loss, f(6), jax.eval_shape(lambda: jax.random.key(0)))
+    for seed in range(8):
+        planned(model, PAIR, seed).files.export(tmp_path / "exported.py")
+        assert "everything_saveable" in (tmp_path / "exported.py").read_text()
+
+
 @pytest.mark.parametrize("policy", ["offloaded names", "offloaded products"])
 @pytest.mark.parametrize("scanned", [False, True])
 def test_an_exported_plan_offloads_what_the_function_does(policy: str, scanned: bool, tmp_path: Path) -> None:
