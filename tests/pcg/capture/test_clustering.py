@@ -409,14 +409,15 @@ def test_the_relaxation_rules_out_nothing_that_there_is(fn):
     for part in whole:
         relaxed = Relaxed(part)
         found = {(v, s.dim) for c in choices(part) for v, s in zip(part.inputs, c.operands, strict=True) if s.kind == "P"}
-        assert all(relaxed.may_partition(v, dim) for v, dim in found)
+        assert relaxed.may_partition(found)
+        assert all(relaxed.may_partition([one]) for one in found)
 
 
 def test_the_relaxation_sees_through_a_rule_for_tangents():
     body, _ = program_of(jax.make_jaxpr(lambda x, y: jnp.concatenate([jax.nn.relu(x), y], 1))(X[0], X[1, :, 1:]))
     assert "custom_jvp_call" in body.primitives
     relaxed = Relaxed(body)
-    assert [relaxed.may_partition(body.inputs[0], dim) for dim in range(2)] == [True, False]
+    assert [relaxed.may_partition([(body.inputs[0], dim)]) for dim in range(2)] == [True, False]
 
 
 @settings(max_examples=fewer(20))

@@ -56,8 +56,7 @@ def lossless(composite: Body) -> bool:
         for v, dim in partitioned
         if v in inputs and (v, dim) not in whole[i] and not _is_minor(composite, v, dim, partitioned)
     }
-    relaxed = Relaxed(composite)
-    if not all(relaxed.may_partition(v, dim) for v, dim in missing):
+    if not Relaxed(composite).may_partition(missing):
         return False
     joint = operand_states(composite)
     while missing:

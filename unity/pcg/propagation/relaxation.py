@@ -7,9 +7,10 @@ from any state, which is the case that this decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.propagation.nested_programs import nested_body
@@ -21,17 +22,26 @@ from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitione
 Row = tuple[State, ...]  # a combination of states of an equation's operands and results
 
 
-@dataclass(frozen=True, eq=False)
-class RelaxedEquation:
-    """The combinations of states that one equation allows.
+class Place(NamedTuple):
+    """A variable where an equation reads or produces it.
 
     Attributes:
-        rows: the combinations, one state for each position.
-        places: for each variable of the equation (position, variable, whether it is an operand).
+        variable: the variable.
+        read: whether it is an operand.
+        rows: for each state that it may have there, the equation's combinations with it, as bits.
     """
 
-    rows: Sequence[Row]
-    places: tuple[tuple[int, int, bool], ...]
+    variable: int
+    read: bool
+    rows: Mapping[State, int]
+
+
+@dataclass(frozen=True, eq=False)
+class RelaxedEquation:
+    """The combinations of states that one equation allows: `every` has a bit for each."""
+
+    every: int
+    places: tuple[Place, ...]
 
 
 class Relaxed:
@@ -42,35 +52,56 @@ class Relaxed:
         self.equations = list(_relaxed_equations(body, {v: v for v in body.tensors}, count(max(body.tensors, default=-1) + 1)))
         self.touching: dict[int, list[int]] = {}
         for i, equation in enumerate(self.equations):
-            for v in {v for _, v, _ in equation.places}:
+            for v in {place.variable for place in equation.places}:
                 self.touching.setdefault(v, []).append(i)
 
-    def may_partition(self, variable: int, dim: int) -> bool:
-        """Return whether an input may be partitioned at a dimension, as far as the relaxation can tell."""
+    def may_partition(self, dims: Collection[tuple[int, int]]) -> bool:
+        """Return whether each of some inputs may be partitioned at a dimension, as far as the relaxation can tell.
+
+        Args:
+            dims: pairs of an input and a dimension. They need not go together.
+        """
+        pending = set(dims)
+        while pending:
+            domains = self._domains(*pending.pop())
+            if domains is None:
+                return False
+            # Inputs that must be partitioned with that one may be: the domains are consistent with them alone, too.
+            alone = ((v, state) for v, states in domains.items() if len(states) == 1 for state in states)
+            pending -= {(v, state.dim) for v, state in alone if state.kind == "P"}
+        return True
+
+    def _domains(self, variable: int, dim: int) -> Mapping[int, frozenset[State]] | None:
+        """Return the states that others may have if an input is partitioned at a dimension, or None if an equation has none."""
         domains: dict[int, frozenset[State]] = {variable: frozenset({partitioned(dim)})}
         queue = list(self.touching.get(variable, ()))
         while queue:
             equation = self.equations[queue.pop()]
-            rows = [row for row in equation.rows if all(self._agrees(domains, v, row[p], read) for p, v, read in equation.places)]
+            rows = equation.every
+            for place in equation.places:
+                rows &= self._allowed(domains, place) if place.variable in domains else rows
             if not rows:
-                return False
-            for p, v, read in equation.places:
-                states = frozenset(row[p] for row in rows)
+                return None
+            for v, read, possible in equation.places:
+                states = frozenset(state for state, some in possible.items() if some & rows)
                 if v not in self.inputs and REPLICATED in states and read:
                     states |= {PARTIAL}  # it may be reduced where it is produced
                 if v not in domains or not domains[v] <= states:
                     domains[v] = domains.get(v, states) & states
                     queue += self.touching[v]
-        return True
+        return domains
 
-    def _agrees(self, domains: Mapping[int, frozenset[State]], variable: int, state: State, read: bool) -> bool:
-        """Return whether an equation may produce or read a variable in a state.
+    def _allowed(self, domains: Mapping[int, frozenset[State]], place: Place) -> int:
+        """Return the combinations of an equation, as bits, whose state at a place its variable may have.
 
         A partial sum that is reduced where it is produced is read as replicated.
         """
-        if variable not in domains or state in domains[variable]:
-            return True
-        return read and state == REPLICATED and PARTIAL in domains[variable] and variable not in self.inputs
+        states, allowed = domains[place.variable], 0
+        for state in states:
+            allowed |= place.rows.get(state, 0)
+        if place.read and PARTIAL in states and place.variable not in self.inputs:
+            allowed |= place.rows.get(REPLICATED, 0)
+        return allowed
 
 
 def _relaxed_equations(body: Body, names: Mapping[int, Atom], new: Iterator[int]) -> Iterator[RelaxedEquation]:
@@ -85,9 +116,10 @@ def _relaxed_equations(body: Body, names: Mapping[int, Atom], new: Iterator[int]
         if e.name == "custom_jvp_call":
             yield from _nested_equations(nested_body(e), operands, results, new)
         elif e.name not in NESTED:
-            n = len(operands)
-            places = ((p, a, p < n) for p, a in enumerate((*operands, *results)) if isinstance(a, int))
-            yield RelaxedEquation(_rows(e, spec_of(body, e) or Spec(())), tuple(places))
+            rows = _rows(e, spec_of(body, e) or Spec(()))
+            variables = [(p, a) for p, a in enumerate((*operands, *results)) if isinstance(a, int)]
+            places = tuple(Place(v, p < len(operands), _rows_by_state(rows, p)) for p, v in variables)
+            yield RelaxedEquation((1 << len(rows)) - 1, places)
 
 
 def _nested_equations(
@@ -103,6 +135,14 @@ def _rows(equation: Equation, spec: Spec) -> list[Row]:
     """Return the distinct combinations of states, without digits, that an equation allows."""
     matches = matching(spec, {}, len(equation.operands), len(equation.results))
     return list(dict.fromkeys(tuple(map(_without_digit, m.operands + m.results)) for m in matches))
+
+
+def _rows_by_state(rows: Sequence[Row], position: int) -> dict[State, int]:
+    """Return for each state that combinations have at a position which of them have it, as bits."""
+    having: dict[State, int] = {}
+    for k, row in enumerate(rows):
+        having[row[position]] = having.get(row[position], 0) | 1 << k
+    return having
 
 
 def _without_digit(state: State) -> State:
