@@ -173,7 +173,7 @@ class Programs(Generic[T]):
         return self.known[way.key]
 
     def worth(self, way: Way[T] | None) -> tuple[float, float]:
-        """Return the worth of the best strategy of a program: `NONE` if others were better."""
+        """Return the worth of the best strategy of a program: `NONE` if others, even later ones, were better."""
         if way is None:
             return NONE
         transformation, search = self.program(way)
@@ -182,7 +182,8 @@ class Programs(Generic[T]):
             if candidate is not None:
                 self.chosen = TransformationCandidate(transformation, search, candidate)
             self.worths[search] = NONE if candidate is None else self.wish.worth(candidate)
-        return self.worths[search]
+        worth = self.worths[search]
+        return worth if self.best is None or worth <= self.wish.worth(self.best) else NONE
 
     def better(self, search: Search) -> Candidate | None:
         """Return the best strategy of a program, or None if none fits and is better than the best so far.
@@ -191,7 +192,9 @@ class Programs(Generic[T]):
         """
         limit, least = self.wish.limit, search.least_memory.total
         try:
-            if least > limit or self.is_beaten(search.estimated_time(limit), least):
+            if least > limit or any(self.is_beaten(c.time, least) for c in search.unrefined):
+                return None
+            if self.is_beaten(search.estimated_time(limit), least):
                 return None
             candidate = self.wish.choose(search)
         except InfeasibleError:  # the user's constraints leave an operator of it no choice
