@@ -78,3 +78,23 @@ def test_parts_of_an_exchange_have_one_layout() -> None:
         plan = unity.optimize(loss, *args, argnums=(0, 1), machine=machine, progress=False)
         found, wanted = (jax.jit(jax.grad(f))(*args) for f in (plan, loss))
         np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_parts_of_the_cotangents_of_an_exchange_have_one_layout() -> None:
+    """The same in the backward pass of stages, where a product is exchanged together with a constant."""
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        for i, w in enumerate(p):
+            x = jnp.tanh(x @ w) * (1 + 0.1 * i) + (x if w.shape[0] == w.shape[1] else 0)
+        m = y >= 0
+        return -(jnp.take_along_axis(jax.nn.log_softmax(x), jnp.maximum(y, 0)[:, None], 1)[:, 0] * m).sum() / m.sum()
+
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        weights = [jnp.asarray(rng.normal(size=s) / 3) for s in ((6, 8), (8, 8), (8, 12), (12, 5))]
+        args = weights, jnp.asarray(rng.normal(size=(16, 6))), jnp.asarray(rng.integers(-1, 5, 16))
+        machine = unity.Machine.grid(2, 4, replace(SLOW, bandwidth=1e6, efficiency=1.0), intra=(1e12, 1e-12), inter=(1e12, 1e-12))
+        shape = unity.PipelineShape(2, 4, "gpipe")
+        plan = unity.optimize(loss, *args, machine=machine, progress=False, pipeline=shape, pack=True)
+        found, wanted = (jax.jit(jax.grad(f))(*args) for f in (plan, loss))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), found, wanted)

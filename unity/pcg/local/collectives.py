@@ -207,13 +207,17 @@ def _scatter(x: jax.Array, names: Sequence[str], cut_digits: Sequence[Digit], he
 def _exchange(
     x: jax.Array, names: Sequence[str], joined: Sequence[Digit], cut_digits: Sequence[Digit], here: Sequence[Digit]
 ) -> jax.Array:
-    """Cut a piece at new digits and join it at old ones, by an all-to-all."""
-    x = lax.optimization_barrier(x)  # XLA's CPU backend may give the parts that it cuts for each device different layouts
+    """Cut a piece at new digits and join it at old ones, by an all-to-all.
+
+    XLA's CPU backend may give the parts that it cuts for each device different layouts, and then refuses to exchange them. A
+    barrier before the exchange prevents that; the one after it does so for the exchange of cotangents, which goes the other way.
+    """
+    x = lax.optimization_barrier(x)
     old, new = _contiguous(joined), _contiguous(cut_digits)
     if old is not None and new is not None and old != new:
-        return lax.all_to_all(x, tuple(names), split_axis=new, concat_axis=old, tiled=True)
-    pieces = cut(x, cut_digits, [*here, *joined])
-    return put(lax.all_to_all(pieces, tuple(names), split_axis=0, concat_axis=0, tiled=True), joined, [*here, *cut_digits])
+        return lax.optimization_barrier(lax.all_to_all(x, tuple(names), split_axis=new, concat_axis=old, tiled=True))
+    pieces = lax.all_to_all(cut(x, cut_digits, [*here, *joined]), tuple(names), split_axis=0, concat_axis=0, tiled=True)
+    return put(lax.optimization_barrier(pieces), joined, [*here, *cut_digits])
 
 
 def _segments(n: int, moved: Sequence[Digit], here: Sequence[Digit], whole: bool) -> list[int]:
