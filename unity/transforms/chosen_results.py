@@ -30,9 +30,9 @@ def with_results(body: Body, numbers: Sequence[int]) -> Body:
     live = {a for a in outputs if isinstance(a, int)}
     equations = list[Equation]()
     for e in reversed(body.equations):
-        wanted = [k for k, v in enumerate(e.results) if v in live]
-        if wanted:
-            e = narrowed(e, wanted)
+        live_results = [k for k, v in enumerate(e.results) if v in live]
+        if live_results:
+            e = narrowed(e, live_results)
             live.update(a for a in e.operands if isinstance(a, int))
             equations.append(e)
     return used(replace(body, outputs=outputs, equations=tuple(reversed(equations))))

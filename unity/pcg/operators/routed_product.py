@@ -100,8 +100,8 @@ class _Blocks(NamedTuple):
 
     def cut(self, x: jax.Array) -> jax.Array:
         """Return rows `[r, k]` in blocks `[blocks, block, k]`."""
-        taken = jnp.take(x, self.rows, axis=0, mode="fill", fill_value=0)
-        return taken.reshape(self.labels.shape[0], -1, x.shape[1])
+        rows = jnp.take(x, self.rows, axis=0, mode="fill", fill_value=0)
+        return rows.reshape(self.labels.shape[0], -1, x.shape[1])
 
     def joined(self, x: jax.Array) -> jax.Array:
         """Return rows from blocks, zeros for those without a label."""

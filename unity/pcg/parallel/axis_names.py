@@ -139,8 +139,8 @@ class AxisNames:
 
     def positions(self, names: Iterable[str]) -> tuple[int, ...]:
         """Return the positions of the program's axes with some names."""
-        wanted = set(names)
-        return tuple(k for k, axis in enumerate(self.axes) if axis.name in wanted)
+        some = set(names)
+        return tuple(k for k, axis in enumerate(self.axes) if axis.name in some)
 
     def listed(self, axes: Collection[int]) -> str:
         """Return axes, given by position, as a list of names: `node·device_a`."""

@@ -22,7 +22,7 @@ from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitione
 Row = tuple[State, ...]  # a combination of states of an equation's operands and results
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """A variable where an equation reads or produces it.
 
     Attributes:
@@ -41,7 +41,7 @@ class RelaxedEquation:
     """The combinations of states that one equation allows: `every` has a bit for each."""
 
     every: int
-    places: tuple[Place, ...]
+    positions: tuple[Position, ...]
 
 
 class Relaxed:
@@ -52,7 +52,7 @@ class Relaxed:
         self.equations = list(_relaxed_equations(body, {v: v for v in body.tensors}, count(max(body.tensors, default=-1) + 1)))
         self.touching: dict[int, list[int]] = {}
         for i, equation in enumerate(self.equations):
-            for v in {place.variable for place in equation.places}:
+            for v in {position.variable for position in equation.positions}:
                 self.touching.setdefault(v, []).append(i)
 
     def may_partition(self, dims: Collection[tuple[int, int]]) -> bool:
@@ -78,11 +78,11 @@ class Relaxed:
         while queue:
             equation = self.equations[queue.pop()]
             rows = equation.every
-            for place in equation.places:
-                rows &= self._allowed(domains, place) if place.variable in domains else rows
+            for position in equation.positions:
+                rows &= self._allowed(domains, position) if position.variable in domains else rows
             if not rows:
                 return None
-            for v, read, possible in equation.places:
+            for v, read, possible in equation.positions:
                 states = frozenset(state for state, some in possible.items() if some & rows)
                 if v not in self.inputs and REPLICATED in states and read:
                     states |= {PARTIAL}  # it may be reduced where it is produced
@@ -91,16 +91,16 @@ class Relaxed:
                     queue += self.touching[v]
         return domains
 
-    def _allowed(self, domains: Mapping[int, frozenset[State]], place: Place) -> int:
-        """Return the combinations of an equation, as bits, whose state at a place its variable may have.
+    def _allowed(self, domains: Mapping[int, frozenset[State]], position: Position) -> int:
+        """Return the combinations of an equation, as bits, whose state at a position its variable may have.
 
         A partial sum that is reduced where it is produced is read as replicated.
         """
-        states, allowed = domains[place.variable], 0
+        states, allowed = domains[position.variable], 0
         for state in states:
-            allowed |= place.rows.get(state, 0)
-        if place.read and PARTIAL in states and place.variable not in self.inputs:
-            allowed |= place.rows.get(REPLICATED, 0)
+            allowed |= position.rows.get(state, 0)
+        if position.read and PARTIAL in states and position.variable not in self.inputs:
+            allowed |= position.rows.get(REPLICATED, 0)
         return allowed
 
 
@@ -118,8 +118,8 @@ def _relaxed_equations(body: Body, names: Mapping[int, Atom], new: Iterator[int]
         elif e.name not in NESTED:
             rows = _rows(e, spec_of(body, e) or Spec(()))
             variables = [(p, a) for p, a in enumerate((*operands, *results)) if isinstance(a, int)]
-            places = tuple(Place(v, p < len(operands), _rows_by_state(rows, p)) for p, v in variables)
-            yield RelaxedEquation((1 << len(rows)) - 1, places)
+            positions = tuple(Position(v, p < len(operands), _rows_by_state(rows, p)) for p, v in variables)
+            yield RelaxedEquation((1 << len(rows)) - 1, positions)
 
 
 def _nested_equations(

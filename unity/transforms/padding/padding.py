@@ -109,11 +109,11 @@ def padding(captured: Captured, sizes: Mapping[int, int], stored: bool, known: B
     inputs = padded_inputs(captured, sizes)
     if not inputs or not body.equations:
         return None
-    kept = [k for k in inputs if stored and k in captured.differentiated and body.tensors[body.inputs[k]].floating]
-    after = captured.of(padded_body(body, inputs, kept, captured.differentiated), known)
-    shapes = {k: body.tensors[body.inputs[k]].shape for k in kept}
+    weights = [k for k in inputs if stored and k in captured.differentiated and body.tensors[body.inputs[k]].floating]
+    after = captured.of(padded_body(body, inputs, weights, captured.differentiated), known)
+    shapes = {k: body.tensors[body.inputs[k]].shape for k in weights}
     packing = Packing(tuple(PaddedWeight((k,), shape, enlarged(shape, inputs[k])) for k, shape in shapes.items()))
-    return Padding(captured, after, dict(sizes), stored, packing=packing if kept else NOTHING)
+    return Padding(captured, after, dict(sizes), stored, packing=packing if weights else NOTHING)
 
 
 def padded_inputs(captured: Captured, sizes: Collection[int] | Mapping[int, int]) -> dict[int, dict[int, int]]:

@@ -61,10 +61,10 @@ def with_exact_ends(graph: PCG) -> PCG:
         if node.kind == PIPELINE:
             assert node.inside is not None
             ends, read = ends_of(node), _read_results(graph, node)
-            kept = tuple(p - ends.carried.start for p in sorted(leaving(node)) if p - ends.carried.start in read)
+            returned = tuple(p - ends.carried.start for p in sorted(leaving(node)) if p - ends.carried.start in read)
             starts = [(p, node.inside.inputs[p]) for p in ends.sampled]
             inactive = tuple(p for p, n in starts if n.tensors[0].floating and not flow(Value(n)))
-            of_all = None if len(kept) == len(ends.carried) else kept
+            of_all = None if len(returned) == len(ends.carried) else returned
             changed[id(node)] = replace(node, payload=structs.replace(node.of(Pipeline), leaving=of_all, inactive=inactive or None))
     return with_nodes(graph, changed)
 

@@ -62,15 +62,15 @@ def without_sorting(body: Body) -> Body:
     names = {e.name for e in body.equations}
     if GROUPED not in names or "sort" not in names:
         return body
-    kept = frozenset[int]()  # the labels whose rows stay sorted
+    still_sorted = frozenset[int]()  # the labels whose rows stay sorted
     while True:
-        walk = _Walk(body, kept)
+        walk = _Walk(body, still_sorted)
         result = used(walk.run())
         remaining = {v for e in result.equations if e.name == GROUPED for v in e.results}
         needed = frozenset(labels for v, labels in walk.products.items() if v in remaining)
         if not needed:
             return result if walk.products else body
-        kept |= needed
+        still_sorted |= needed
 
 
 def _without_nested_sorting(e: Equation) -> Equation:
