@@ -448,6 +448,23 @@ def test_every_run_of_repeated_layers_is_detected() -> None:
     assert set(found.repeated) <= set(found.every)
 
 
+def test_layers_end_where_nothing_is_fused_across_their_border() -> None:
+    """Of places that equally many bytes cross, a cut before an activation would write what else is fused with it, and read it."""
+
+    def loss(p: Any, x: Any) -> Any:
+        x = jax.nn.relu(x @ p[0])
+        for w in p[1:]:
+            x = jax.nn.relu(x + jnp.tanh(x @ w))
+        return (x @ p[0].T).mean()
+
+    body = capture(loss, [f(16, 16)] * 6, f(32, 16)).body
+    equations = equations_in_layers(body)
+    found = layers(body, equations, Places.of(body, equations)).repeated
+    assert len(found) >= 4
+    assert {body.equations[equations[stop - 1]].name for _, stop in found} == {"custom_jvp_call"}
+    assert {body.equations[equations[start]].name for start, _ in found} == {"dot_general"}
+
+
 def test_steps_of_loops_recompute_what_takes_longer_to_stack() -> None:
     model = Small(gated, {"x": f(16, 48), "h": f(16, 48)}, f(8, 4, 16))
     plan = planned(model)

@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from unity.pcg.capture.heavy_operators import constants
+from unity.pcg.capture.heavy_operators import constants, light, reduces
 from unity.pcg.ir.program import Body
 from unity.pcg.jaxprs.jaxprs import SCANNED
 from unity.search.joint.segments import shared
@@ -42,10 +42,13 @@ class Places:
     Args:
         crossing: For each place, the bytes of the values that cross it.
         before: For each place, the bytes of all values computed before it.
+        fused: For each place, whether the first equation that reads a value that crosses it is elementwise, and so might be fused
+            with the one that computes the value.
     """
 
     crossing: Sequence[int]
     before: Sequence[int]
+    fused: Sequence[bool]
 
     @classmethod
     def of(cls, body: Body, equations: Sequence[int]) -> Places:
@@ -59,7 +62,12 @@ class Places:
                 if last.get(v, -1) > k:
                     changes[k + 1] += body.tensors[v].nbytes
                     changes[last[v] + 1] -= body.tensors[v].nbytes
-        return cls(list(accumulate(changes[: len(equations) + 1])), [0, *accumulate(nbytes)])
+        fused = _fused(body, equations)
+        return cls(list(accumulate(changes[: len(equations) + 1])), [0, *accumulate(nbytes)], fused)
+
+    def cost_of_cut(self, place: int) -> tuple[int, bool]:
+        """Return what a cut at a place costs: first the bytes that cross it, then whether it separates what is fused."""
+        return self.crossing[place], self.fused[place]
 
     def nbytes(self, span: Span) -> int:
         """Return the bytes of all values that a span computes."""
@@ -75,13 +83,23 @@ class Places:
             low = max(ends[-1] + 1, bisect_left(self.before, goal - AROUND * size))
             high = min(stop - 1, bisect_left(self.before, goal + AROUND * size))
             if low <= high:
-                ends.append(min(range(low, high + 1), key=lambda p: (self.crossing[p], abs(self.before[p] - goal))))
+                ends.append(min(range(low, high + 1), key=lambda p: (self.cost_of_cut(p), abs(self.before[p] - goal))))
         return list(pairwise([*ends, stop]))
 
     def near(self, span: Span, size: float) -> list[Span]:
         """Divide a span into parts of about `size` bytes; a much smaller one has none."""
         count = self.nbytes(span) / size
         return self.divided(span, max(1, round(count))) if count >= SMALL else []
+
+
+def _fused(body: Body, equations: Sequence[int]) -> list[bool]:
+    """Return for each place whether the first equation after it that reads a value computed before it is elementwise."""
+    number = {v: k for k, i in enumerate(equations) for v in body.equations[i].results}
+    own = [body.equations[i] for i in equations]
+    earliest = [min((number.get(a, k) for a in e.operands if isinstance(a, int)), default=k) for k, e in enumerate(own)]
+    elementwise = [light(body, e) and not reduces(body, e) for e in own]
+    readers = (next((k for k in range(p, len(own)) if earliest[k] < p), None) for p in range(len(own) + 1))
+    return [k is not None and elementwise[k] for k in readers]
 
 
 @dataclass(frozen=True)
@@ -125,7 +143,7 @@ def _run(letters: Sequence[str], places: Places, within: Span) -> list[Span] | N
     start += within[0]
     if not places.nbytes((start, start + period)):  # nothing repeats, or only what is empty
         return None
-    first = min(range(start, start + period), key=lambda p: places.crossing[p])
+    first = min(range(start, start + period), key=places.cost_of_cut)
     count = times if first == start else times - 1
     return [(first + k * period, first + (k + 1) * period) for k in range(count)]
 
