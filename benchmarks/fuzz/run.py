@@ -8,6 +8,7 @@
 
 A plan counts if it is a distinct parallel graph of its program that was compiled and run, and whose results and gradients were
 compared with the function's. A worker that ends, or needs too long for a program, is replaced, and its program is a finding.
+Programs that needed too long are run again by `--resume`, since other work on the machine may have been the cause.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 DEVICES = 12
-LIMIT = 240.0  # seconds for one program
+LIMIT, WALL = 240.0, 1800.0  # seconds for one program: of processors, and by the clock
+TOO_LONG = "no result after"
 STUCK = 20  # seconds until XLA ends a process whose devices wait for each other
 ONLY, KINDS = "UNITY_FUZZ_ONLY", "UNITY_FUZZ_KINDS"  # the variables that name operations, and kinds of plans
 CACHE = tempfile.mkdtemp(prefix="unity-fuzz-")
@@ -78,6 +80,15 @@ def worker() -> None:
             gc.collect()
 
 
+def processor_seconds(process: subprocess.Popen[str]) -> float:
+    """The seconds of processors that a process has taken; 0 where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @dataclass
 class Hand:
     """A worker process, seen from outside."""
@@ -87,7 +98,13 @@ class Hand:
     seed: int = -1
     at: str = ""
     since: float = 0.0
+    spent: float = 0.0  # of processors, before the program
     done: int = 0
+
+    @property
+    def slow(self) -> bool:
+        """Whether its program has taken too long."""
+        return processor_seconds(self.process) - self.spent > LIMIT or time.monotonic() - self.since > WALL
 
 
 @dataclass
@@ -112,6 +129,20 @@ class Tally:
     known: Counter[str] = field(default_factory=Counter)  # plans with NaN for infinities, and nothing wrong
     skips: Counter[str] = field(default_factory=Counter)
     findings: list[dict[str, Any]] = field(default_factory=list)
+    again: list[int] = field(default_factory=list)  # programs to run once more
+
+    def retry(self) -> None:
+        """Forgets the programs that took too long, to run them again."""
+        late = [row for row in self.findings if any(f["words"].startswith(TOO_LONG) for f in row["findings"])]
+        self.findings = [row for row in self.findings if row not in late]
+        self.again += [row["seed"] for row in late]
+
+    def following(self) -> int:
+        """The next program to run."""
+        if self.again:
+            return self.again.pop()
+        self.next += 1
+        return self.next - 1
 
     def enter(self, outcome: dict[str, Any]) -> None:
         n = sum(outcome["plans"].values())
@@ -139,7 +170,8 @@ class Tally:
         counters = {k for k, v in vars(cls(0, 0)).items() if isinstance(v, Counter)}
         tally = cls(data["seed"], data["next"])
         for key in vars(tally):
-            setattr(tally, key, Counter(data.get(key, {})) if key in counters else data[key])
+            setattr(tally, key, Counter(data.get(key, {})) if key in counters else data.get(key, getattr(tally, key)))
+        tally.retry()
         return tally
 
     @property
@@ -182,8 +214,7 @@ class Pool:
     def give(self, hand: Hand) -> None:
         """Gives a worker the next program."""
         assert hand.process.stdin is not None
-        hand.seed, hand.at, hand.since = self.tally.next, "", time.monotonic()
-        self.tally.next += 1
+        hand.seed, hand.at, hand.since, hand.spent = self.tally.following(), "", time.monotonic(), processor_seconds(hand.process)
         hand.process.stdin.write(f"{hand.seed}\n")
         hand.process.stdin.flush()
 
@@ -196,14 +227,15 @@ class Pool:
                 hand, line = None, ""
             if hand in self.hands:
                 self.hear(hand, line)
-            for slow in [h for h in self.hands if time.monotonic() - h.since > LIMIT]:
+            for slow in [h for h in self.hands if h.slow]:
                 slow.process.kill()
-                self.replace(slow, f"no result after {LIMIT:.0f} s")
+                self.replace(slow, f"{TOO_LONG} {time.monotonic() - slow.since:.0f} s")
             if time.monotonic() - saved > 20:
                 saved = time.monotonic()
                 save()
         for hand in self.hands:
             hand.process.kill()
+        self.tally.again += [hand.seed for hand in self.hands]
 
     def hear(self, hand: Hand, line: str | None) -> None:
         if line is None:
