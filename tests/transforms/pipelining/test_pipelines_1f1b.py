@@ -408,3 +408,20 @@ def test_what_is_exported_does_the_same_by_gpipe(tmp_path):
     space: dict[str, Any] = {"__name__": "stages"}
     exec(compile(path.read_text(), path, "exec"), space)
     close(jax.jit(jax.grad(space["fn"]))(*plan.shard(*args)), jax.jit(jax.grad(loss))(*args))
+
+
+def with_fading_weights(params, x, y):
+    """What layers carry beside the samples has no gradient: weights of the samples, made of labels."""
+    there = (y > 0).astype(x.dtype)[:, 0]
+    x, there = lax.scan(lambda c, w: ((jnp.tanh(c[0] @ w), 0.9 * c[1]), None), (x, there), params["layers"])[0]
+    return ((x @ params["out"]) ** 2).sum(-1) @ there / there.sum()
+
+
+def test_a_carry_made_of_labels_has_no_gradient():
+    with jax.enable_x64(True):
+        params, x, y = jax.tree.map(lambda a: a.astype("float64"), arguments(batch=16))
+        args = params, x, (3 * y).astype("int32")
+        plan = planned(with_fading_weights, args)
+        step, checked = stepped(plan, *args)
+        close(step, jax.jit(jax.value_and_grad(with_fading_weights))(*args), 1e-10)
+    assert all(line.predicted == line.compiled for line in checked.lines), checked

@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 from stepped import stepped
 from unlike_models import (
+    BATCH,
     MODELS,
     SQUARE,
     TREE,
@@ -67,6 +68,24 @@ def test_what_follows_may_read_samples_and_weights():
         assert (tail.of(PipelineTail).consts, tail.of(PipelineTail).read) == (1, 1)
         found = jax.jit(jax.value_and_grad(plan, (0, 2)))(*plan.shard(*args))
         assert largest_difference(found, jax.jit(jax.value_and_grad(paired, (0, 2)))(*args)) < 1e-10
+
+
+def masked(params, x, y):
+    """Labels are masked by real numbers, which leave the chain beside the samples' losses, and are made of integers alone."""
+    for w, b in params:
+        x = jnp.tanh(x @ w + b)
+    there = (y >= 0).astype(x.dtype)
+    return ((x**2).sum(-1) * there).sum() / jnp.maximum(there.sum(), 1)
+
+
+def test_what_is_made_of_integers_has_no_gradient():
+    with jax.enable_x64(True):
+        params, x, _ = mlp_arguments()
+        args = params, x, jnp.arange(BATCH) % 5 - 1
+        plan = planned(masked, args, SQUARE.axes[:1], machine=SQUARE, kind=ONE_F_ONE_B)
+        step, checked = stepped(plan, *args)
+        assert largest_difference(step, jax.jit(jax.value_and_grad(masked))(*args)) < 1e-10
+    assert all(line.predicted == line.compiled for line in checked.lines), checked
 
 
 @pytest.mark.usefixtures("as_users_compile")

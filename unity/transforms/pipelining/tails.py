@@ -9,17 +9,18 @@ all micro-batches. So exactly one sum has a gradient, a scalar, and all gradient
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from unity.pcg.capture.capture import Captured, graph_of
 from unity.pcg.capture.heavy_operators import constants
 from unity.pcg.ir.dead_code import extract
-from unity.pcg.ir.gradient_flow import leading_to, losses, reached
+from unity.pcg.ir.gradient_flow import leading_to, losses
 from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.program import Body
 from unity.pcg.parallel.stages import Mixed
+from unity.pcg.propagation.differentiable_dependence import dependent
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.propagation import Solution, Unmatched
 from unity.pcg.propagation.solver import solve
@@ -60,7 +61,7 @@ class Tail:
         return graph_of(self.body, [f"operand {p}" for p in range(len(self.body.inputs))])
 
 
-def tail_of(captured: Captured, number: int, samples: Sequence[int], size: int) -> Tail:
+def tail_of(captured: Captured, number: int, samples: Sequence[int], size: int, inactive: Collection[int] = ()) -> Tail:
     """Return the tail after a scan.
 
     Args:
@@ -68,6 +69,7 @@ def tail_of(captured: Captured, number: int, samples: Sequence[int], size: int) 
         number: the scan's equation.
         samples: the sample dimension of each of its results.
         size: the number of samples.
+        inactive: those of its results that have no gradient, if it is an equation that stands for several.
 
     Raises:
         Mixed: the tail cannot be computed one micro-batch at a time; names the operator.
@@ -84,7 +86,7 @@ def tail_of(captured: Captured, number: int, samples: Sequence[int], size: int) 
     for v in sums:
         if solution.states[v] != PARTIAL:
             raise Mixed(f"{_maker(body, mine, v)} gives results for each sample, and no sum over them")
-    loss = _loss(captured, sums)
+    loss = _loss(captured, sums, inactive)
     part, order = extract(body, mine, sums, constants(body))
     inputs_before = [v for v in order if v not in results]
     read = tuple((v, solution.states[v].dim) for v in inputs_before if solution.states[v].kind == "P")
@@ -164,17 +166,17 @@ def _parted(body: Body, following: Sequence[int], solution: Solution) -> tuple[l
     return mine, after
 
 
-def _loss(captured: Captured, sums: Sequence[int]) -> int:
+def _loss(captured: Captured, sums: Sequence[int], inactive: Collection[int]) -> int:
     """Return the number of the only sum that has a gradient. Raises Mixed if there are none, or several.
 
-    Sums that lead to auxiliary results alone have none.
+    Sums that lead to auxiliary results alone have none; nor do those of variables that are `inactive`.
     """
     body, weights, ends = captured.body, captured.differentiated, losses(captured.graph)
     flags = tuple(k in weights and body.tensors[v].floating for k, v in enumerate(body.inputs))
-    moving = reached(replace(body, outputs=tuple(sums)), flags)
+    moving = dependent(body, flags, frozenset(inactive))
     later = Body(tuple(sums), body.outputs, body.equations, body.tensors)
     wanted = leading_to(later, tuple(k in ends for k in range(len(body.outputs))))
-    active = [k for k, v in enumerate(sums) if moving[k] and wanted[k] and body.tensors[v].floating]
+    active = [k for k, v in enumerate(sums) if v in moving and wanted[k] and body.tensors[v].floating]
     lines = [_maker(body, range(len(body.equations)), sums[k]) for k in active]
     if not active:
         raise Mixed("of the sums over the samples one must have a gradient, but none has one")

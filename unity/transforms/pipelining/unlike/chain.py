@@ -26,6 +26,7 @@ from unity.pcg.ir.dead_code import extract
 from unity.pcg.ir.program import Body, Equation, Tensor
 from unity.pcg.ir.tracing import trace
 from unity.pcg.parallel.stages import Mixed
+from unity.pcg.propagation.differentiable_dependence import dependent
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.propagation import Solution, Unmatched
 from unity.pcg.propagation.solver import solve
@@ -98,6 +99,12 @@ class SampleChain:
         read = {v for k, e in enumerate(self.body.equations) if k not in mine for v in variables_of(e.operands)}
         read.update(variables_of(self.body.outputs))
         return tuple(v for e in self.equations for v in e.results if v in read)
+
+    @cached_property
+    def inactive(self) -> frozenset[int]:
+        """The results of real numbers that have no gradient, whatever is differentiated, such as a mask made of labels."""
+        floating = tuple(self.body.tensors[v].floating for v in self.body.inputs)
+        return frozenset(v for v in self.results if self.body.tensors[v].floating) - dependent(self.body, floating)
 
     @cached_property
     def whole(self) -> Body:

@@ -40,7 +40,7 @@ from unity.transforms.splice import in_order, spliced
 def tail_after(captured: Captured, chain: SampleChain) -> Tail:
     """Return the tail after a chain. Raises Mixed, naming the operator, if a tail is impossible."""
     samples = [chain.samples[v] for v in chain.results]
-    return tail_of(replace(captured, body=chain.whole), chain.members[0], samples, chain.size)
+    return tail_of(replace(captured, body=chain.whole), chain.members[0], samples, chain.size, chain.inactive)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,11 +107,14 @@ class Staging:
         return self.layouts[stage].unpacked(kind, lax.stop_gradient(rows) if stage == 0 and self.still else rows)
 
     def left(self, buffers: Sequence[Any]) -> list[Any]:
-        """Unpack the chain's results from the last stage's buffers."""
-        last, values = self.layouts[-1], dict[int, Any]()
+        """Unpack the chain's results from the last stage's buffers.
+
+        A buffer has a gradient if one of its variables has, so it is stopped for those that have none.
+        """
+        last, values, inactive = self.layouts[-1], dict[int, Any](), self.chain.inactive
         for kind, rows in zip(self.leaving, buffers, strict=True):
             values.update(zip(last.of_kind[kind], last.unpacked(kind, rows), strict=True))
-        return [values[v] for v in self.chain.results]
+        return [lax.stop_gradient(values[v]) if v in inactive else values[v] for v in self.chain.results]
 
     def run(self, stage: int, given: Sequence[Any]) -> list[Any]:
         """Run a stage on a micro-batch."""
