@@ -39,8 +39,9 @@ from unity.search.session import Search
 from unity.search.simulator import simulate
 from unity.transforms.pipelining import PipelineSource, Pipelining, pipelined, scans
 from unity.transforms.pipelining.choose import ladders
+from unity.transforms.pipelining.equal_layers import layers
 from unity.transforms.pipelining.micro_batches import joined, split
-from unity.transforms.pipelining.rolling import layers, rolled
+from unity.transforms.pipelining.rolling import rolled
 
 LAYERS, BATCH, SEQ, WIDTH, WORDS = 8, 16, 4, 16, 24
 # Slow between nodes: what is worth a pipeline.

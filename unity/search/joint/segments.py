@@ -59,7 +59,7 @@ def segments(body: Body, differentiated: Collection[int], least: int = LEAST) ->
     constant = constants(body)
     left_out = shared(body, constant)
     cutting = _cutting(body)
-    flowing, last = flows(body, differentiated), _last_uses(body)
+    flowing, last = flows(body, differentiated), last_uses(body)
 
     def without(equations: Collection[int]) -> tuple[Segment, ...]:
         remaining = [i for i in range(len(body.equations)) if i not in equations]
@@ -104,9 +104,9 @@ def part(
         chosen: The equations, by number, in order.
         constant: The equations that compute constants, by variable.
         flowing: The variables that gradients flow into (see `flows`).
-        last: The last use of every variable (see `_last_uses`).
+        last: The last use of every variable (see `last_uses`).
     """
-    last = _last_uses(body) if last is None else last
+    last = last_uses(body) if last is None else last
     results = [v for i in chosen for v in body.equations[i].results]
     outputs = tuple(v for v in results if last.get(v, -1) > chosen[-1])
     program, inputs = extract(body, chosen, outputs, constant)
@@ -115,7 +115,7 @@ def part(
 
 def cuts(body: Body, equations: Sequence[int], least: int) -> list[int]:
     """Return the places between some equations where few values cross, at a distance of at least `least`."""
-    return places(_crossing(body, equations), [body.equations[i].signature for i in equations], least)
+    return places(crossing(body, equations), [body.equations[i].signature for i in equations], least)
 
 
 def places(crossing: Sequence[int], signatures: Sequence[str], least: int) -> list[int]:
@@ -148,7 +148,7 @@ def places(crossing: Sequence[int], signatures: Sequence[str], least: int) -> li
     return sorted(cut_places)
 
 
-def _crossing(body: Body, equations: Sequence[int]) -> list[int]:
+def crossing(body: Body, equations: Sequence[int]) -> list[int]:
     """Return the number of values that cross each place."""
     place = {i: k for k, i in enumerate(equations)}
     changes = [0] * (len(equations) + 2)
@@ -166,7 +166,7 @@ def _crossing(body: Body, equations: Sequence[int]) -> list[int]:
     return counts
 
 
-def _last_uses(body: Body) -> Mapping[int, int]:
+def last_uses(body: Body) -> Mapping[int, int]:
     """Return the last equation that reads each variable; for results of the program, the number of equations."""
     return _last_reads(body) | {a: len(body.equations) for a in body.outputs if isinstance(a, int)}
 

@@ -28,8 +28,8 @@ from unity.search.request import Wish
 from unity.search.session import Search
 from unity.search.space.dimensions import ProgramDimensions
 from unity.search.space.masks import Mask
+from unity.transforms.pipelining.equal_layers import LEAST
 from unity.transforms.pipelining.pipelining import PipelineSource, Pipelining, pipelined
-from unity.transforms.pipelining.rolling import LEAST
 from unity.transforms.transformation import TransformationCandidate, reserved_in_words
 
 T = TypeVar("T", bound=Pipelining)

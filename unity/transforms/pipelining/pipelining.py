@@ -19,9 +19,10 @@ from unity.pcg.parallel.stages import FOLLOWED, GPIPE, TWO_BW, Mixed, Schedule
 from unity.pcg.propagation.nested_programs import nested_body
 from unity.pcg.types.axis import Axis
 from unity.transforms.cotangent_of_one import check_cotangents
+from unity.transforms.pipelining.equal_layers import EqualLayers, layers
 from unity.transforms.pipelining.micro_batches import LayerScan, PositionDependent, scans, walked, with_usable_scans
 from unity.transforms.pipelining.pipeline_operator import check_gradients, with_stages
-from unity.transforms.pipelining.rolling import ROLLED, EqualLayers, layers, rolled
+from unity.transforms.pipelining.rolling import ROLLED, rolled
 from unity.transforms.pipelining.sample_bits import NUMBERED, draws, numbered
 from unity.transforms.pipelining.step_padding import EVENED, evened
 from unity.transforms.pipelining.tails import Tail, tail_of
