@@ -63,6 +63,10 @@ LAYERS: dict[str, Any] = {
     "checkpoints with keys": looped(
         lambda x, w, j, key: jax.checkpoint(lambda x, w, key: residual(dropped(key, x), w))(x, w, jax.random.fold_in(key, j))
     ),
+    "checkpoints with numbers": looped(lambda x, w, j, key: jax.checkpoint(lambda x, w: numbered(x, w, j, key))(x, w)),
+    "checkpoints that fold keys": looped(
+        lambda x, w, j, key: jax.checkpoint(lambda x, w, key: residual(dropped(jax.random.fold_in(key, j), x / 2), w))(x, w, key)
+    ),
     "folded keys": looped(lambda x, w, j, key: residual(dropped(jax.random.fold_in(key, j), x), w)),
     "split keys": with_own_keys,
     "numbers": looped(numbered),

@@ -13,15 +13,17 @@ import numpy as np
 
 from unity.pcg.capture.heavy_operators import constants
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor
+from unity.pcg.jaxprs.jaxprs import REMATERIALIZED
 from unity.search.joint.segments import Segment
+from unity.transforms.pipelining.checkpoint_numbers import is_number, with_numbers_as_operands
 
 
 @dataclass(frozen=True, eq=False)
 class OpenProgram:
-    """A program whose real numbers are inputs, by which equations that differ in a number are equal.
+    """A program whose numbers are inputs, so that equations that differ in a number are equal.
 
     Attributes:
-        body: the program. Its equations are those of the original, in the same order, with the same results.
+        body: the program. Its equations have the order and the results of the original ones.
         numbers: the variables in the places of literals.
     """
 
@@ -52,20 +54,25 @@ class OpenProgram:
 
 
 def opened(body: Body) -> OpenProgram:
-    """Return a program with the real numbers of its equations as inputs, except those of constants."""
+    """Return a program with real numbers as inputs, except those of constants, and all numbers in which checkpoints differ."""
+    body = with_numbers_as_operands(body)
     constant, tensors, numbers = constants(body), dict(body.tensors), dict[int, Literal]()
     equations = list[Equation]()
     for e in body.equations:
         variable = not (e.results and e.results[0] in constant)
-        operands = tuple(_variable(a, tensors, numbers) if variable else a for a in e.operands)
+        number = is_number if e.name in REMATERIALIZED else _is_real
+        operands = tuple(_variable(a, tensors, numbers) if variable and number(a) else a for a in e.operands)
         equations.append(e if operands == e.operands else e.reading(operands))
     return OpenProgram(Body((*body.inputs, *numbers), body.outputs, tuple(equations), tensors), numbers)
 
 
+def _is_real(a: Atom) -> bool:
+    return is_number(a) and isinstance(a, Literal) and a.tensor.floating
+
+
 def _variable(a: Atom, tensors: dict[int, Tensor], numbers: dict[int, Literal]) -> Atom:
-    """Return a new variable for a literal that is a real number, and any other atom as it is."""
-    if isinstance(a, int) or not a.tensor.floating or a.tensor.shape:
-        return a
+    """Return a new variable for a number."""
+    assert isinstance(a, Literal)
     number = max(tensors) + 1 if not numbers else next(reversed(numbers)) + 1
     tensors[number], numbers[number] = a.tensor, a
     return number
