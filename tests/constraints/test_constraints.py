@@ -122,6 +122,12 @@ def pinned(draw: st.DrawFn) -> tuple[Function, dict[str, tuple[Any, ...]]]:
     return f, {path: draw(entries_of(len(leaves[path]))) for path in chosen}
 
 
+def needs_no_less_than_the_bound(plan: unity.Plan) -> bool:
+    """Whether the lower bound on memory, which counts constraints on arguments, holds for the leanest strategy that obeys them."""
+    search = plan.program.family.search
+    return search.least_memory.total <= search.leanest.memory * (1 + 1e-9)
+
+
 # Laws
 
 
@@ -133,6 +139,7 @@ def test_a_pinned_plan_obeys_computes_the_same_and_is_never_faster(case: tuple[F
     for path, spec in specs.items():
         assert all(obeys(entry, axes_at(plan, path, dim), FOUR) for dim, entry in enumerate(spec))
     assert plan.time >= planned(f.loss, f.params, f.batch).time * (1 - 1e-9)
+    assert needs_no_less_than_the_bound(plan)
     params, batch = (arrays(x) for x in (f.params, f.batch))
     same_as(f.loss, plan, params, batch)
 
@@ -191,6 +198,7 @@ def test_levels(f: Function, word: str) -> None:
     }[word]
     plan, free = planned(f.loss, f.params, f.batch, constraints=[constraint]), planned(f.loss, f.params, f.batch)
     assert plan.time >= free.time * (1 - 1e-9)
+    assert needs_no_less_than_the_bound(plan)
     weights = [degrees(n.types[0][:1], plan.program.pcg.axes[:1], n.tensors[0].ndim) for n in plan.program.pcg.inputs[:-1]]
     batch = plan.program.pcg.inputs[-1].types[0][0]
     if word in ("only", "forbid weights"):
@@ -597,6 +605,60 @@ def test_what_does_not_fit_is_blamed_on_the_constraint_that_does_it() -> None:
     assert str(whole) in message
     assert "params['b']" not in message
     assert "the leanest plan needs" in refusal([whole], memory_limit=100)
+
+
+def layered(params: dict[str, Any], x: Any) -> Any:
+    """A loop over layers, which a plan may run as a pipeline or over micro-batches."""
+    hidden = jax.lax.scan(lambda h, w: (h + jnp.tanh(h @ w), None), x @ params["in"], params["w"])[0]
+    return (hidden**2).mean()
+
+
+LAYERED = {"w": f32(4, 8, 8), "in": f32(12, 8)}, f32(16, 12)
+
+
+def refusal_of_layers(machine: unity.Machine, *constraints: Any, **options: Any) -> str:
+    with pytest.raises(unity.InfeasibleError) as caught:
+        unity.optimize(layered, *LAYERED, machine=machine, constraints=constraints, progress=False, budget=5, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"micro_batches": 2},
+        {"micro_batches": True},
+        {"pipeline": unity.PipelineShape(2, 4)},
+        {"branch_groups": 2},
+        {"padding": True, "pack": True},
+        {"offload": True},
+        {"memory_limit": 2000},
+        {"objective": "memory"},
+    ],
+)
+def test_an_impossible_pin_is_said_whatever_the_plan_must_or_may_have(options: dict[str, Any]) -> None:
+    message = refusal_of_layers(EIGHT, unity.pin("params['in']", P("device")), **options)
+    assert message == refusal_of_layers(EIGHT, unity.pin("params['in']", P("device")))
+    assert "dimension 0 of size 12 is not divisible by 8 (the nearest that is: 16)" in message
+
+
+def test_a_limit_that_only_a_pipeline_meets_is_blamed_on_the_pins_that_exclude_it() -> None:
+    machine, whole, other = unity.Machine.grid(2, 4, "a100"), unity.pin("params**", P()), unity.pin("x", P("node"))
+    shape = unity.PipelineShape(2, 16, "1f1b")
+    for options, means in ({}, ""), ({"pipeline": shape}, f" with pipeline={shape}"):
+        message = refusal_of_layers(machine, other, whole, memory_limit=1500, **options)
+        assert f"this constraint leaves no plan{means} that fits 1.5 kB:\n    {whole}\n" in message
+        assert "as many devices" not in message
+        assert "offload" not in message
+
+
+def test_ways_out_of_a_limit_hold_under_the_constraints() -> None:
+    machine, weights, batch = unity.Machine.grid(2, 4, "a100"), 4 * (4 * 8 * 8 + 12 * 8), 4 * 16 * 12
+    state = 4 * weights  # as many bytes of gradients, and twice as many of the optimizer's state
+    assert f"{(state + batch) / 8 / 100:.1f} times as many devices" in refusal_of_layers(machine, memory_limit=100)
+    message = refusal_of_layers(machine, unity.pin("params**", P()), memory_limit=100)
+    assert f"Nearest: memory_limit={state + batch // 8} at least" in message  # no number of devices divides what is pinned
+    message = refusal_of_layers(machine, unity.pin("x", P()), memory_limit=batch + 22)
+    assert f"at least {state / 8 / 22:.1f} times as many devices, or memory_limit={state // 8 + batch} at least" in message
 
 
 @given(st.sets(st.frozensets(st.integers(0, 5), min_size=1, max_size=3), min_size=1, max_size=4))

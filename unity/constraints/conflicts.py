@@ -39,31 +39,40 @@ def smallest(constraints: Sequence[Constraint], feasible: Callable[[Sequence[Con
     return subset
 
 
-def conflict(bound: BoundConstraints, search: Search, limit: float = inf) -> str | None:
+def conflict(
+    bound: BoundConstraints,
+    search: Search,
+    has_plan: Callable[[Sequence[Constraint]], bool],
+    limit: float = inf,
+    required: str = "",
+) -> str | None:
     """Return the message about the smallest set of constraints that leaves no plan that fits a limit.
 
-    Returns None without constraints, or if no plan fits without them either.
+    Returns None if no plan fits without constraints either.
+
+    Args:
+        bound: all constraints.
+        search: the search of the captured function.
+        has_plan: tells whether any program that the options allow has a plan that fits and obeys some of the constraints.
+        limit: the memory limit, infinite if there is no plan at any.
+        required: the options that the plan must have, as text.
     """
 
     def without_limit(some: Sequence[Constraint]) -> bool:
         return possible(replace(search, restrict=bound.of(some)))
 
-    def fits(some: Sequence[Constraint]) -> bool:
-        return replace(search, restrict=bound.of(some)).has_fitting(limit)
-
-    if not bound.every:
-        return None
-    infeasible_at_any_limit = not possible(search)
-    feasible = without_limit if infeasible_at_any_limit else fits
+    is_excluded = not possible(search)
+    feasible = without_limit if is_excluded else has_plan
     if not feasible([]):
         return None
     conflicting = smallest(bound.every, feasible)
     is_single = len(conflicting) == 1
     names = AxisNames.of_every_axis(search.machine.axes, search.machine.named_levels)
-    notes = [_note(c, bound, search) if infeasible_at_any_limit and is_single else "" for c in conflicting]
+    notes = [_note(c, bound, search) if is_excluded and is_single else "" for c in conflicting]
     lines = "".join(f"\n    {c.described(names)}{note}" for c, note in zip(conflicting, notes, strict=True))
     subject = "this constraint leaves" if is_single else "these constraints together leave"
-    where = "" if infeasible_at_any_limit else f" that fits {size(limit)}"
+    where = f" with {required}" if required and not is_excluded else ""
+    where += f" that fits {size(limit)}" if limit < inf and not is_excluded else ""
     hint = "Change it" if is_single else "Without any one of them there is one"
     return f"infeasible: on {search.machine.name} {subject} no plan{where}:{lines}\n    {hint}. (docs: constraints#conflicts)"
 

@@ -105,7 +105,13 @@ class Transforms:
     @property
     def has_required(self) -> bool:
         """Whether the plan must have a pipeline, branches, or a number of micro-batches."""
-        return self.pipeline is not None or self.branch_groups is not None or self.required_micro_batches is not None
+        return bool(self.required)
+
+    @property
+    def required(self) -> str:
+        """The options, as they are written in a call, that say which transformations the plan must have; "" without any."""
+        values = {"pipeline": self.pipeline, "branch_groups": self.branch_groups, "micro_batches": self.required_micro_batches}
+        return " and ".join(f"{name}={value!r}" for name, value in values.items() if value is not None)
 
     @property
     def required_micro_batches(self) -> int | None:

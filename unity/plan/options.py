@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from math import ceil, isfinite, prod
+from math import ceil, inf, isfinite, prod
 from numbers import Real
 from typing import Any, NoReturn
 
@@ -302,19 +302,32 @@ def no_branches(machine: Machine, groups: int, refused: Sequence[str], limit: st
     )
 
 
-def shortfall(machine: Machine, leanest: Candidate, limit: float, what: str = "the leanest plan", way: str = "") -> str:
-    """Return the message for a memory limit, in bytes on one device, that even the leanest plan exceeds. `way`: a way out."""
+def shortfall(
+    machine: Machine, leanest: Candidate, limit: float, what: str = "the leanest plan", way: str = "", undivided: float = 0.0
+) -> str:
+    """Return the message for a memory limit that even the leanest plan exceeds.
+
+    Args:
+        machine: the machine that was planned for.
+        leanest: the leanest plan.
+        limit: the memory limit, in bytes on one device.
+        what: the plan in words.
+        way: a way out besides a larger limit and more devices.
+        undivided: the bytes that each device stores, however many there are.
+    """
     needed = size(leanest.memory)
+    factor = (leanest.memory - undivided) / (limit - undivided) if undivided < limit else inf
+    larger = f"{needed} at {leanest.time * 1e3:.3g} ms a step (memory_limit={int(leanest.memory) + 1})"
+    more = f", or at least {_more_devices(factor)}" if factor < inf else ""
     return (
         f"infeasible: on {machine.name} {what} needs {needed} on each device, the limit is {size(limit)}.\n"
-        f"    Nearest: {way}{needed} at {leanest.time * 1e3:.3g} ms a step (memory_limit={int(leanest.memory) + 1}), or at least"
-        f" {_times(leanest.memory / limit)} as many devices. (docs: memory#infeasible)"
+        f"    Nearest: {way}{larger}{more}. (docs: memory#infeasible)"
     )
 
 
-def _times(factor: float) -> str:
-    """Return a factor above 1 in words, rounded up."""
-    return f"{ceil(factor * 10) / 10:.1f} times"
+def _more_devices(factor: float) -> str:
+    """Return a factor of devices above 1 in words, rounded up."""
+    return f"{ceil(factor * 10) / 10:.1f} times as many devices"
 
 
 def out_of_reach(machine: Machine, least: LeastMemory, limit: float, way: str = "", what: str = "the leanest plan") -> str:
@@ -331,8 +344,10 @@ def out_of_reach(machine: Machine, least: LeastMemory, limit: float, way: str = 
     if max(least.state, least.throughout) < limit < least.total:  # the rest is of the samples
         fewer = f"at most 1/{ceil(least.turn / (limit - least.throughout))} of the samples in a step, or "
     part = "All of it" if least.total == least.state else f"{size(least.state)} of it"
+    factor = least.growth(limit)
+    more = f"at least {_more_devices(factor)}, or " if factor < inf else ""
     return (
         f"infeasible: on {machine.name} {what} needs at least {size(least.total)} on each device, the limit is {size(limit)}.\n"
-        f"    Nearest: {fewer}{way}at least {_times(least.total / limit)} as many devices, or memory_limit={ceil(least.total)} at"
-        f" least.\n    {part} are arguments, gradients and optimizer slots. (docs: memory#infeasible)"
+        f"    Nearest: {fewer}{way}{more}memory_limit={ceil(least.total)} at least.\n"
+        f"    {part} are arguments, gradients and optimizer slots. (docs: memory#infeasible)"
     )

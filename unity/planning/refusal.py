@@ -83,12 +83,12 @@ def refusal(
     """
     pipelines = pipelines or LeanPipelines()
     leanest, (least, *others) = programs.leanest(limit), programs.bounds
-    without = " without padded dimensions" if padding else ""
+    without, undivided = " without padded dimensions" if padding else "", least.anywhere
     pipeline = pipelines.leanest
     if pipeline is not None and pipeline.memory < (least.total if leanest is None else leanest.memory):
-        return shortfall(machine, pipeline, limit, f"the leanest plan that was tried, a pipeline{without},", way)
+        return shortfall(machine, pipeline, limit, f"the leanest plan that was tried, a pipeline{without},", way, undivided)
     if leanest is not None:
-        return shortfall(machine, leanest, limit, f"the leanest plan{without}", way)
+        return shortfall(machine, leanest, limit, f"the leanest plan{without}", way, undivided)
     if is_state_alone:
         return out_of_reach(machine, least.of_state, limit, way)
     tried = " that was tried" if others else ""

@@ -23,6 +23,7 @@ from unity.search.cost.cost import Training
 from unity.search.joint.joint import GAIN
 from unity.search.joint.pricing import Prices
 from unity.search.session import Candidate, Search
+from unity.search.space.masks import marked
 from unity.transforms.rewriting import Rewriter
 
 
@@ -57,7 +58,8 @@ class Request:
     def search(self, captured: Captured, prices: Prices, thorough: bool = True) -> Search:
         """Return the search of a program's parallelizations, which shares listed and priced operators with other searches."""
         graph, differentiated = captured.graph, captured.differentiated
-        return Search(graph, differentiated, prices.machine, self.training, self.say, prices.listed, self.bound, thorough=thorough)
+        restrict = self.bound if self.bound.every else marked  # which needs no look at the program's dimensions
+        return Search(graph, differentiated, prices.machine, self.training, self.say, prices.listed, restrict, thorough=thorough)
 
     def best(self, search: Search) -> Candidate | None:
         """Return the best point by the objective, or None if none fits the limit or obeys the constraints."""

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import islice
 from typing import Any
 
 from unity.base.errors import ConstraintError, InfeasibleError, OptionError
@@ -20,7 +23,7 @@ from unity.base.interruption import UntilInterrupted
 from unity.base.processes import same
 from unity.base.user_warnings import recorded_warnings, repeat, warn_user
 from unity.constraints.conflicts import conflict
-from unity.constraints.kinds import Across, OperatorPin
+from unity.constraints.kinds import Across, Constraint, OperatorPin
 from unity.machine.machine import Machine
 from unity.pcg.ir.payloads import ScheduleKind
 from unity.pcg.parallel.parallelize import Assignment
@@ -36,10 +39,10 @@ from unity.planning.request import Request
 from unity.planning.sub_machines import sub_machines
 from unity.search.cost.operator_runs import stacking_seconds
 from unity.search.cost.state_sizes import StateMemory
-from unity.search.joint.joint import GAIN
+from unity.search.joint.joint import GAIN, Budget
 from unity.search.joint.pricing import Prices
 from unity.search.memory.backend import backend_of
-from unity.search.memory.lower_bound import LeastMemory, least_memory
+from unity.search.memory.lower_bound import LeastMemory
 from unity.search.request import Wish
 from unity.search.session import Candidate, Search
 from unity.transforms.branches import BranchesWish, Forked
@@ -58,7 +61,13 @@ STACKING = 0.02  # the part of a step's time that loops take to stack values, be
 
 @dataclass(frozen=True, eq=False)
 class Task(Request):
-    """The search for the plan of a request."""
+    """The search for the plan of a request.
+
+    Attributes:
+        names_conflicts: whether an error names the constraints that leave no plan, which takes one more search for each constraint.
+    """
+
+    names_conflicts: bool = True
 
     def plan_on(self, machine: Machine) -> Plan:
         """Return the plan for one machine, from the cache if the same request was planned before."""
@@ -93,7 +102,7 @@ class Task(Request):
         for part in parts:
             self.say(f"trying {part.devices} devices")
             try:
-                return self.plan_on(part)
+                return replace(self, names_conflicts=False).plan_on(part)
             except (InfeasibleError, ConstraintError):  # a part may lack an axis that a constraint names
                 continue
         return self.plan_on(whole)
@@ -155,7 +164,45 @@ class Task(Request):
     def improvements(self, machine: Machine) -> Iterator[Solution]:
         """Yield solutions as the search proceeds. The last is the best.
 
-        Raises InfeasibleError after the last if nothing fits, or if the plan must have a transformation that is infeasible.
+        Raises InfeasibleError after the last if nothing fits, or if the plan must have a transformation that is infeasible. The
+        error names the constraints to blame, if there is a plan without them.
+        """
+        try:
+            refusal = yield from self.attempts(machine)
+        except InfeasibleError as error:  # the plan must have a transformation
+            refusal = partial(str, error)
+        if refusal is not None:
+            conflicting = self.conflict_on(machine) if self.names_conflicts and self.bound.every else None
+            raise InfeasibleError(conflicting or refusal())
+
+    def conflict_on(self, machine: Machine) -> str | None:
+        """Return the message about the smallest set of constraints that leaves no plan, or None if there is none without them."""
+        search = self.search(self.captured, Prices(machine, self.training))
+        required = self.transforms.required
+        fits_at_any_limit = bool(required) and self.has_plan(machine, self.bound.every, math.inf)
+        limit = self.limit if not required or fits_at_any_limit else math.inf
+        return conflict(self.bound, search, lambda some: self.has_plan(machine, some, limit), limit, required)
+
+    def has_plan(self, machine: Machine, some: Sequence[Constraint], limit: float) -> bool:
+        """Return whether there is a plan that obeys some of the constraints, by a search without rewriting.
+
+        It ends at the first solution that fits, unless the plan must have a transformation.
+        """
+        rewriter = replace(self.rewriter, budget=Budget(programs=0))
+        # A limit's search, unlike that for the least memory, ends where bounds exclude that anything fits.
+        quick = replace(self, bound=self.bound.of(some), limit=limit, objective="time", rewriter=rewriter, local=False)
+        attempts = quick.attempts(machine)
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                solutions = list(attempts if self.transforms.has_required else islice(attempts, 1))
+        except InfeasibleError:
+            return False
+        return bool(solutions)
+
+    def attempts(self, machine: Machine) -> Generator[Solution, None, Callable[[], str] | None]:
+        """Yield solutions as the search proceeds, and return the error message, yet to be computed, if nothing fits.
+
+        Raises InfeasibleError after the last if the plan must have a transformation that is infeasible.
         """
         pack = self.transforms.pack and not self.bound.every
         if pack and self.training.state.others:
@@ -166,6 +213,8 @@ class Task(Request):
             )
         prices = Prices(machine, self.training, bodies=self.captured.bodies, restrict=self.bound, pack=pack)
         captured = PlanFamily(self.fn, self.captured, self.search(self.captured, prices), 0.0, bound=self.bound)
+        if self.is_excluded(captured.search):  # transformations keep the arguments and their types, so they cannot help
+            return partial(self.refusal_of, captured, prices, None, LimitedPrograms(), LeanPipelines())
         keeping, best = yield from self.rewritten(captured, prices)
         padded = self.padded(keeping, prices, best) if self.padding_allowed else None
         if padded is not None:
@@ -185,7 +234,7 @@ class Task(Request):
         if self.transforms.micro_batches:
             best, batched = yield from self.micro_batched(keeping, prices, best)
             if self.transforms.required_micro_batches is not None:
-                return
+                return None
         for program in programs:
             try:
                 for solution in self.on_groups(program, prices, best):
@@ -200,8 +249,9 @@ class Task(Request):
         if best is None:
             pipeline, pipelines = self.leanest_pipeline(keeping, prices)
             if pipeline is None or pipeline[1].memory > self.limit:
-                raise InfeasibleError(self.refusal_of(keeping, prices, choice, batched, pipelines))
+                return partial(self.refusal_of, keeping, prices, choice, batched, pipelines)
             yield pipeline
+        return None
 
     def padded(self, keeping: PlanFamily, prices: Prices, than: Solution | None) -> Solution | None:
         """Return a program with padded dimensions, or None if none fits and is better than the solution without, `than`."""
@@ -301,8 +351,6 @@ class Task(Request):
             batched: the programs over micro-batches that were tried.
             pipelines: the pipelines that were tried.
         """
-        if excluded := conflict(self.bound, keeping.search, self.limit):
-            return excluded
         way = self.state_on_host_way(keeping.search) + self.micro_batches_way(keeping, prices)
         way += "" if choice is not None else self.recomputing_way(keeping, prices)
         others = batched if choice is None else LimitedPrograms.of(choice) + batched
@@ -331,7 +379,7 @@ class Task(Request):
         if state.memory is not StateMemory.DEVICE or search.machine.host is None:
             return ""
         training = replace(self.training, state=replace(state, memory=StateMemory.EITHER))
-        least = least_memory(search.graph, search.differentiated, training, search.machine.devices)
+        least = replace(search, training=training).least_memory
         is_way_out = least.total < search.least_memory.total and least.total <= self.limit
         return f"offload=True, with at least {size(least.total)}, or " if is_way_out else ""
 

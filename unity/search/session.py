@@ -91,7 +91,7 @@ class Search:
     @cached_property
     def least_memory(self) -> LeastMemory:
         """A lower bound on the memory of every strategy, which takes no search."""
-        return least_memory(self.graph, self.differentiated, self.training, self.machine.devices)
+        return least_memory(self.graph, self.differentiated, self.training, self.machine, self.restrict)
 
     @cached_property
     def assembled(self) -> Assembled:

@@ -34,18 +34,19 @@ TRAININGS = (Training(), Training(True, StateSizes(0)), Training(True, StateSize
 @given(name=st.sampled_from(sorted(EVERY)), seed=st.integers(0, 2**32 - 1), training=st.sampled_from(TRAININGS))
 def test_no_strategy_of_a_model_needs_less(name: str, seed: int, training: Training) -> None:
     captured, _, _, graph = drawn(name, seed)
-    least = least_memory(captured.graph, captured.differentiated, training, MACHINE.devices).total
+    least = least_memory(captured.graph, captured.differentiated, training, MACHINE).total
     for backend in (GPU, CPU):
         assert least <= predict_memory(graph, captured.differentiated, training, backend).total * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", one_in(3, sorted(EVERY)))
 def test_the_leanest_strategy_of_a_model_needs_no_less(name: str) -> None:
-    captured, assembled = named(name, Machine.grid(1, 2, "a100"))  # few devices, where the bound is near
+    machine = Machine.grid(1, 2, "a100")  # few devices, where the bound is near
+    captured, assembled = named(name, machine)
     (point,) = Minimizer(assembled.problem).at([math.inf])
     graph = parallelize(captured.graph, assembled.assignment(point))
     for training in TRAININGS:
-        least = least_memory(captured.graph, captured.differentiated, training, 2).total
+        least = least_memory(captured.graph, captured.differentiated, training, machine).total
         for backend in (GPU, CPU):
             assert least <= predict_memory(graph, captured.differentiated, training, backend).total * (1 + 1e-9)
 

@@ -6,9 +6,10 @@ recomputes whatever may be recomputed, bounds all strategies:
     (arguments + optimizer slots + max(gradients, most bytes at one turn of the backward pass)) / devices
 
 The part of the optimizer's state that every device stores is added to that. The part that may be in the memory of the host is only
-counted with the gradients, as far as it is on the device during the update. At an operator's turn, the residuals of the operators
-before it are live, and so are the cotangents of its operands and results; in a remat or in the step of a loop, also those of the
-graph inside. Other values may reuse the memory of later gradients, hence the maximum.
+counted with the gradients, as far as it is on the device during the update. Constraints may allow fewer pieces of an argument, of
+its gradient and of its slots, than there are devices; these are then divided by that number. At an operator's turn, the residuals
+of the operators before it are live, and so are the cotangents of its operands and results; in a remat or in the step of a loop,
+also those of the graph inside. Other values may reuse the memory of later gradients, hence the maximum.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import inf
 
+from unity.machine.machine import Machine
 from unity.pcg.ir.graph import BRANCHES, LOOPS, PCG, STAGES, TAIL
 from unity.pcg.parallel.parallelize import on_one_device
 from unity.search.cost.cost import Training
 from unity.search.cost.state_sizes import StateMemory
 from unity.search.memory.memory import live_ranges
 from unity.search.memory.region import Region
-from unity.search.space.live_buffers import GRADIENTS, KEPT, SLOTS, stays
+from unity.search.space.constrained_slices import most_slices
+from unity.search.space.live_buffers import GRADIENTS, KEPT, SLOTS, Held, stays
+from unity.search.space.masks import Restrict, marked
 from unity.search.space.opening import sites_of
 
 GROUPED = (BRANCHES, STAGES, TAIL)  # a device runs only a part of these, so the values inside are not counted
@@ -39,12 +44,16 @@ class LeastMemory:
         turn: The residuals and cotangents at one turn of the backward pass: the most of all turns.
         update: Slots that may be in the memory of the host, during the update: those that are on the device nevertheless, and those
             of one weight that are fetched and sent back.
+        undivided: The part of `throughout` that every device stores whole, however many there are.
+        undivided_gradients: The part of `gradients` that every device stores whole.
     """
 
     throughout: float
     gradients: float
     turn: float
     update: float = 0.0
+    undivided: float = 0.0
+    undivided_gradients: float = 0.0
 
     @property
     def state(self) -> float:
@@ -61,27 +70,62 @@ class LeastMemory:
         """Bytes in all."""
         return self.throughout + max(self.gradients + self.update, self.turn)
 
+    @property
+    def anywhere(self) -> float:
+        """Bytes in all on a machine with any number of devices."""
+        return self.undivided + self.undivided_gradients
 
-def least_memory(graph: PCG, differentiated: Collection[int], training: Training, devices: int) -> LeastMemory:
+    def growth(self, limit: float) -> float:
+        """Return the factor of devices that brings the bound to a limit, at least; infinite if none does."""
+        if self.anywhere >= limit:
+            return inf
+        state = (self.state - self.anywhere) / (limit - self.anywhere)
+        turn = (self.throughout + self.turn - self.undivided) / (limit - self.undivided)
+        return max(state, turn)
+
+
+def least_memory(
+    graph: PCG,
+    differentiated: Collection[int],
+    training: Training,
+    machine: Machine,
+    restrict: Restrict = marked,
+) -> LeastMemory:
     """Return the memory that no strategy of a serial graph goes below.
 
     Args:
         graph: The serial graph.
         differentiated: The inputs, by number, whose gradients are wanted; ignored if `training` has no backward pass.
         training: Whether there is a backward pass, and the sizes of the optimizer's state.
-        devices: The number of devices.
+        machine: The devices.
+        restrict: The user's constraints.
     """
-    operators = [site for site in sites_of(graph, differentiated, training.backward).sites if site.kind == "operator"]
+    opened = sites_of(graph, differentiated, training.backward)
+    operators = [site for site in opened.sites if site.kind == "operator"]
     inner = frozenset(id(site.node) for site in operators if site.recomputable)
     rerun = frozenset(id(site.node) for site in operators if site.reader is not None)
     leanest = replace(training, state=training.state.leanest)
-    live = live_ranges(on_one_device(graph, inner, rerun), differentiated, leanest)
-    divided = sum(h.nbytes for h in live.counted if h.why != GRADIENTS)
+    on_one = on_one_device(graph, inner, rerun)
+    live = live_ranges(on_one, differentiated, leanest)
+    constrained = most_slices(opened, machine, restrict)
+    pairs = zip(graph.inputs, on_one.inputs, strict=True)
+    slices = {id(copy): constrained[id(node)] for node, copy in pairs if id(node) in constrained}
+
+    def local(h: Held) -> float:
+        return h.nbytes / slices.get(id(h.node), machine.devices)
+
+    state = [h for h in live.counted if h.why != GRADIENTS]
+    gradients = [h for h in live.counted if h.why == GRADIENTS]
     whole = sum(h.nbytes for h in live.beside if h.why == SLOTS)
-    gradients = sum(h.nbytes for h in live.counted if h.why == GRADIENTS)
-    update = _least_update([h.nbytes for h in live.hosted], training.state.memory is StateMemory.EITHER)
-    turn = _busiest_turn(live.region)
-    return LeastMemory(whole + divided / devices, gradients / devices, turn / devices, update / devices)
+    update = _least_update([local(h) for h in live.hosted], training.state.memory is StateMemory.EITHER)
+    return LeastMemory(
+        whole + sum(map(local, state)),
+        sum(map(local, gradients)),
+        _busiest_turn(live.region) / machine.devices,
+        update,
+        whole + sum(h.nbytes for h in state if slices.get(id(h.node)) == 1),
+        sum(h.nbytes for h in gradients if slices.get(id(h.node)) == 1),
+    )
 
 
 def _least_update(sizes: Sequence[float], may_stay: bool) -> float:

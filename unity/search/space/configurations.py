@@ -17,6 +17,7 @@ from itertools import combinations_with_replacement, groupby, product
 import numpy as np
 
 from unity.base.errors import InfeasibleError
+from unity.base.formatting import short
 from unity.machine.resharding_tables import Types
 from unity.pcg.propagation.choice import Choice, InnerSlot, part_of_work
 from unity.pcg.types.axis import Axis
@@ -196,7 +197,7 @@ def domain(
     picks, whole = _enumerated_for_storage(site, tuple(cs[i] for i in staying), shapes, axes, None)
     picks = staying[picks].astype(picks.dtype)
     if mask:
-        picks = _masked(mask, cs, shapes, picks, axes)
+        picks = _masked(site, mask, cs, picks, axes)
     scattering = np.array([c.scatters for c in cs])[picks].any(axis=1)
     limited = _narrowed(cs, picks[~scattering], axes)
     limited = _filled(cs, limited, picks[scattering], axes)
@@ -232,13 +233,21 @@ def _with_moving(cs: tuple[Choice, ...], moving: np.ndarray, shapes: Shapes, axe
     return picks[moving[picks].any(axis=1)], whole
 
 
-def _masked(mask: Mask, cs: Sequence[Choice], shapes: Shapes, picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
-    """Return the values that a mask allows, including those that are otherwise not enumerated."""
+def _masked(site: Site, mask: Mask, cs: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
+    """Return the values of a site that a mask allows, including those that are otherwise not enumerated."""
     more = listed(mask, cs, axes)
-    picks = allowed(mask, cs, np.unique(np.vstack([picks, more[fits(cs, shapes, more, axes)]]), axis=0), axes)
+    picks = allowed(mask, cs, np.unique(np.vstack([picks, more[fits(cs, shapes_of(site), more, axes)]]), axis=0), axes)
     if not len(picks):
-        raise InfeasibleError("constraints leave no way to split a tensor")
+        raise InfeasibleError(f"constraints leave no way to split {_described(site)}")
     return picks
+
+
+def _described(site: Site) -> str:
+    """Return the tensors of a site for an error message: their name or their operator with the user's line, and their shapes."""
+    node, shapes = site.node, ", ".join(map(str, site.results or [port.tensor for port in site.ports]))
+    if node is None:
+        return f"a value ({shapes})"
+    return f"{node.name or f'{node.kind} at {short(node.source)}'} ({shapes})"
 
 
 def _staged(
@@ -264,8 +273,9 @@ def _staged(
     picks[:, others] = inner.picks
     picks = allowed(mask, cs, picks[fits(cs, shapes, picks, axes)], axes)
     if not len(picks):
-        why = "constraints leave no way to split a tensor" if mask else "the stage axes cannot divide a tensor inside of a stage"
-        raise InfeasibleError(why)
+        if mask:
+            raise InfeasibleError(f"constraints leave no way to split {_described(site)} inside of a stage")
+        raise InfeasibleError(f"the stage axes cannot divide {_described(site)} inside of a stage")
     return domain_of_picks(cs, picks, shapes, axes, inner.whole, mask)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
-from math import prod
+from math import inf, prod
 from typing import Protocol
 
 import numpy as np
@@ -38,6 +38,11 @@ class MaskRule(Protocol):
 
     def allows(self, choices: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
         """Return for each value whether it is allowed."""
+        ...
+
+    @property
+    def most_slices(self) -> float:
+        """An upper bound on the slices of a result in the allowed values; infinity if the rule implies none."""
         ...
 
 
@@ -94,6 +99,12 @@ class Pinned:
                 good &= (starts == needed).all(1)
         return good
 
+    @property
+    def most_slices(self) -> float:
+        return prod(
+            inf if want is None else want if isinstance(want, int) else self.before(want, len(self.sizes)) for want in self.slices
+        )
+
 
 @dataclass(frozen=True)
 class Along:
@@ -108,6 +119,10 @@ class Along:
     def allows(self, choices: Sequence[Choice], picks: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
         good = np.array([c.states in self.choices for c in choices])
         return np.asarray(good[picks[:, list(self.axes)]].all(1))
+
+    @property
+    def most_slices(self) -> float:
+        return inf
 
 
 @dataclass(frozen=True)
@@ -124,6 +139,10 @@ class SplitSet:
         distinct, index = np.unique(picks, axis=0, return_inverse=True)
         ways = [way_of([choices[i].states for i in pick], axes) for pick in distinct]
         return np.array([(way in self.ways) == self.allowed for way in ways], bool)[index.reshape(-1)]
+
+    @property
+    def most_slices(self) -> float:
+        return inf
 
 
 def way_of(along: Sequence[States], axes: Sequence[Axis]) -> Way:
