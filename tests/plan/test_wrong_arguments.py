@@ -112,3 +112,36 @@ def test_a_function_may_enable_64_bits_itself() -> None:
     plan = unity.optimize(precise, *args, machine=unity.Machine.grid(1, 8), search="captured", progress=False)
     for got, expected in ((plan, precise), (jax.jit(jax.grad(plan)), jax.grad(precise))):
         np.testing.assert_allclose(got(*args), expected(*args), rtol=1e-6)
+
+
+NO_ARRAYS: dict[str, tuple[Any, str]] = {
+    "a string": ("a", r"'a' \(str\)"),
+    "a function": (loss, "the function loss"),
+    "an array of strings": (np.array(["a"]), r"array\(\['a'\].*\(ndarray\)"),
+    "a type without values": (X, r"ShapeDtypeStr.*\(ShapeDtypeStruct\)"),
+    "a number that JAX cannot hold": (2**70, r"1180591620717411303424 \(int\)"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "words"), NO_ARRAYS.values(), ids=NO_ARRAYS)
+def test_an_argument_that_is_no_array_is_named(plan: unity.Plan, wrong: Any, words: str) -> None:
+    w = jnp.ones((8, 8))
+
+    def call(w: Any) -> Any:
+        return plan(w, wrong)
+
+    for way in (call, jax.jit(call), jax.grad(call), jax.jit(jax.grad(call)), lambda w: jax.grad(plan)(w, wrong)):
+        with pytest.raises(
+            unity.PlanError, match=rf"no array:\n    args\[1\]: planned for float32\[8,8\], given {words}\n    Give"
+        ):
+            way(w)
+    for place in (plan.shard, lambda *args: plan.shard.local(args[1])):
+        with pytest.raises(unity.PlanError, match=rf"no array:\n    args\[1\]: planned for \[8, 8\], given {words}\n    Give"):
+            place(w, wrong)
+
+
+@pytest.mark.parametrize(("wrong", "kind"), [(None, "None"), ({"x": jnp.ones(8)}, "a dict"), ([1.0], "a list")])
+def test_a_tree_where_an_array_was_planned_is_named(plan: unity.Plan, wrong: Any, kind: str) -> None:
+    for way in (plan, jax.grad(plan), jax.jit(plan), jax.jit(jax.grad(plan))):
+        with pytest.raises(unity.PlanError, match=rf"args\[1\]: planned for an array, given {kind}"):
+            way(jnp.ones((8, 8)), wrong)

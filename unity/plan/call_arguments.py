@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from reprlib import repr as short_repr
+from types import FunctionType
 from typing import Any, NoReturn
 
 import jax
@@ -30,6 +32,8 @@ def checked(name: str, captured: Captured, packing: Packing, args: tuple[Any, ..
         planned = jax.tree.unflatten(captured.in_tree, shapes)
         problem = f"{name} is called with arguments of another structure than it was planned for"
         refuse_others(problem, list(differences(planned, args, "args")))
+    tensors = [node.tensors[0] for node in captured.graph.inputs]
+    refuse_no_arrays(f"{name} is called with an argument that is no array", captured.paths, tensors, leaves)
     leaves = packing.pack(leaves)  # leaves that `shard` has packed already pass through
     wrong = []
     for path, x, node in zip(captured.paths, leaves, captured.graph.inputs, strict=False):
@@ -38,6 +42,34 @@ def checked(name: str, captured: Captured, packing: Packing, args: tuple[Any, ..
             wrong.append(f"{path}: planned for {tensor}, called with {aval.str_short()}")
     refuse_others(f"{name} is called with other shapes or types than it was planned for", wrong)
     return leaves
+
+
+def refuse_no_arrays(problem: str, paths: Sequence[str], planned: Sequence[object], leaves: Sequence[Any]) -> None:
+    """Raise PlanError if JAX cannot take a leaf of the arguments for an array.
+
+    Args:
+        problem: how the error begins.
+        paths: the paths of the leaves.
+        planned: what was planned for each leaf, as it is printed.
+        leaves: the leaves.
+    """
+    wrong = [
+        f"{p}: planned for {t}, given {_in_words(x)}" for p, t, x in zip(paths, planned, leaves, strict=False) if not _is_array(x)
+    ]
+    refuse_others(problem, wrong, "Give arrays or numbers, and fix other values with functools.partial. (docs: plan#shapes)")
+
+
+def _is_array(x: Any) -> bool:
+    """Return whether JAX takes a leaf for an array."""
+    try:
+        return jax.typeof(x) is not None and not isinstance(x, jax.ShapeDtypeStruct)  # which has a type, but no value
+    except (TypeError, OverflowError):  # a number may have more bits than JAX's type of it
+        return False
+
+
+def _in_words(x: Any) -> str:
+    """Return a value that is no array in words."""
+    return f"the function {x.__qualname__}" if isinstance(x, FunctionType) else f"{short_repr(x)} ({type(x).__name__})"
 
 
 def refuse_narrow(name: str, link: str = "plan#shapes") -> NoReturn:

@@ -19,7 +19,7 @@ from unity.base.processes import shared
 from unity.exec.context import explicit_mesh
 from unity.exec.hosts.arrays import check_whole, in_rows, is_global, place, place_parts
 from unity.pcg.capture.packed_arguments import NOTHING, Packing
-from unity.plan.call_arguments import differences, refuse_others
+from unity.plan.call_arguments import differences, refuse_no_arrays, refuse_others
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +55,7 @@ class Placement:
         for k, (arg, shardings) in enumerate(zip(args, planned, strict=False)):
             _check_structure(f"argument {k} of shard", arg, shardings, f"args[{k}]")
         leaves = jax.tree.leaves(args)
+        refuse_no_arrays("shard is given an argument that is no array", self.paths, list(map(list, self.shapes)), leaves)
         self._compare(leaves)
         shapes = zip(self.paths, self.shapes, map(np.shape, leaves), strict=False)
         refuse_others(
@@ -72,10 +73,13 @@ class Placement:
         planned = self.arguments
         if not 0 <= argument < len(planned):
             raise PlanError(f"argument={argument}: there is no argument {argument} of {self.name}, which takes {len(planned)}")
-        _check_structure(f"argument {argument} of shard_local", part, planned[argument], f"args[{argument}]")
+        _check_structure(f"argument {argument} of shard.local", part, planned[argument], f"args[{argument}]")
         leaves, tree = jax.tree.flatten(part)
         first = len(jax.tree.leaves(planned[:argument]))
         own = slice(first, first + len(leaves))
+        refuse_no_arrays(
+            "shard.local is given an argument that is no array", self.paths[own], list(map(list, self.shapes[own])), leaves
+        )
         leaves = self.packing.pack(self._in_rows(leaves, first), first)
         new = ("part", *self.paths[own]) not in self.done
         placed = place_parts(leaves, self.shapes[own], self.shardings[own], self.paths[own], new)
