@@ -13,6 +13,7 @@ import jax.core
 from unity.base.errors import PlanError
 from unity.exec.context import automatic
 from unity.exec.two_buffered_weights import Streamed
+from unity.pcg.capture.gradient_types import gradients_are_weak
 from unity.pcg.jaxprs.weak_types import with_weak_type
 from unity.pcg.parallel.stages import TWO_BW
 from unity.plan.call_arguments import checked
@@ -128,9 +129,16 @@ class Stream:
 
     def _named(self, results: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, Any]:
         """Return results as the function's pytree, and gradients as its differentiated arguments': one, or a tuple of several."""
-        captured, (weak_leaves, weak_results) = self._captured, self._captured.weak
-        of = {k: with_weak_type(g, weak_leaves[k]) for k, g in zip(sorted(captured.differentiated), gradients, strict=True)}
-        results = list(map(with_weak_type, results, weak_results))
+        captured, pairs = self._captured, zip(sorted(self._captured.differentiated), gradients, strict=True)
+        of = {k: with_weak_type(g, self._weak_gradients[k]) for k, g in pairs}
+        results = list(map(with_weak_type, results, captured.weak[1]))
         numbers = jax.tree.unflatten(captured.in_tree, list(range(len(captured.paths))))
         trees = [jax.tree.map(of.__getitem__, arg) for arg in numbers if set(jax.tree.leaves(arg)) & set(of)]
         return jax.tree.unflatten(captured.out_tree, results), trees[0] if len(trees) == 1 else tuple(trees)
+
+    @cached_property
+    def _weak_gradients(self) -> tuple[bool, ...]:
+        """For every argument leaf, whether the function's own gradient is weakly typed."""
+        family = self._plan.program.family
+        weak = family.original.weak[0]
+        return gradients_are_weak(family.fn, family.original, weak, (None,) * len(weak))

@@ -73,6 +73,67 @@ def test_results_and_gradients_have_the_types_of_the_function(names: list[str], 
     same(gradient[0](*args), gradient[1](*args))
 
 
+@jax.custom_vjp
+def rounded(x: Any, step: Any) -> Any:
+    return jnp.round(x / step) * step
+
+
+@jax.custom_vjp
+def doubled_by_rule(x: Any) -> Any:
+    return x * 2.0
+
+
+@jax.custom_jvp
+def product_by_rule(x: Any, y: Any) -> Any:
+    return x * y
+
+
+def rounded_gradients(residuals: Any, g: Any) -> Any:
+    ratio = residuals[0] / residuals[1]
+    return g, (g * (jnp.round(ratio) - ratio)).sum(0, keepdims=True)
+
+
+rounded.defvjp(lambda x, step: (rounded(x, step), (x, step)), rounded_gradients)
+doubled_by_rule.defvjp(lambda x: (x * 2.0, None), lambda _, g: (jnp.full(g.shape, 2.0),))
+product_by_rule.defjvp(lambda p, t: (p[0] * p[1], p[0] * t[1] + p[1] * t[0]))
+
+LOSSES: dict[str, Callable[[Any, Any], Any]] = {
+    "an operand of a rule with two": lambda w, x: (rounded(x, w[:1]) ** 2).mean(),
+    "the other operand of it": lambda w, x: (rounded(w, jnp.abs(x[:1]) + 1) ** 2).mean(),
+    "an operand of a rule alone": lambda w, x: (doubled_by_rule(w) * x).sum(),
+    "an operand of a rule and plainly": lambda w, x: (rounded(x, w[:1]) * w).sum(),
+    "an operand of a rule of tangents": lambda w, x: product_by_rule(w, x).sum(),
+    "an operand of a rule of tangents and plainly": lambda w, x: (product_by_rule(w, x) * w).sum(),
+    "an operand of a rule in a loop": lambda w, x: lax.scan(lambda c, _: (product_by_rule(c, w), None), x, None, 2)[0].sum(),
+    "a factor": lambda w, x: (w * x).sum(),
+    "an operand of a product": lambda w, x: (x @ w).sum(),
+    "an operand of a branch": lambda w, x: lax.cond(x.sum() > 0, lambda w: w * 2, lambda w: w * 3, w).sum(),
+    "nothing": lambda w, x: (x * x).sum(),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_gradient_is_as_weakly_typed_as_that_of_the_function(name: str) -> None:
+    fn, strong, weak = LOSSES[name], jnp.linspace(-1, 1, 64).reshape(8, 8), jnp.full((8, 8), 0.5)
+    assert weak.weak_type
+    for w in weak, weak + strong * 0:  # an array of a weak type, and one of none
+        plan = planned(fn, w, strong, machine=unity.Machine.grid(1, 1, "a100"), argnums=(0, 1))
+        wanted = jax.jit(jax.value_and_grad(fn, (0, 1)))(w, strong)
+        same(jax.value_and_grad(plan, (0, 1))(w, strong), wanted)
+        same(jax.jit(jax.value_and_grad(plan, (0, 1)))(w, strong), wanted)
+        same(jax.grad(plan)(w, strong), wanted[1][0])
+        mapped = jax.vmap(jax.grad(plan), (None, 0))(w, jnp.stack([strong, strong]))
+        same(mapped, jnp.stack([wanted[1][0]] * 2))
+
+
+def test_a_plan_inside_of_a_function_is_captured_without_its_conversions() -> None:
+    fn, w, x = LOSSES["an operand of a rule with two"], jnp.full((8, 8), 0.5), jnp.ones((8, 8))
+    inner = planned(fn, w, x, machine=unity.Machine.grid(1, 1, "a100"))
+    outer = planned(inner, w, x)
+    assert [node.kind for node in outer.program.original.nodes] == [node.kind for node in inner.program.original.nodes]
+    same(jax.grad(outer)(w, x), jax.grad(fn)(w, x))
+
+
 def everything(w: Any, c: Any, x: Any) -> Any:
     return jnp.mean((x @ w) ** 2), {name: make(w, x, c) for name, make in sorted(RESULTS.items())}
 

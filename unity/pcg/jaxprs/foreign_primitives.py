@@ -24,7 +24,7 @@ from unity.pcg.jaxprs.pullbacks import EquationPullback
 from unity.pcg.jaxprs.shard_maps.regions import raised
 from unity.pcg.jaxprs.shardings import without_shardings
 from unity.pcg.jaxprs.trace_contexts import precision_of, without_mesh
-from unity.pcg.jaxprs.weak_types import struct_of
+from unity.pcg.jaxprs.weak_types import WITHOUT_WEAK_TYPE, struct_of
 from unity.pcg.types.factors import TABLE
 from unity.pcg.types.varying_axes import CAST
 
@@ -51,7 +51,7 @@ def foreign(primitive: core.Primitive) -> bool:
     implementation = getattr(primitive.impl, "func", primitive.impl)
     return (
         primitive.name not in TABLE
-        and primitive.name != CAST
+        and primitive.name not in (CAST, WITHOUT_WEAK_TYPE)
         and implementation.__module__.partition(".")[0] not in ("jax", "jaxlib")
     )
 

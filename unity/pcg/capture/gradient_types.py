@@ -1,0 +1,67 @@
+"""The weak types of a function's gradients, which JAX derives from its operators and its derivative rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding
+
+from unity.pcg.capture.capture import Captured
+from unity.pcg.ir.gradient_flow import losses
+from unity.pcg.ir.nested_programs import bodies
+from unity.pcg.ir.program import Body
+from unity.pcg.jaxprs.weak_types import is_weak
+
+
+def may_be_unlike_arguments(captured: Captured, weak: Sequence[bool]) -> bool:
+    """Return whether a gradient may be more or less weakly typed than its argument.
+
+    That of an argument without a weak type may be weak only by the backward rule of a `jax.custom_vjp`.
+    """
+    return any((*weak, *captured.weak[0])) or _has_backward_rules(captured.body)
+
+
+def _has_backward_rules(body: Body) -> bool:
+    """Return whether a program, or one nested in it, calls a `jax.custom_vjp`."""
+    return any(e.name.startswith("custom_vjp") or any(map(_has_backward_rules, bodies(e))) for e in body.equations)
+
+
+def gradients_are_weak(
+    fn: Callable[..., Any], captured: Captured, weak: Sequence[bool], shardings: Sequence[NamedSharding | None]
+) -> tuple[bool, ...]:
+    """Trace the gradients of a captured function, and return for every argument leaf whether its gradient is weakly typed.
+
+    The gradients are those of the loss, or else of all results. Leaves without a gradient count as not weakly typed. If JAX cannot
+    differentiate the function itself, as with a loop that is captured as another or with shardings that the function does not
+    admit, there are no types to keep, and gradients are as weakly typed as their arguments.
+
+    Args:
+        fn: the function.
+        captured: what was captured of it.
+        weak: whether each argument leaf is weakly typed.
+        shardings: the sharding of each argument leaf along the explicit axes of a mesh, if it has any.
+    """
+    tensors = [node.tensors[0] for node in captured.graph.inputs[: len(weak)]]
+    structs = [t.struct.update(weak_type=w, sharding=s) for t, w, s in zip(tensors, weak, shardings, strict=True)]
+    inexact = [k for k, t in enumerate(tensors) if jnp.issubdtype(t.dtype, jnp.inexact)]
+
+    def gradients(*leaves: Any) -> Any:
+        def differentiable(*own: Any) -> list[Any]:
+            every = {**dict(enumerate(leaves)), **dict(zip(inexact, own, strict=True))}
+            results = jax.tree.leaves(fn(*jax.tree.unflatten(captured.in_tree, [every[k] for k in range(len(leaves))])))
+            floating = [r for r in map(jnp.asarray, results) if jnp.issubdtype(r.dtype, jnp.inexact)]
+            return floating[:1] if losses(captured.graph) else floating
+
+        results, pull = jax.vjp(differentiable, *(leaves[k] for k in inexact))
+        return pull([lax.full_like(r, 1) for r in results])
+
+    try:
+        avals = jax.make_jaxpr(gradients)(*structs).out_avals
+    except Exception:
+        return tuple(weak)
+    of = dict(zip(inexact, map(is_weak, avals), strict=True))
+    return tuple(of.get(k, False) for k in range(len(weak)))
