@@ -56,6 +56,11 @@ class PlanFamily:
         """The duration of the search as text, and whether it was interrupted."""
         return f"searched in {self.seconds:.2f} s" + (", interrupted: the best until then" if self.interrupted else "")
 
+    @cached_property
+    def stopped(self) -> frozenset[str]:
+        """The paths of arguments whose gradients its transformations leave out."""
+        return frozenset[str]().union(*(t.stopped for t in self.transformations))
+
     @property
     def captured(self) -> Captured:
         """The function as captured, after all transformations."""

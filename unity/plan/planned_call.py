@@ -19,6 +19,7 @@ from unity.pcg.jaxprs.weak_types import GradientTypes, is_weak, with_weak_type, 
 from unity.plan.call_arguments import by_position, checked, in_reverse, refuse_weak
 from unity.plan.face.sharder import Sharder
 from unity.plan.planned_program import PlannedProgram
+from unity.plan.unplanned_gradients import without_gradient
 
 
 class PlannedCall:
@@ -54,6 +55,10 @@ class PlannedCall:
             run = self._typed[mesh, types.specs]
         gradients = self._gradient_types(jax.tree.leaves(args), mesh)
         with in_reverse(family.name):
+            leaves = [
+                without_gradient(x, f"{family.name}: {path}") if path in family.stopped and isinstance(x, Tracer) else x
+                for x, path in zip(leaves, captured.paths, strict=True)
+            ]
             results = run(*(_strong(x, gradients, k) for k, x in enumerate(leaves)), *captured.consts)
         return jax.tree.unflatten(captured.out_tree, map(with_weak_type, results, types.weak))
 

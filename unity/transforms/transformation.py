@@ -7,8 +7,8 @@ and has a form as data (`record`), from which it is applied again. A plan has a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Generic, TypeVar
 
@@ -17,6 +17,7 @@ from unity.base.errors import DerivationError, PlanError
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
 from unity.pcg.capture.packed_arguments import NOTHING, Packing
+from unity.pcg.ir.gradient_flow import leading_to, wanted_by
 from unity.pcg.ir.graph import PCG
 from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.types.axis import Axis
@@ -82,6 +83,7 @@ class Transformation(ABC):
         after: the program after it.
         along: the mesh axes that it reserves, such as those of stages.
         packing: how `plan.shard` packs arguments for it, and `plan.shard.unpack` unpacks gradients.
+        stopped: the paths of inputs whose gradients it leaves out, since the program is not planned to differentiate them.
     """
 
     by_rules: ClassVar[bool] = False  # whether it applies rules (`uses`), by a derivation that its record states
@@ -93,6 +95,7 @@ class Transformation(ABC):
     after: Captured
     along: tuple[Axis, ...] = field(default=(), kw_only=True)
     packing: Packing = field(default=NOTHING, kw_only=True)
+    stopped: frozenset[str] = field(default=frozenset(), kw_only=True)
 
     @property
     @abstractmethod
@@ -128,6 +131,14 @@ class Transformation(ABC):
     def explained(self, names: AxisNames) -> list[str]:
         """Return the lines of `plan.explain` about it."""
         return [self.described(names)]
+
+
+def undifferentiated(captured: Captured, variables: Collection[int]) -> frozenset[str]:
+    """Return the paths of inputs without a planned gradient that reach the results by some variables, differentiably."""
+    body, planned = captured.body, captured.differentiated
+    active = wanted_by(body, (True,) * len(body.outputs)).intersection(variables)
+    flags = leading_to(replace(body, outputs=tuple(active)), (True,) * len(active))
+    return frozenset(path for k, (path, flag) in enumerate(zip(captured.paths, flags, strict=False)) if flag and k not in planned)
 
 
 def reserved_in_words(machine: Machine, along: Sequence[Axis]) -> str:

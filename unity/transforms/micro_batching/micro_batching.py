@@ -30,7 +30,7 @@ from unity.pcg.types.varying_axes import TIME, NoPosition, at_time
 from unity.transforms.micro_batching.decomposition import Decomposition, decomposed
 from unity.transforms.pipelining.micro_batches import joined, split
 from unity.transforms.splice import aligned, in_order, operator_at, spliced, with_nodes, within
-from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource
+from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource, undifferentiated
 
 WALK = "unity:accumulated"  # scope of the loop over micro-batches; no model has it
 
@@ -98,7 +98,8 @@ def micro_batched(captured: Captured, count: int, known: Bodies | None = None) -
     assert loop.inside is not None
     lines = graph_of(part.body, [f"operand {p}" for p in range(len(part.body.inputs))], known)
     walked = replace(loop, inside=aligned(loop.inside, lines), payload=structs.replace(loop.of(Scan), loss=part.loss))
-    return MicroBatching(captured, replace(after, graph=with_nodes(after.graph, {id(loop): walked})), count, part.size // count)
+    after = replace(after, graph=with_nodes(after.graph, {id(loop): walked}))
+    return MicroBatching(captured, after, count, part.size // count, stopped=undifferentiated(captured, part.inactive))
 
 
 def _traced(body: Body, part: Decomposition, count: int, numbered: bool) -> Body:

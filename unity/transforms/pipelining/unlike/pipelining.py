@@ -22,6 +22,7 @@ from unity.transforms.pipelining.unlike.balance import Cuts, Loads, estimated
 from unity.transforms.pipelining.unlike.chain import SampleChain, chain_of
 from unity.transforms.pipelining.unlike.pipeline_operator import with_stages
 from unity.transforms.pipelining.unlike.staging import Staging, tail_after
+from unity.transforms.transformation import undifferentiated
 
 TRIES = 3  # sets of axes, or pipelines where nothing fits, that are searched unless a pipeline is asked for
 
@@ -116,7 +117,8 @@ def unlike(
     schedule = Schedule(stages, stages * rounds, stages, kind)
     again = MicroBatched(walk, lambda graph: with_stages(graph, staging, walk, along, free)[0])
     never, axes = frozenset(whole), tuple(along)
-    return Unlike(captured, after, rounds, schedule, again, cuts, pack, never, along=axes, packing=packing)
+    stopped = undifferentiated(captured, staging.layouts[0].places) if staging.still else frozenset[str]()
+    return Unlike(captured, after, rounds, schedule, again, cuts, pack, never, along=axes, packing=packing, stopped=stopped)
 
 
 @dataclass(frozen=True, eq=False)
