@@ -412,3 +412,21 @@ def test_weights_that_are_not_differentiated_may_have_as_many_rows_as_there_are_
     plan = unity.optimize(distilled, *args, machine=MACHINE, micro_batches=4, search="captured", progress=False)
     values = [arrays(a) for a in args]
     assert_equal(jax.jit(jax.value_and_grad(plan))(*values), jax.value_and_grad(distilled)(*values))
+
+
+def test_micro_batches_recompute_what_their_checkpoints_say() -> None:
+    """The backward pass of a micro-batch follows at once, so that the compiler would merge it with the forward pass."""
+
+    def loss(params: Any, x: Any) -> Any:
+        for w in params:
+            x = jnp.tanh(x @ w)
+        return (x**2).mean()
+
+    machine = unity.Machine.grid(1, 8, "a100")
+    plan = unity.optimize(
+        loss, [f(64, 64)] * 4, f(64, 64), machine=machine, progress=False, objective="memory", micro_batches=8, budget=0
+    )
+    assert plan.program.recomputing is not None
+    remats = [node for graph in plan.program.pcg.graphs() for node in graph.nodes if node.kind == "remat"]
+    assert remats and all(node.payload.prevent_cse for node in remats)
+    assert plan.check().agrees(), plan.check()

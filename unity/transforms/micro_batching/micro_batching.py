@@ -97,9 +97,26 @@ def micro_batched(captured: Captured, count: int, known: Bodies | None = None) -
     (loop,) = [node for node in after.graph.nodes if node.kind == "scan" and within(node.scope, WALK)]
     assert loop.inside is not None
     lines = graph_of(part.body, [f"operand {p}" for p in range(len(part.body.inputs))], known)
-    walked = replace(loop, inside=aligned(loop.inside, lines), payload=structs.replace(loop.of(Scan), loss=part.loss))
+    inside = aligned(loop.inside, lines)
+    inside = inside if part.loss is None else _with_barriers(inside)
+    walked = replace(loop, inside=inside, payload=structs.replace(loop.of(Scan), loss=part.loss))
     after = replace(after, graph=with_nodes(after.graph, {id(loop): walked}))
     return MicroBatching(captured, after, count, part.size // count, stopped=undifferentiated(captured, part.inactive))
+
+
+def _with_barriers(graph: PCG) -> PCG:
+    """Return the step of a loop whose backward pass follows each step at once, with barriers around what that recomputes.
+
+    No loop separates the two passes there, as capture assumes of what is in a loop, so the compiler would merge them.
+    """
+    fenced: dict[int, Node] = {}
+    for node in graph.nodes:
+        if node.kind == "remat" and node.inside is not None:
+            payload = structs.replace(node.of(Remat), prevent_cse=True)
+            fenced[id(node)] = replace(node, inside=_with_barriers(node.inside), payload=payload)
+        elif isinstance(node.payload, Scan) and node.inside is not None and node.payload.length <= node.payload.unroll:
+            fenced[id(node)] = replace(node, inside=_with_barriers(node.inside))
+    return with_nodes(graph, fenced)
 
 
 def _traced(body: Body, part: Decomposition, count: int, numbered: bool) -> Body:
