@@ -526,3 +526,20 @@ def test_private_attributes_of_plans_are_read_nowhere_else() -> None:
     assert {"_devices", "_planned_call", "_program"} <= private
     reads = re.compile(rf"(?<!\bself)\.({'|'.join(private)})\b")
     assert not [path for path in folder.rglob("*.py") if path != face and reads.search(path.read_text())]
+
+
+@pytest.mark.parametrize("objective", ["time", "memory"])
+@pytest.mark.parametrize("elsewhere", [[0], [3], [4, 5, 6, 7]])
+def test_a_committed_array_that_the_function_closes_over_may_lie_on_other_devices(objective: str, elsewhere: list[int]) -> None:
+    mesh = Mesh([jax.devices()[k] for k in elsewhere], "d")
+    b = jax.device_put(jnp.ones((64, 16)), NamedSharding(mesh, PartitionSpec("d")))
+
+    def loss(w: Any, i: Any) -> Any:
+        return jnp.tanh((b @ w)[i]).mean()
+
+    w, i = jnp.ones((16, 16)) / 9, jnp.arange(16)
+    plan = unity.optimize(loss, w, i, machine=unity.Machine.grid(1, 8, "a100"), progress=False, objective=objective, budget=0)
+    wanted = jax.grad(lambda w: jnp.tanh((np.ones((64, 16)) @ w)[i]).mean())(w)
+    for args in ((w, i), plan.shard(w, i)):
+        np.testing.assert_allclose(plan(*args), np.tanh(16 / 9), rtol=1e-5)
+        np.testing.assert_allclose(jax.grad(plan)(*args), wanted, rtol=1e-5)

@@ -59,7 +59,7 @@ class PlannedCall:
                 without_gradient(x, f"{family.name}: {path}") if path in family.stopped and isinstance(x, Tracer) else x
                 for x, path in zip(leaves, captured.paths, strict=True)
             ]
-            results = run(*(_strong(x, gradients, k) for k, x in enumerate(leaves)), *captured.consts)
+            results = run(*(_strong(x, gradients, k) for k, x in enumerate(leaves)), *self._sharder.constants)
         return jax.tree.unflatten(captured.out_tree, map(with_weak_type, results, types.weak))
 
     def _result_types(self, leaves: Sequence[Any], mesh: AbstractMesh | None) -> ResultTypes:

@@ -125,7 +125,7 @@ class Stream:
         leaves = checked(self._plan.__name__, self._captured, self._plan.program.packing, args)
         if not any(isinstance(x, jax.core.Tracer) for x in leaves):
             leaves = self._plan.shard.placement_on(None).leaves(leaves, depth=4)
-        return (*leaves, *self._captured.consts)
+        return (*leaves, *self._plan.shard.constants)
 
     def _named(self, results: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, Any]:
         """Return results as the function's pytree, and gradients as its differentiated arguments': one, or a tuple of several."""

@@ -16,7 +16,7 @@ from unity.plan.device_mesh import graph_on
 from unity.plan.face.inspection import Inspection
 from unity.plan.planned_program import PlannedProgram
 from unity.plan.shardings.following_shardings import HOST, following, weights_of
-from unity.plan.shardings.placement import Placement
+from unity.plan.shardings.placement import Placement, on_devices
 
 
 class Sharder:
@@ -122,8 +122,18 @@ class Sharder:
         return self._placements[mesh]
 
     @cached_property
+    def constants(self) -> tuple[Any, ...]:
+        """The arrays that the function closes over. Those that are committed to other devices are copied to the plan's, once."""
+        consts, shardings = self._program.family.captured.consts, self._every[len(self._own) :]
+        return tuple(on_devices(x, sharding) for x, sharding in zip(consts, shardings, strict=True))
+
+    @property
     def _own(self) -> tuple[NamedSharding, ...]:
         """The shardings of the arguments' leaves on the plan's mesh."""
+        return self._every[: len(self._program.family.captured.paths)]  # the rest are the function's constants
+
+    @cached_property
+    def _every(self) -> tuple[NamedSharding, ...]:
+        """The shardings of all inputs of the program on the plan's mesh."""
         graph, mesh = graph_on(self._program, self._inspect.mesh), automatic(self._inspect.mesh)
-        nodes = graph.inputs[: len(self._program.family.captured.paths)]  # the rest are the function's constants
-        return tuple(NamedSharding(mesh, spec_of(n.types[0], graph.axes, n.tensors[0].ndim)) for n in nodes)
+        return tuple(NamedSharding(mesh, spec_of(n.types[0], graph.axes, n.tensors[0].ndim)) for n in graph.inputs)

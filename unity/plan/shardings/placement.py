@@ -174,5 +174,11 @@ def _moved(x: Any, value: Any, sharding: NamedSharding) -> Any:
         return place(x, sharding)
 
 
+def on_devices(x: Any, sharding: NamedSharding) -> Any:
+    """Return an array as it is, or with a sharding if it is committed to other devices: JAX then refuses to compute with both."""
+    elsewhere = isinstance(x, jax.Array) and x.committed and x.sharding.device_set != sharding.device_set
+    return _moved(x, x, sharding) if elsewhere else x
+
+
 def _check_structure(name: str, tree: Any, planned: Any, at: str) -> None:
     refuse_others(f"{name} has another structure than it was planned for", list(differences(planned, tree, at)))
