@@ -1,7 +1,8 @@
 """Execution of branches: every device runs the branches of its group, by its index along the groups' axes.
 
 Every device returns all results, with zeros for other groups' branches. All operands are made to vary along these axes before the
-switch, so that their gradients are summed after it, where all devices take part.
+switch, so that their gradients are summed after it, where all devices take part. Gradients that are zero on all devices, such as
+those of operands behind a `stop_gradient`, are symbolic zeros to JAX, which are not summed.
 
 The gradient is a switch, too. That of `lax.switch` would return, from every branch, the residuals of all branches. Here the groups
 share buffers for their residuals (`_Buffers`), and operands are not stored as residuals. Neither are a group's slices of packed
@@ -11,7 +12,7 @@ weights (`_Slices`), which the backward pass takes out again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -20,9 +21,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 from unity.exec.pipelines.guarded import Pullback, Zeros, zeros_of
 from unity.pcg.capture.group_slots import is_part
+from unity.pcg.ir.gradient_flow import gradients
 from unity.pcg.ir.graph import PCG, Node, Value, reserved_axes
 from unity.pcg.local import varying_loops as loops
 from unity.pcg.parallel.branches import Group, groups_of, packed_of
@@ -106,20 +109,33 @@ class _Case:
         _, pull, outputs = jax.vjp(differentiable, values, slices, has_aux=True)
         return outputs, self.pullback.split(pull, [*values, *rest.values(), *slices])
 
-    def gradients(self, residuals: Arrays, operands: Mapping[int, Any], cotangents: Mapping[int, Any]) -> Arrays:
-        """Return the gradients of `values`.
+    def active(self, results: Collection[int]) -> frozenset[int]:
+        """Return the operands, by position, that have a gradient if these results of the operator have a cotangent."""
+        graph = self.group.graph
+        flow = gradients(graph, self.real, [n for n, k in enumerate(self.group.results) if k in results])
+        return frozenset(k for k in self.real if flow(Value(graph.inputs[k])))
+
+    def gradients(
+        self, residuals: Arrays, operands: Mapping[int, Any], cotangents: Mapping[int, Any], active: Collection[int]
+    ) -> Arrays:
+        """Return the gradients of the active operands.
 
         Args:
             residuals: the residuals other than operands.
             operands: the operands that the pullback reads, by index in `values` and `rest`.
-            cotangents: the cotangents of the floating-point results of all groups.
+            cotangents: the cotangents of all groups' floating-point results, without those that are zero.
+            active: the positions of operands that have a gradient in some group.
         """
+        if cotangents.keys().isdisjoint(self.group.results):
+            return [self.real[k]() for k in sorted(active)]
         slices, back = jax.vjp(self.slices.take, *(operands[k] for k in self.slots))
         own = dict(enumerate(slices, start=len(self.group.graph.inputs)))
-        gradients, of_slices = self.pullback.join(residuals, {**operands, **own})([cotangents[k] for k in self.floating_results])
+        of_values, of_slices = self.pullback.join(residuals, {**operands, **own})(
+            [cotangents[k] if k in cotangents else self.results[k]() for k in self.floating_results]
+        )
         for k, x in zip(self.slots, back(of_slices), strict=True):
-            gradients[k] += x
-        return [vary(x, piece.names) for x, piece in zip(gradients, self.real.values(), strict=True)]
+            of_values[k] += x
+        return [vary(x, piece.names) for x, (k, piece) in zip(of_values, self.real.items(), strict=True) if k in active]
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,13 +149,14 @@ class _Switch:
         real = self.cases[0].real
         others = {k: x for k, x in enumerate(operands) if k not in real}
         call = jax.custom_vjp(self.plain)
-        call.defvjp(self.forward, self.backward)
+        call.defvjp(self.forward, self.backward, symbolic_zeros=True)
         return list(call([operands[k] for k in real], others))
 
     def plain(self, values: Arrays, rest: dict[int, Any]) -> Arrays:
         return self.pick([case.outputs for case in self.cases], values, rest)
 
-    def forward(self, values: Arrays, rest: dict[int, Any]) -> tuple[Arrays, Any]:
+    def forward(self, perturbed_values: Arrays, perturbed_rest: dict[int, Any]) -> tuple[Arrays, Any]:
+        values, rest = jax.tree.map(lambda x: x.value, (perturbed_values, perturbed_rest))
         for case in self.cases:  # fills their pullbacks
             jax.eval_shape(case.with_residuals, values, rest)
         buffers = _Buffers.shared([case.pullback.residuals for case in self.cases])
@@ -156,12 +173,17 @@ class _Switch:
     def backward(self, residuals: Any, cotangents: Arrays) -> Any:
         buffers, buffered, operands = residuals
         floating_results = {k for case in self.cases for k in case.floating_results}
+        own = {k: cotangents[k] for k in sorted(floating_results) if not isinstance(cotangents[k], SymbolicZero)}
+        active = frozenset[int]().union(*(case.active(own) for case in self.cases))
+        if not active:
+            return None, None
 
         def pulling(case: _Case, buffered: Arrays, operands: dict[int, Any], cotangents: dict[int, Any]) -> Arrays:
-            return case.gradients(buffers.read(buffered, case.pullback.residuals), operands, cotangents)
+            return case.gradients(buffers.read(buffered, case.pullback.residuals), operands, cotangents, active)
 
-        cases = [partial(pulling, case) for case in self.cases]
-        return self.pick(cases, buffered, operands, {k: cotangents[k] for k in sorted(floating_results)}), None
+        summed = self.pick([partial(pulling, case) for case in self.cases], buffered, operands, own)
+        by_position = dict(zip(sorted(active), summed, strict=True))
+        return [by_position.get(k) for k in self.cases[0].real], None
 
     def pick(self, cases: Sequence[Callable[..., Any]], *operands: Any) -> Any:
         """Run the case of this device's group."""

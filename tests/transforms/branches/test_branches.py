@@ -158,6 +158,31 @@ def test_branches_apart_compute_the_same_and_send_what_was_predicted(name, machi
         assert all(line.predicted == line.compiled for line in found.lines), str(found)
 
 
+def frozen_weight(params, users, items):
+    """Two towers, one with a weight that is not trained."""
+    u = jax.nn.relu(users @ params["u1"]) @ params["u2"]
+    v = jnp.tanh(jax.nn.relu(items @ params["v1"]) @ lax.stop_gradient(params["v2"])) @ params["v3"]
+    return ((u * v) ** 2).mean()
+
+
+def frozen_tower(params, users, items):
+    """Two towers, of which one is not trained."""
+    u = jax.nn.relu(users @ params["u1"]) @ params["u2"]
+    v = jnp.tanh(jax.nn.relu(items @ params["v1"]) @ params["v2"]) @ params["v3"]
+    return ((u * lax.stop_gradient(v)) ** 2).mean()
+
+
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("fn", [frozen_weight, frozen_tower])
+def test_gradients_that_are_zero_are_not_summed_over_the_groups(fn, pack):
+    with jax.enable_x64(True):
+        args = doubled(towers_case()[1])
+        plan = planned(fn, args, TREE, TREE.axes[:1], pack)
+        step, found = stepped(plan, *args)
+        close(step, jax.jit(jax.value_and_grad(fn))(*args))
+        assert all(line.predicted == line.compiled for line in found.lines), str(found)
+
+
 def test_inside_of_branches_other_axes_are_used_and_their_collectives_stay_inside():
     fn, (params, users, items) = towers_case()
     args = params, users[:7], items[:7]  # samples that nothing divides, so that features are
