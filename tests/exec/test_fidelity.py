@@ -17,6 +17,8 @@ from small_models import MODELS, Small, arrays, counted, f, moves, random_point,
 import unity
 from unity.exec.compiled.check import predicted_elements
 from unity.pcg.capture.capture import capture
+from unity.pcg.ir.graph import PARALLELIZATION
+from unity.pcg.ir.user_lines import source_of_use
 from unity.pcg.propagation.placement import moved_waists
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
@@ -113,6 +115,19 @@ def test_a_check_compiles_with_further_options_of_xla() -> None:
     assert found.lines == plan.check().lines
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
         plan.check(compiler_options={"no_such_option": True})
+
+
+def test_collectives_in_loops_without_lines_have_the_line_of_the_loop() -> None:
+    def fn(w: jax.Array, x: jax.Array) -> jax.Array:
+        return (lax.scan(lambda h, w: (jax.nn.relu(h @ w), None), x, w)[0] ** 2).mean()
+
+    device = unity.Device("slow", {"float32": 1e6}, 10**9, 1e6, 1.0, 0.0)
+    machine = unity.Machine.grid(2, 4, device, intra=(1e12, 1e-12), inter=(1e12, 1e-12))
+    shape = unity.PipelineShape(2, 4)
+    plan = unity.optimize(fn, f(4, 8, 8), f(8, 8), machine=machine, pipeline=shape, search="captured", progress=False)
+    nested = [g for g in plan.program.pcg.graphs() if g is not plan.program.pcg]
+    assert any(not source_of_use(n, g) for g in nested for n in g.nodes if n.kind in PARALLELIZATION)
+    assert plan.check().deviations == ()
 
 
 def test_a_result_may_be_any_array_whose_cotangent_is_data() -> None:

@@ -198,7 +198,7 @@ def test_inside_of_branches_other_axes_are_used_and_their_collectives_stay_insid
     assert all(0 not in c.axes for c in within)
     step, found = stepped(plan, *args)
     close(step, jax.jit(jax.value_and_grad(fn))(*args), 2e-5)
-    assert all(line.predicted == line.compiled for line in found.lines), str(found)
+    assert not found.deviations, str(found)
 
 
 def test_a_packed_plan_takes_the_functions_own_weights_too():

@@ -129,12 +129,24 @@ def _predicted(graph: PCG, differentiated: Any, direction: str | None) -> Iterat
             yield c, c.elements * runs
 
 
+def _places_of_nodes(graph: PCG, around: str = "") -> Iterator[tuple[int, str]]:
+    """Yield the id of every node, nested ones included, with its line.
+
+    Nodes without a line have that of the operator around them, since `labelled_place` finds that in compiled programs.
+    """
+    for node in graph.nodes:
+        line = place(source_of_use(node, graph)) or around
+        yield id(node), line
+        if node.inside is not None:
+            yield from _places_of_nodes(node.inside, line)
+
+
 def _compared_places(step: PlannedStep, communicated: Iterable[tuple[CompiledCollective, Fraction]]) -> tuple[ComparedPlace, ...]:
     """Compare a step's collectives with `communicated`, those of its compiled program with their elements, by kind and line."""
-    sources = {id(node): place(source_of_use(node, graph)) for graph in step.graph.graphs() for node in graph.nodes}
+    places = dict(_places_of_nodes(step.graph))
     predicted, compiled = Counter[tuple[str, str]](), dict[tuple[str, str], Fraction]()
     for c, amount in _predicted(step.graph, step.differentiated, None if step.training.backward else FORWARD):
-        predicted[c.kind, sources[id(c.node)]] += amount
+        predicted[c.kind, places[id(c.node)]] += amount
     for c, amount in communicated:
         key = c.kind, labelled_place(c.op_name)
         compiled[key] = compiled.get(key, Fraction(0)) + amount

@@ -35,8 +35,11 @@ def file_and_number(source: str) -> tuple[str, str]:
 
 
 def labelled_place(scope: str) -> str:
-    """Return the innermost line that the labels in a scope of a compiled program name, "" if none does."""
-    places = [part.rpartition(AT)[2] for part in scope.split("/") if AT in part]
+    """Return the innermost line that the labels in a scope of a compiled program name, "" if none does.
+
+    JAX wraps labels in the names of its transformations: `transpose(jvp(dot_general at model.py:42))`.
+    """
+    places = [part.rpartition(AT)[2] for part in re.split("[/()]", scope) if AT in part]
     return next((p for p in reversed(places) if p), "")
 
 
