@@ -76,6 +76,19 @@ def nested(batches: int = 2, length: int = 3, b: int = 8, d: int = 16) -> Small:
     return Small(loss, {"a": f(d, d), "b": f(d, d)}, f(batches, length, b, d))
 
 
+def constant(batches: int = 2, length: int = 3, b: int = 8, d: int = 16) -> Small:
+    """Every batch makes the same constant for its loop."""
+
+    def loss(params: Any, x: Any) -> Any:
+        def one(c: Any, x: Any) -> Any:
+            gate = jnp.cos(jnp.arange(b * d, dtype=x.dtype)).reshape(b, d)
+            return lax.scan(lambda c, x: (jnp.tanh(x + c @ params["a"] * gate), None), c, x)[0], None
+
+        return jnp.mean(lax.scan(one, x[0, 0], x)[0] ** 2)
+
+    return Small(loss, {"a": f(d, d)}, f(batches, length, b, d))
+
+
 def cast(length: int = 3, b: int = 8, d: int = 16) -> Small:
     """A lower precision: every step casts the weight for itself."""
 
@@ -122,7 +135,17 @@ RECOMPUTED = {
     "loops again": partial(recomputed_loop, batches=2),
     "a loop of remats again": partial(recomputed_loop, jax.checkpoint),
 }
-enter({**RECOMPUTED, "shared": shared, "shared, again": shared_again, "nested scans": nested, "cast": cast, **IN_THREE})
+enter(
+    {
+        **RECOMPUTED,
+        "shared": shared,
+        "shared, again": shared_again,
+        "nested scans": nested,
+        "cast": cast,
+        "constant": constant,
+        **IN_THREE,
+    }
+)
 
 
 def found(model: Small) -> dict[str, list[int]]:
@@ -157,6 +180,10 @@ def test_each_of_nested_scans_hoists_its_own_invariants() -> None:
     assert sorted(less["dot_general"]) == [1, 1, 3]
 
 
+def test_values_of_nothing_are_hoisted_out_of_all_scans() -> None:
+    assert found(constant(batches=5))["constant"] == [5]
+
+
 def collectives_ahead(name: str, seed: int) -> int:
     captured, _, _, graph = drawn(name, seed)
     return sum(c.hoisted > 1 for c in traffic(graph, captured.differentiated))
@@ -178,7 +205,7 @@ def test_of_a_remat_in_a_remat_only_what_its_policy_saves_is_hoisted(name: str, 
     right(name, [seed])
 
 
-@pytest.mark.parametrize("name", ["shared", "shared, again"])
+@pytest.mark.parametrize("name", ["shared", "shared, again", "constant"])
 def test_programs_send_the_predicted_bytes(name: str) -> None:
     """Values and gradients are right, too."""
     seeds = [seed for seed in range(40) if collectives_ahead(name, seed) > 2]
@@ -194,7 +221,7 @@ def test_a_recomputed_loop_hoists_as_the_loop_itself_does(name: str) -> None:
     right(name, {most_hoisted, most_marked})
 
 
-NAMES = ["shared", "shared, again", "nested scans", "cast", "a loop again", "loops again"]
+NAMES = ["shared", "shared, again", "nested scans", "cast", "constant", "a loop again", "loops again"]
 
 
 @given(name=st.sampled_from(NAMES), seed=st.integers(0, 2**32 - 1))

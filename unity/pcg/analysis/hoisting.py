@@ -1,4 +1,4 @@
-"""Loop-invariant code motion: values that depend on a scan's constants alone are computed once, before the first step.
+"""Loop-invariant code motion: values that depend on a scan's constants alone, or on nothing, are computed once, before its steps.
 
 When JAX differentiates a scan, it hoists everything that depends neither on the carry nor on stacked operands out of the loop; XLA
 does the same to a loop that is not differentiated. So in the forward pass such an operator runs less often than its graph. In the
@@ -27,7 +27,7 @@ def hoisted(graph: PCG, flow: Callable[[Value], bool]) -> Mapping[int, int]:
         flow: where gradients flow.
     """
     factors: dict[int, int] = {}
-    _hoist(graph, [1] * len(graph.inputs), 0, flow, factors)
+    _hoist(graph, [1] * len(graph.inputs), 1, 0, flow, factors)
     return factors
 
 
@@ -35,7 +35,7 @@ def hoisted_again(remat: Node, flow: Callable[[Value], bool]) -> Mapping[int, in
     """Return the factors of `hoisted` with which nodes in a remat run when the backward pass recomputes it."""
     factors: dict[int, int] = {}
     if remat.inside is not None:
-        _hoist(remat.inside, [1] * len(remat.inside.inputs), 0, flow, factors)
+        _hoist(remat.inside, [1] * len(remat.inside.inputs), 1, 0, flow, factors)
     return factors
 
 
@@ -47,12 +47,15 @@ def residual_factors(graph: PCG) -> Mapping[int, int]:
     return {key: k for key, k in hoisted(graph, lambda _: False).items() if key not in in_remat}
 
 
-def _hoist(graph: PCG, inputs: Sequence[int], remats: int, flow: Callable[[Value], bool], factors: dict[int, int]) -> list[int]:
+def _hoist(
+    graph: PCG, inputs: Sequence[int], invariant: int, remats: int, flow: Callable[[Value], bool], factors: dict[int, int]
+) -> list[int]:
     """Collect the factors of a graph's nodes and return those of its outputs.
 
     Args:
         graph: the graph.
         inputs: the factors of its inputs.
+        invariant: the factor of its operators without operands.
         remats: 0 outside of remats, 1 in a remat, 2 in a remat in a remat without a loop between these.
         flow: where gradients flow.
         factors: receives all factors greater than 1, by id.
@@ -61,24 +64,29 @@ def _hoist(graph: PCG, inputs: Sequence[int], remats: int, flow: Callable[[Value
     for node in graph.nodes:
         if node.kind == "input":
             continue
-        operands = [less[id(v.node)] for v in node.operands]
+        operands, own = [less[id(v.node)] for v in node.operands], invariant
         if node.inside is not None:
             if node.kind == "remat" and remats == 1 and any(map(flow, node.results)) and not saves_collectives(policies_of(node)):
-                operands = [1] * len(operands)
+                operands, own = [1] * len(operands), 1
             inner = min(remats + 1, 2) if node.kind == "remat" else min(remats, 1)
-            results = _hoist(node.inside, _inner_inputs(node, operands), inner, flow, factors)
+            results = _hoist(node.inside, *_inside_factors(node, operands, own), inner, flow, factors)
             operands = results if node.kind == "remat" else [1]
         if remats and node.again:  # JAX does not hoist a checkpoint in a checkpoint
             operands = [1]
-        less[id(node)] = min(operands, default=1)
+        less[id(node)] = min(operands, default=own)
     factors.update((key, k) for key, k in less.items() if k > 1)
     return [less[id(v.node)] for v in graph.outputs]
 
 
-def _inner_inputs(node: Node, operands: Sequence[int]) -> list[int]:
-    """Return the factors of the inputs of a nested graph: a scan's constants are computed once for all its steps."""
+def _inside_factors(node: Node, operands: Sequence[int], invariant: int) -> tuple[list[int], int]:
+    """Return the factors of the inputs of a nested graph, and of its operators without operands.
+
+    A scan's constants are computed once for all its steps.
+    """
     assert node.inside is not None
     if node.kind == "remat":
-        return list(operands)
-    constants, length = (node.payload.consts, node.payload.length) if isinstance(node.payload, Scan) else (0, 1)
-    return [length * operands[p] if p < constants else 1 for p in range(len(node.inside.inputs))]
+        return list(operands), invariant
+    if not isinstance(node.payload, Scan):
+        return [1] * len(node.inside.inputs), 1
+    constants, length = node.payload.consts, node.payload.length
+    return [length * operands[p] if p < constants else 1 for p in range(len(node.inside.inputs))], length * invariant
