@@ -117,10 +117,10 @@ def predicted_elements(graph: PCG, differentiated: Any, direction: str | None = 
 
 
 def _predicted(graph: PCG, differentiated: Any, direction: str | None) -> Iterator[tuple[Collective, int]]:
-    """Yield every collective with its elements in one step. Of equal ones of one value, the first has the elements of all."""
+    """Yield the collectives that XLA runs, with their elements in one step. Of equal ones of one value, the first has them all."""
     shared: Counter[Hashable] = Counter()
     for c in traffic(graph, differentiated):
-        if direction in (None, c.direction):
+        if direction in (None, c.direction) and not c.constant:
             runs = c.alone
             for name, common in ((c.name, c.count - c.repeats), (c.repeated, c.repeats - c.alone)):
                 runs += max(0, common - shared[name])

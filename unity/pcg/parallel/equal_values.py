@@ -108,7 +108,7 @@ class ValueNumbering:
                 return (id(v.node), v.index, *changes)
             node, position = use
             if node.kind in UNCHANGED:
-                if not _forwards_cotangent(node):
+                if not forwards_cotangent(node):
                     changes.append(_change_key(node))
                 v = Value(node)
                 continue
@@ -148,7 +148,7 @@ def _forwards_operand(node: Node) -> bool:
     return bool(names) and names <= {"stop_gradient", "name"} and node.types[0] == node.operands[0].type
 
 
-def _forwards_cotangent(node: Node) -> bool:
+def forwards_cotangent(node: Node) -> bool:
     """Return whether a change of type forwards the cotangent of its result to its operand unchanged.
 
     It does for a sum, whose summands have the sum's cotangent, and for a value that all devices hold and one contributes to a sum.

@@ -1,0 +1,62 @@
+"""Cotangents with the same constant in every element, such as that of `y` in `mean(y)`: XLA gathers no pieces of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from unity.pcg.ir.gradient_flow import differentiated, losses, wanted_by
+from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
+from unity.pcg.ir.program import Body, Equation
+from unity.pcg.parallel.equal_values import forwards_cotangent
+
+Uses = Mapping[Value, Sequence[tuple[Node, int] | None]]  # the users of each value, as (node, operand); None is an output
+
+# Primitives whose operand has the cotangent of the result in every element, or a multiple of it by a literal.
+_UNIFORM = frozenset(
+    {"reduce_sum", "reshape", "squeeze", "transpose", "convert_element_type", "copy", "neg", "add", "add_any", "sub"}
+)
+_SCALED = frozenset({"mul", "div"})
+# XLA exchanges pieces even if all are equal, and what is no longer replicated has its cotangent on some devices only.
+_OTHERWISE = frozenset({"combine_partition", "unreplicate"})
+
+
+def is_constant(v: Value, graph: PCG, uses: Uses) -> bool:
+    """Return whether the cotangent of a value has the same constant in every element.
+
+    It does if the value's only use leads to the loss, whose cotangent is 1, by sums and multiples.
+    """
+    while True:
+        users = uses.get(v, ())
+        use = users[0] if len(users) == 1 else None
+        if use is None:
+            return v.tensor.shape == () and losses(graph) == (0,) and len(users) == 1 and v == graph.outputs[0]
+        node, position = use
+        if node.kind in PARALLELIZATION:
+            if node.kind in _OTHERWISE or (node.kind == "contribute" and not forwards_cotangent(node)):
+                return False
+            v = Value(node)
+            continue
+        output = None if node.body is None else _uniform_result(node.body, node.body.inputs[position])
+        if output is None:
+            return False
+        v = Value(node, output)
+
+
+def _uniform_result(body: Body, variable: int) -> int | None:
+    """Return the number of the result whose cotangent, or a multiple of it, is that of a variable in every element, or None."""
+    active = wanted_by(body, (True,) * len(body.outputs))
+    while variable not in body.outputs:
+        users = [e for e in body.equations if not active.isdisjoint(e.results) for a in differentiated(e) if a == variable]
+        if len(users) != 1 or not _is_uniform(users[0], variable):
+            return None
+        variable = users[0].results[0]
+    read = any(variable in e.operands for e in body.equations)
+    return None if read or body.outputs.count(variable) > 1 else body.outputs.index(variable)
+
+
+def _is_uniform(e: Equation, variable: int) -> bool:
+    if e.name in _SCALED:
+        return (e.operands[0] == variable and not isinstance(e.operands[1], int)) or (
+            e.name == "mul" and e.operands[1] == variable and not isinstance(e.operands[0], int)
+        )
+    return e.name in _UNIFORM
