@@ -14,7 +14,7 @@ import unity
 from benchmarks import forked_layers
 from unity.base.errors import DerivationError
 from unity.substitutions.language.axioms import default_library
-from unity.transforms.transformation import TransformationSource
+from unity.transforms.transformation import Transformation, TransformationSource
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -83,3 +83,12 @@ def test_each_leads_from_its_program_to_the_next_and_to_no_other(kinds: tuple[st
             replace(t, after=t.before).check()
         program, earlier = t.after, (*earlier, t)
     assert program is plan.program.family.captured
+
+
+def kinds_of(base: type) -> list[type]:
+    return [base, *(kind for below in base.__subclasses__() for kind in kinds_of(below))]
+
+
+@pytest.mark.parametrize("kind", kinds_of(Transformation))
+def test_a_transformation_prints_in_one_line_not_as_its_programs(kind: type) -> None:
+    assert kind.__repr__ is Transformation.__repr__

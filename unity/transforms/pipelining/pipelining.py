@@ -206,7 +206,7 @@ class Pipelining(Transformation):
         return [*lines, f"    {UNDRAINED}"] if self.schedule.kind == TWO_BW else lines
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class AlikePipelining(Pipelining):
     """A pipeline of equal steps: the scan `scan`, after the last `rolled` layers were rolled into a scan."""
 

@@ -38,7 +38,7 @@ class UnlikeRecord(PipelineRecord, tag="different stages"):
         return unlike(chain_of(captured), captured, self.cuts, along, self.rounds, self.pack, self.schedule, self.whole)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Unlike(Pipelining):
     """A pipeline of different stages, cut from a chain.
 
