@@ -623,6 +623,23 @@ def test_indices_by_a_rule_of_constants_are_exported(tmp_path: Path) -> None:
     assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
 
 
+def test_a_file_written_without_64_bit_types_runs_with_them(tmp_path: Path) -> None:
+    def loss(p: Any, batch: Any) -> Any:
+        row = batch[0].astype(jnp.int32)
+        updated = lax.dynamic_update_slice(p, p[:1, :2] + 1, (np.int32(1), row))
+        return (lax.dynamic_slice(updated, (row, np.int32(1)), (2, 2)) * batch[1]).sum()
+
+    w, batch = jnp.arange(24, dtype=jnp.float32).reshape(4, 6), jnp.array([2, 3] + 6 * [0], jnp.float32)
+    path = tmp_path / "indices.py"
+    with jax.enable_x64(False):
+        plan = planned(Small(loss, w, batch), PAIR)
+        plan.files.export(path)
+        wanted = jax.jit(loss)(w, batch)
+    found = jax.jit(names_of_file(path)["fn"])(w, batch)
+    assert found.dtype == jnp.float32
+    assert found == wanted == 3 * (13 + 14 + 19 + 20)
+
+
 KEYS, KEY = jax.random.split(jax.random.key(0), 4), jax.random.key(3, impl="rbg")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 from jax import lax
 
 from unity.export.primitives.primitive_call import AppliedPrimitive, Operand, Printer
@@ -42,9 +41,10 @@ def _index_options(e: AppliedPrimitive, starts: Sequence[Operand]) -> dict[str, 
 
 
 def _starts(starts: Sequence[Operand]) -> Code:
-    """Return the start indices. JAX gives Python numbers the default integer type, so they are used only beside that type."""
-    default_dtype = all(s.constant is not None or s.tensor.dtype == jax.dtypes.canonicalize_dtype(int) for s in starts)
-    return sequence([(s.scalar if default_dtype else None) or s.code for s in starts])
+    """Return the start indices. JAX gives Python numbers its default integer type, which depends on jax_enable_x64, and the starts
+    must have one type, so Python numbers are used only if all starts are."""
+    numbers = [s.scalar for s in starts if s.scalar is not None]
+    return sequence(numbers if len(numbers) == len(starts) else [s.code for s in starts])
 
 
 def _dynamic_update_slice(e: AppliedPrimitive) -> Code:
