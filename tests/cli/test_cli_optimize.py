@@ -25,7 +25,7 @@ def test_the_saved_plan_is_the_one_that_optimize_returns(tmp_path: Path, capsys:
     path = tmp_path / "plan.json"
     assert main(["optimize", "cli_models:small", "--machine", "a100-1x8", "-o", str(path)]) == 0
     said = capsys.readouterr()
-    assert "a100-1x8: 8 x a100" in said.out
+    assert "a100-1x8: 8 x a100 (80 GiB, 156 TFLOP/s float32)" in said.out
     assert f"saved in {path}" in said.out
     assert said.err == ""
     fn, args, options = cli_models.small()

@@ -38,6 +38,7 @@ def test_the_output_agrees_with_the_simulation(
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert main(command) == 0
     said = capsys.readouterr().out
+    assert "8 x a100 (80 GiB, 156 TFLOP/s float32)" in said
     assert "simulated" in said
     for name in simulated.busy:
         assert name in said

@@ -51,8 +51,7 @@ def explain(plan: Plan, file: Any = None) -> None:
     console.width = max(console.width, 140)  # wide enough for a type and a line number side by side
     family, machine, names = plan.program.family, plan.inspect.machine, plan.program.axis_names
     prediction = plan.program.prediction
-    computed = {str(v.tensor.dtype) for node, _ in plan.program.serial.walk() if node.kind != "input" for v in node.results}
-    console.print(f"{plan.__name__} on {machine.described(computed)}", style="bold")
+    console.print(f"{plan.__name__} on {machine.described(plan.program.computed_dtypes)}", style="bold")
     console.print(
         f"predicted: {step_in_words(plan.time, prediction)}, {size(plan.memory)} on each device;"
         f" {len(plan.program.serial)} operators, {family.searched}"

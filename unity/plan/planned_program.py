@@ -190,6 +190,11 @@ class PlannedProgram:
         self.check_parallelization()
         return self.rewriting.derivation.every
 
+    @property
+    def computed_dtypes(self) -> frozenset[str]:
+        """The types of the values that the program computes, without those of its inputs."""
+        return frozenset(str(v.tensor.dtype) for node, _ in self.serial.walk() if node.kind != "input" for v in node.results)
+
     @cached_property
     def axis_names(self) -> AxisNames:
         """The names of the mesh axes that users see, in specifications, texts and pictures."""

@@ -143,7 +143,7 @@ def plan_of(which: str, model: Model, options: dict[str, Any]) -> Plan:
 def in_words(plan: Plan, path: Path | None) -> str:
     """Return a plan in a few lines."""
     lines = [
-        f"{plan.__name__} on {plan.inspect.machine}",
+        f"{plan.__name__} on {plan.inspect.machine.described(plan.program.computed_dtypes)}",
         f"{duration(plan.time)} a step, {size(plan.memory)} on each device (predicted); {plan.program.family.searched}",
     ]
     lines += (t.described(plan.program.axis_names) for t in plan.program.transformations)

@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         })  # fmt: skip
         return 0
     console = result_console()
-    console.print(f"{plan.__name__} on {plan.inspect.machine}")
+    console.print(f"{plan.__name__} on {plan.inspect.machine.described(plan.program.computed_dtypes)}")
     console.print(f"one step: {duration(simulation.makespan)} simulated, {duration(plan.time)} predicted by the search")
     console.print(_busy_table(simulation))
     console.print(_memory_table(simulation))
