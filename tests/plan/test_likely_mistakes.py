@@ -71,6 +71,11 @@ def test_a_mesh_of_other_axes_and_too_few_devices_are_refused() -> None:
             planned.on(jax.make_mesh(shape, names))
     with pytest.raises(unity.PlanError, match=r"8 devices .* but 4 are given"):
         planned.on(jax.devices()[:4])
+    first = jax.devices()[0]
+    with pytest.raises(unity.PlanError, match=rf"`devices` names {re.escape(str(first))} twice"):
+        planned.on([first] * 8)
+    twice_beyond = [*jax.devices()[:8], first]
+    assert planned.on(twice_beyond).inspect.mesh.size == 8
 
 
 def test_a_misspelled_option_is_recognized() -> None:

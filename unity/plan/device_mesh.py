@@ -59,12 +59,20 @@ def mesh_for(program: PlannedProgram, chosen: Sequence[Any] | Mesh | None = None
 
 
 def refuse_devices(machine: Machine, chosen: Sequence[Any] | Mesh) -> None:
-    """Raise PlanError if there are fewer devices than a machine has, or if a mesh has other axes than the one planned for."""
+    """Raise PlanError if there are fewer devices than a machine has, if one is named twice, or if a mesh has other axes than those
+    planned for.
+    """
     count = chosen.size if isinstance(chosen, Mesh) else len(chosen)
     if count < machine.devices:
         raise PlanError(
             f"this plan is for {machine.devices} devices ({machine.name}), but {count} are given.\n    Give as many, or"
             " plan for a machine of fewer. (docs: plan#devices)"
+        )
+    used = () if isinstance(chosen, Mesh) else chosen[: machine.devices]
+    if twice := next((device for k, device in enumerate(used) if device in used[:k]), None):
+        raise PlanError(
+            f"this plan is for {machine.devices} devices ({machine.name}), but `devices` names {twice} twice.\n    Give as many"
+            " different ones, such as jax.devices(). (docs: plan#devices)"
         )
     if isinstance(chosen, Mesh) and machine.mesh and not machine.has_mesh(chosen.shape):
         raise PlanError(

@@ -120,7 +120,8 @@ class Plan:
                 of the user's takes the devices.
 
         Raises:
-            PlanError: `devices` is not a list of devices or a mesh, has too few, or is a mesh of other axes than those planned for.
+            PlanError: `devices` is not a list of devices or a mesh, has too few or one twice, or is a mesh of other axes than those
+                planned for.
         """
         family, candidate, machine = self.program.family, self.program.candidate, self.inspect.machine
         chosen = devices if isinstance(devices, Mesh) else tuple(devices) if isinstance(devices, Iterable) else (None,)
