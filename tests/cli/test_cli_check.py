@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import cli_models
+import jax
 import pytest
 
 import unity
@@ -79,3 +80,14 @@ def test_xlas_partitioner_deviates_at_lines(tmp_path: Path, capsys: pytest.Captu
 def test_errors_give_exit_status_2(folder: Path, capsys: pytest.CaptureFixture, name: str, model: str, named: str) -> None:
     assert main(["check", str(folder / name), model]) == 2
     assert named in capsys.readouterr().err
+
+
+def test_devices_are_those_that_jax_has_started_with(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    command = ["check", str(folder / "plan.json"), "cli_models:small", "--forward", "--devices"]
+    assert jax.device_count() == 8
+    assert main([*command, "8"]) == 0
+    capsys.readouterr()
+    assert main([*command, "4"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "unity: --devices 4: JAX has already started, with 8 devices; run the command in a new"
+    )

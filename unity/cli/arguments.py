@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 from jax.sharding import AbstractMesh
 
+from unity.cli.errors import CommandError
 from unity.machine.hardware import MachineError
 from unity.machine.machine import Machine
 from unity.machine.presets import CLUSTERS, DEVICES
@@ -33,9 +34,18 @@ def add_devices(command: argparse.ArgumentParser) -> None:
 
 
 def use_devices(number: int | None) -> None:
-    """Make JAX provide virtual CPU devices. Must be called before JAX initializes its devices."""
-    if number is not None:
+    """Make JAX provide virtual CPU devices. Raises CommandError if JAX has already started with another number of devices."""
+    if number is None:
+        return
+    try:
         jax.config.update("jax_num_cpu_devices", number)
+    except RuntimeError:  # the number is fixed once JAX has started, as it has where `main` is called in a notebook
+        present = jax.device_count()
+        if present != number:
+            raise CommandError(
+                f"--devices {number}: JAX has already started, with {present} devices; run the command in a new process, or leave"
+                " --devices out to use these"
+            ) from None
 
 
 def count(text: str) -> int:
