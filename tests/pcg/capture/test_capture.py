@@ -400,6 +400,7 @@ def test_argnums_without_real_numbers_are_refused():
     message = refused(lambda tokens, w: w[tokens].sum(), np.arange(3), TABLE)
     assert "no gradient" in message
     assert "int" in message
+    assert "training=False" in message
 
 
 def test_leaked_values_are_refused_with_the_line_that_reads_them():

@@ -311,7 +311,8 @@ def _differentiated(args: Sequence[Any], structs: Sequence[Any], argnums: int | 
         kinds = ", ".join(sorted({str(structs[k].dtype) for k in leaves}))
         raise CaptureError(
             f"argnums={argnums!r} names arguments without a real number in them (only {kinds}): they have no gradient.\n"
-            "    Give the position of the weights, as in jax.grad. (docs: capture#argnums)"
+            "    Give the position of the weights, as in jax.grad, or plan the forward pass alone: training=False. (docs:"
+            " capture#argnums)"
         )
     return leaves
 
