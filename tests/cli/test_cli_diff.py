@@ -96,6 +96,8 @@ def test_a_file_that_cannot_be_written_is_an_error(folder: Path, capsys: pytest.
         (b"\xff\xfe\x00", "is no JSON"),
         ("[]", "neither a plan nor a graph"),
         ('{"unity": "machine"}', "neither a plan nor a graph"),
+        (json.dumps(unity.Machine.grid(1, 8, "a100").to_json()), "is a machine, neither a plan nor a graph"),
+        ('{"unity": "graph diff"}', "is a difference of two graphs, neither a plan nor a graph"),
         ('{"unity": "plan", "schema": 0}', f"plan schema 0, this version of unity reads {SCHEMA}: plan again"),
         (json.dumps(sealed({"unity": "plan", "schema": SCHEMA})), "damaged at $."),
         ('{"unity": "graph", "schema": 99}', "schema 99"),

@@ -54,6 +54,26 @@ def test_a_damaged_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture) 
     assert "machine.json" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"unity": "plan", "schema": 11}', "it is a plan, not a machine"),
+        ('{"schema": 1, "made": {}, "rules": []}', "it is a library of rules, not a machine"),
+        (None, "cannot be read: No such file or directory"),
+    ],
+)
+def test_a_file_of_another_kind_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture, text: str | None, named: str) -> None:
+    path = tmp_path / "other.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SystemExit):
+        main(["machine", "show", str(path)])
+    error = capsys.readouterr().err
+    assert named in error
+    assert error.count("other.json") == 1
+    assert "Errno" not in error
+
+
 def test_the_local_machine(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     here = unity.Machine.grid(1, 8, "a100")
     monkeypatch.setattr(Machine, "local", classmethod(lambda cls, devices=None: here))

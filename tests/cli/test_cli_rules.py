@@ -104,7 +104,15 @@ def test_a_missing_file_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["rules", "verify", str(tmp_path / name)]) == 1
     error = capsys.readouterr().err
     assert name in error
-    assert name == "none.json" or "No such file or directory (docs: command-line#in-scripts)" in error
+    page = "write-rules" if name == "none.json" else "command-line#in-scripts"
+    assert f"No such file or directory (docs: {page})" in error
+    assert "Errno" not in error
+
+
+def test_a_document_that_is_no_library_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "plan.json").write_text('{"unity": "plan", "schema": 11}')
+    assert main(["rules", "verify", str(tmp_path / "plan.json")]) == 1
+    assert "plan.json is a plan, not a library of rules" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "page"), [("mine.rules", "write-rules"), ("mine.ranks", "rules#rules-for-every-rank")])

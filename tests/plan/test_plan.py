@@ -459,8 +459,12 @@ def test_foreign_plans_are_refused_with_the_difference(tmp_path: Path) -> None:
         path.write_text(damaged)
         with pytest.raises(unity.PlanError, match=message):
             unity.load(path, loss, *arguments())
-    with pytest.raises(unity.PlanError, match="cannot be read"):
-        unity.load(tmp_path / "none.json", loss, *arguments())
+    unity.Machine.grid(1, 8, "a100").save(path)
+    with pytest.raises(unity.PlanError, match=r"plan\.json is a machine, not a plan"):
+        unity.load(path, loss, *arguments())
+    for unreadable, reason in ((tmp_path / "none.json", "No such file or directory"), (tmp_path, "Is a directory")):
+        with pytest.raises(unity.PlanError, match=rf"^{re.escape(str(unreadable))} cannot be read: {reason} \(docs"):
+            unity.load(unreadable, loss, *arguments())
 
 
 def test_a_crash_while_saving_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,16 @@ from unity.base.errors import PlanFileError
 
 T = TypeVar("T")
 
+MARKED = {
+    "plan": "a plan",
+    "graph": "a graph",
+    "folded graph": "a graph",
+    "folded graphs": "a file of graphs",
+    "graph diff": "a difference of two graphs",
+}
+MACHINE, LIBRARY = "a machine", "a library of rules"
+UNMARKED = {MACHINE: {"schema", "device", "levels"}, LIBRARY: {"schema", "rules"}}
+
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
@@ -67,6 +77,17 @@ def parsed(text: bytes) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise PlanFileError(f"it is no JSON: {error}") from None
+
+
+def document_kind(data: Any) -> str:
+    """Return what kind of document of unity's data are, for an error where another kind is expected: "a plan", "a machine"; "" for
+    data of no known kind.
+    """
+    if not isinstance(data, dict):
+        return ""
+    if isinstance(mark := data.get("unity"), str) and mark in MARKED:
+        return MARKED[mark]
+    return next((kind for kind, fields in UNMARKED.items() if fields <= data.keys()), "")
 
 
 def typed(data: Any, kind: type[T]) -> T:

@@ -35,6 +35,11 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__} without a message{place}"
 
 
+def file_fault(error: Exception) -> str:
+    """Return why a file cannot be read or written, without its path, which the message around it names."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
 class CaptureError(UnityError):
     """A function or its arguments cannot become a graph."""
 

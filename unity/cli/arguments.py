@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 from jax.sharding import AbstractMesh
 
+from unity.base.errors import file_fault
 from unity.cli.errors import CommandError
 from unity.machine.hardware import MachineError
 from unity.machine.machine import Machine
@@ -138,14 +139,22 @@ def named_machine(text: str) -> Machine:
         if grid and grid[1] in DEVICES:
             return Machine.grid(int(grid[2]), int(grid[3]), grid[1])
         if text.endswith(".json") or Path(text).is_file():
-            return Machine.load(text)
+            return _machine_in(text)
         if grid or text in CLUSTERS:
             return Machine.preset(text)
     except MachineError as problem:
         raise argparse.ArgumentTypeError(f"{text}: {problem.reason}") from None
-    except OSError as problem:
-        raise argparse.ArgumentTypeError(f"{text}: {problem}") from None
     raise argparse.ArgumentTypeError(
         f"no machine is named {text}; expected {LOCAL}, a cluster ({', '.join(sorted(CLUSTERS))}), NODESxDEVICES of a kind of "
         f"device ({', '.join(f'{name}-1x8' for name in sorted(DEVICES))}), or a file"
     )
+
+
+def _machine_in(path: str) -> Machine:
+    """Return the machine in a file, which messages name once."""
+    try:
+        return Machine.load(path)
+    except MachineError as problem:
+        raise argparse.ArgumentTypeError(problem.reason) from None
+    except OSError as problem:
+        raise argparse.ArgumentTypeError(f"{path} cannot be read: {file_fault(problem)}") from None

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from unity.base.atomic_files import save
-from unity.base.documents import parsed
-from unity.base.errors import PlanError, PlanFileError
+from unity.base.documents import document_kind, parsed
+from unity.base.errors import PlanError, PlanFileError, file_fault
 from unity.pcg.ir import compact_json, graph_json
 from unity.plan.files.plan_file import read as read_plan
 from unity.plan.files.plan_file import summaries
@@ -26,7 +26,10 @@ def read(path: Path) -> tuple[Summary, ...]:
         return summaries(path, read_plan(path))
     readers = {"graph": graph_json.from_json, compact_json.MARK: compact_json.unfold}
     if not isinstance(mark, str) or mark not in readers:
-        raise PlanError(f"{path} is neither a plan nor a graph that unity saved (plan.files.save, unity.pcg.ir.graph_json.to_json)")
+        other = f"is {kind}," if (kind := document_kind(data)) else "is"
+        raise PlanError(
+            f"{path} {other} neither a plan nor a graph that unity saved (plan.files.save, unity.pcg.ir.graph_json.to_json)"
+        )
     try:
         graph = readers[mark](data)
     except PlanError as error:
@@ -38,7 +41,7 @@ def _read_json(path: Path) -> Any:
     try:
         return parsed(path.read_bytes())
     except OSError as error:
-        raise PlanError(f"{path} cannot be read: {error.strerror}") from error
+        raise PlanError(f"{path} cannot be read: {file_fault(error)}") from error
     except PlanFileError as error:
         raise PlanError(f"{path} cannot be read: {error}") from error
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from unity.base.atomic_files import write
-from unity.base.documents import Misfit, at, parsed, plain, refuse_unknown, typed
+from unity.base.documents import MACHINE, Misfit, at, document_kind, parsed, plain, refuse_unknown, typed
 from unity.base.errors import PlanFileError
 from unity.machine.hardware import Curve, Device, HostLink, Level, MachineError, Protocol, check_count
 from unity.machine.mesh import check_mesh, extents_of
@@ -263,6 +263,8 @@ class Machine:
     def from_json(data: Any) -> Machine:
         """Read what `to_json` returned. Raises MachineError as `load` does."""
         try:
+            if (kind := document_kind(data)) not in ("", MACHINE):
+                raise MachineError(f"it is {kind}, not {MACHINE} (Machine.save and `unity machine` write machines)")
             fields = dict(typed(data, dict))
             if (schema := fields.pop("schema", None)) != SCHEMA:
                 raise MachineError(f"schema is version {schema!r}, this release reads {SCHEMA}: write it again (Machine.save)")

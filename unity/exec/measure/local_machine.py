@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import jax
 import platformdirs
 
+from unity.base.errors import file_fault
 from unity.base.processes import check_alike, check_devices, exchanged, from_first
 from unity.exec.hosts.device_order import by_host, host_of
 from unity.exec.measure.machine import between, measure
@@ -180,7 +181,9 @@ def _save(path: Path, machine: Machine) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         machine.save(path)
     except OSError as error:
-        warnings.warn(f"{path}: the measured machine cannot be kept ({error}); every process will measure", stacklevel=5)
+        warnings.warn(
+            f"{path}: the measured machine cannot be kept ({file_fault(error)}); every process will measure", stacklevel=5
+        )
 
 
 def _path(devices: list[JaxDevice]) -> Path:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from unity.base.errors import PlanError
+from unity.base.errors import PlanError, file_fault
 from unity.exec.sharding_constraints import open_spec
 from unity.export.annotations.constraint_writer import SIDES, ConstraintWriter, Unannotated
 from unity.export.annotations.decisions import PRODUCT, ComputationSignature, PlannedValue, is_in, planned_values, times_computed
@@ -113,7 +113,7 @@ def _parsed(path: str | Path) -> tuple[str, ast.Module]:
         text = Path(path).read_bytes().decode()
         return text, ast.parse(text)
     except (OSError, SyntaxError, UnicodeDecodeError) as problem:
-        raise PlanError(f"{path} cannot be read as Python source: {problem}. (docs: plan#in-your-source)") from None
+        raise PlanError(f"{path} cannot be read as Python source: {file_fault(problem)}. (docs: plan#in-your-source)") from None
 
 
 Place = tuple[CodeSpan, str]  # an expression and one of `SIDES`, or "" for its result

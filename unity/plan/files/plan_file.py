@@ -18,8 +18,8 @@ from msgspec.structs import asdict
 
 import unity.constraints.bound_constraints as constraints
 from unity.base import atomic_files as atomic
-from unity.base.documents import Misfit, encoded, parsed, refuse_unknown, typed
-from unity.base.errors import PlanError, PlanFileError, UnityError
+from unity.base.documents import Misfit, document_kind, encoded, parsed, refuse_unknown, typed
+from unity.base.errors import PlanError, PlanFileError, UnityError, file_fault
 from unity.constraints.program_shardings import marking
 from unity.pcg.capture.capture import Captured, capture
 from unity.pcg.ir.graph import PCG
@@ -138,9 +138,10 @@ def read(path: str | Path, kind: type[D] = SavedPlan) -> D:
     try:
         data = parsed(atomic.path_of(path).read_bytes())
     except (OSError, PlanFileError) as error:
-        raise PlanError(f"{path} cannot be read as a plan: {error}") from error
+        raise PlanError(f"{path} cannot be read: {file_fault(error)}") from error
     if not isinstance(data, dict) or data.get("unity") != "plan":
-        raise PlanError(f"{path} is not a plan that unity saved (plan.files.save writes them)")
+        other = f"is {found}, not" if (found := document_kind(data)) else "is not"
+        raise PlanError(f"{path} {other} a plan that unity saved (plan.files.save writes them)")
     if data.get("schema") != SCHEMA:
         raise PlanError(f"{path} has plan schema {data.get('schema')}, this version of unity reads {SCHEMA}: plan again")
     with reading(path):

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from unity.base.atomic_files import write
-from unity.base.documents import Record, parsed, plain, typed
-from unity.base.errors import PlanFileError, RuleError
+from unity.base.documents import LIBRARY, Record, document_kind, parsed, plain, typed
+from unity.base.errors import PlanFileError, RuleError, file_fault
 from unity.substitutions.language.loop_rules import LOOP_RULES, LoopRule
 from unity.substitutions.language.rule import Rule, content_hash
 from unity.substitutions.language.text import parse_rule, print_body
@@ -156,9 +156,12 @@ class Library:
 def load(path: str | Path) -> Library:
     """Read a library. Raises RuleError, naming the rule, if a rule was changed, is not proved, or cannot be parsed."""
     try:
-        document = typed(parsed(Path(path).read_bytes()), LibraryDocument)
+        data = parsed(Path(path).read_bytes())
+        if (kind := document_kind(data)) not in ("", LIBRARY):
+            raise RuleError(f"{path} is {kind}, not {LIBRARY}")
+        document = typed(data, LibraryDocument)
     except (OSError, PlanFileError) as problem:
-        raise RuleError(f"{path}: {problem}") from None
+        raise RuleError(f"{path} cannot be read: {file_fault(problem)}") from None
     if document.schema != SCHEMA:
         raise RuleError(f"{path}: has schema {document.schema}, and this version reads schema {SCHEMA}")
     unknown = [name for name in document.loops if name not in LOOP_RULES]

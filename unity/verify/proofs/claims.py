@@ -16,7 +16,7 @@ from functools import cache, lru_cache, partial
 from itertools import groupby
 from pathlib import Path
 
-from unity.base.errors import RuleError
+from unity.base.errors import RuleError, file_fault
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.jaxprs import CALLS
 from unity.pcg.propagation.derivative_rules import is_reverse_only
@@ -79,7 +79,7 @@ def _record() -> dict[str, tuple[str, frozenset[str]]]:
         data = json.loads(record_path().read_text(encoding="utf-8"))
         return {name: (str(row["entry"]), frozenset(row["proved"])) for name, row in data.items()}
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise RuleError(f"{record_path()}: not a valid record of proved operators: {problem}") from None
+        raise RuleError(f"{record_path()}: not a valid record of proved operators: {file_fault(problem)}") from None
 
 
 def proved(claim: Claim) -> bool:
