@@ -75,6 +75,7 @@ def test_xlas_partitioner_deviates_at_lines(tmp_path: Path, capsys: pytest.Captu
         ("plan.json", "cli_models:other", "was made for other arguments"),
         ("plan.json", "cli_models:nothing", "expected MODULE:FUNCTION"),
         ("large.json", "cli_models:small", "(docs: plan#devices)"),
+        ("plan.json", "cli_models:HIDDEN", "cli_models:HIDDEN is an int; expected MODULE:FUNCTION"),
     ],
 )
 def test_errors_give_exit_status_2(folder: Path, capsys: pytest.CaptureFixture, name: str, model: str, named: str) -> None:

@@ -16,7 +16,10 @@ def loss(params: Any, x: Any) -> Any:
     return jnp.mean((jnp.tanh(x @ params["a"]) @ params["b"]) ** 2)
 
 
-def arguments(hidden: int = 1024) -> tuple[Any, ...]:
+HIDDEN = 1024
+
+
+def arguments(hidden: int = HIDDEN) -> tuple[Any, ...]:
     f = lambda *shape: jax.ShapeDtypeStruct(shape, "float32")  # noqa: E731
     return {"a": f(256, hidden), "b": f(hidden, 64)}, f(2048, 256)
 

@@ -23,6 +23,11 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
+def with_article(name: str) -> str:
+    """Return a name, such as that of a type, with its article: by its first letter, but for a u as in uint8."""
+    return f"{'an' if re.match('[aeio]|u(?!int|ni|se)', name, re.IGNORECASE) else 'a'} {name}"
+
+
 def pattern(path: str) -> str:
     """Replace the layer numbers in a path by `*`, so that equal layers share one row."""
     argument, bracket, rest = path.partition("]")

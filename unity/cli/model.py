@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unity.base.formatting import with_article
 from unity.cli.errors import CommandError, user_code_error
 from unity.optimize import OPTIONS
 from unity.plan.face.former_names import present_options
@@ -63,10 +64,10 @@ def model_of(which: str) -> Model:
         or not callable(result[0])
         or not isinstance(result[1], tuple | list)
     ):
-        raise CommandError(f"{which}() gives a {type(result).__name__}; {FORM}")
+        raise CommandError(f"{which}() gives {with_article(type(result).__name__)}; {FORM}")
     options = result[2] if len(result) == 3 else {}
     if not isinstance(options, Mapping):
-        raise CommandError(f"{which}() gives options that are a {type(options).__name__}; {FORM}")
+        raise CommandError(f"{which}() gives options that are {with_article(type(options).__name__)}; {FORM}")
     options = present_options(options)
     unknown = set(options) - OPTIONS
     if unknown:
@@ -98,7 +99,7 @@ def result_of(which: str, form: str) -> Any:
     except Exception as problem:
         raise user_code_error(f"importing {module}", problem, _folder(module)) from problem
     if not callable(function):
-        raise CommandError(f"{which} is a {type(function).__name__}; {form}")
+        raise CommandError(f"{which} is {with_article(type(function).__name__)}; {form}")
     try:
         return function()
     except Exception as problem:

@@ -11,7 +11,7 @@ from typing import Any
 
 from unity.base.documents import plain
 from unity.base.errors import PlanError
-from unity.base.formatting import duration, size
+from unity.base.formatting import duration, size, with_article
 from unity.diff.comparison import PlanComparison
 from unity.diff.document import UNMARKED, Document, DocumentRow, DocumentTable, cut
 from unity.diff.edits import VERBS, Edit
@@ -267,7 +267,7 @@ def _communicating(diff: PlanComparison) -> Iterator[Cause]:
 
 
 def _traffic_in_words(kind: str, what: str, old: _Traffic, new: _Traffic) -> str:
-    verb = COLLECTIVE_VERBS.get(kind, f"runs a {kind} of")
+    verb = COLLECTIVE_VERBS.get(kind, f"runs {with_article(kind)} of")
     if not new.seconds:
         return f"no longer {verb} {what} ({kind} of {size(old.nbytes)})"
     if not old.seconds:

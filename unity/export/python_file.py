@@ -14,6 +14,7 @@ import numpy as np
 
 from unity.base.atomic_files import path_of, save
 from unity.base.errors import ExportError
+from unity.base.formatting import with_article
 from unity.exec.lowering import run_graph, spec_of
 from unity.export.arguments import FileArguments, arguments_of, is_plain, spec_code, table_row, tree_literal
 from unity.export.body_writer import Block
@@ -249,7 +250,9 @@ def _entry_point(
     results = jax.tree.unflatten(tree, list(range(tree.num_leaves)))
     if not is_plain(results):
         kind = type(results).__name__
-        raise ExportError("", f"the result, a {kind},", "it is made of more than dictionaries, lists and tuples; return those")
+        raise ExportError(
+            "", f"the result, {with_article(kind)},", "it is made of more than dictionaries, lists and tuples; return those"
+        )
     by_name = mapping([(literal(n).text, Code(n)) for n in arguments.names])
     closed_lines = [f"    given[{literal(p)}] = {c}" for p, c in closed.items()]
     run_lines = [

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import jax
 
 from unity.base.errors import PlanError
+from unity.base.formatting import with_article
 from unity.pcg.capture.capture import Captured
 from unity.pcg.capture.packed_arguments import Packing
 
@@ -117,7 +118,7 @@ def _parts(tree: Any) -> tuple[dict[str, Any] | None, str]:
 def _kind(tree: Any) -> str:
     if tree is None:
         return "None"
-    return "an array" if jax.tree_util.all_leaves([tree]) else f"a {type(tree).__name__}"
+    return "an array" if jax.tree_util.all_leaves([tree]) else with_article(type(tree).__name__)
 
 
 def refuse_others(

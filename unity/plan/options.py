@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from jax.sharding import AbstractMesh, Mesh
 
 from unity.base.errors import OptionError
-from unity.base.formatting import size
+from unity.base.formatting import size, with_article
 from unity.base.processes import several
 from unity.constraints.bound_constraints import BoundConstraints
 from unity.constraints.kinds import Across, Constraint, Pin, WithoutRules
@@ -79,8 +79,8 @@ def refuse_machine(machine: Any, memory_limit: Any, optimizer_slots: Any) -> Non
     """Raise OptionError unless the machine is one (or None), the limit is positive, and the slots are finite and not negative."""
     if machine is not None and not isinstance(machine, Machine):
         raise OptionError(
-            f"machine={machine!r} is a {type(machine).__name__}: give a unity.Machine, such as unity.Machine.preset('dgx-h100') or"
-            " unity.Machine.grid(1, 8, 'a100') (docs: machines)"
+            f"machine={machine!r} is {with_article(type(machine).__name__)}: give a unity.Machine, such as"
+            " unity.Machine.preset('dgx-h100') or unity.Machine.grid(1, 8, 'a100') (docs: machines)"
         )
     if memory_limit is not None and not (_number(memory_limit) and memory_limit > 0):
         raise OptionError(f"memory_limit={memory_limit!r}: expected bytes on one device, such as 16e9 (docs: memory)")

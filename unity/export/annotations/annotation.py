@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from unity.base.errors import PlanError, file_fault
+from unity.base.formatting import with_article
 from unity.exec.sharding_constraints import open_spec
 from unity.export.annotations.constraint_writer import SIDES, ConstraintWriter, Unannotated
 from unity.export.annotations.decisions import PRODUCT, ComputationSignature, PlannedValue, is_in, planned_values, times_computed
@@ -161,7 +162,7 @@ class _ConstraintPlaces:
         if any(x.is_mapped for x in alike):
             reason = f"{name} is inside of a function that is mapped, as by jax.vmap"
         elif len(spans) > 1:
-            reason = f"several expressions are a {name} of {computed.dtype}{list(computed.shape)}"
+            reason = f"several expressions are {with_article(name)} of {computed.dtype}{list(computed.shape)}"
         elif not spans:
             reason = f"{name} is computed inside of a library's function, or of a rewritten program"
         else:

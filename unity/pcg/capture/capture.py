@@ -15,6 +15,7 @@ from jax.extend import core
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from unity.base.errors import CaptureError
+from unity.base.formatting import with_article
 from unity.pcg.capture.clustering import EquationCluster, clusters
 from unity.pcg.capture.constant_copies import with_own_constants
 from unity.pcg.capture.folded_constants import with_folded_constants
@@ -282,7 +283,7 @@ def _first_use(values: Collection[core.Var], program: core.Jaxpr) -> str:
         for v in eqn.invars:
             if isinstance(v, core.Var) and v in values:
                 line = place_of(eqn.source_info, Place()).line
-                return f"{line} reads a {v.aval}" if line else ""
+                return f"{line} reads {with_article(str(v.aval))}" if line else ""
     return ""
 
 
@@ -338,7 +339,7 @@ def _struct(x: Any, path: str) -> jax.ShapeDtypeStruct:
     except TypeError:
         kind = f"{type(x).__name__} of {x.dtype}, no array of JAX" if hasattr(x, "dtype") else f"{type(x).__name__}, not an array"
         raise CaptureError(
-            f"{path} is a {kind}.\n    Pass arrays or jax.ShapeDtypeStruct as leaves; close over"
+            f"{path} is {with_article(kind)}.\n    Pass arrays or jax.ShapeDtypeStruct as leaves; close over"
             " everything else (functools.partial, or a lambda). (docs: capture#leaves)"
         ) from None
 

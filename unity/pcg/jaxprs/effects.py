@@ -15,6 +15,7 @@ import jax
 from jax.extend import core
 
 from unity.base.errors import CaptureError
+from unity.base.formatting import with_article
 from unity.base.user_warnings import warn_user
 from unity.pcg.jaxprs.jaxprs import RULED, Program, each, is_reference, with_programs
 from unity.pcg.jaxprs.source_lines import Place, place_of
@@ -145,7 +146,9 @@ class _Pruning:
         name = eqn.primitive.name
         if keep and name not in self.entered:
             reason = (
-                "it is in a function with a derivative rule of its own" if name in RULED else f"a {name} cannot return its values"
+                "it is in a function with a derivative rule of its own"
+                if name in RULED
+                else f"{with_article(name)} cannot return its values"
             )
         keeps = keep and name in self.entered
         params = {k: with_programs(p, lambda p: self.program(p, keeps, place, reason)) for k, p in eqn.params.items()}

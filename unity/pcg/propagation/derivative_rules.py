@@ -18,6 +18,7 @@ from jax.dtypes import float0
 from jax.extend import core
 
 from unity.base.errors import CaptureError, reason_of
+from unity.base.formatting import with_article
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Body, Equation, close, tensor_type
 from unity.pcg.jaxprs.effects import pruned, warn
@@ -153,7 +154,8 @@ def _traced(equation: Equation, rule: Callable[..., Any], *structs: Any) -> core
     except Exception as error:  # it reads values, or refuses to be differentiated by all of these operands
         name, reason = equation.name.removesuffix("_call"), reason_of(error)
         raise Unreadable(
-            f"{equation.source or name}: the derivative rule of a {name} cannot be traced for what is differentiated: {reason}\n"
+            f"{equation.source or name}: the derivative rule of {with_article(name)} cannot be traced for what is"
+            f" differentiated: {reason}\n"
             "    Differentiate by other arguments, as the rule asks for. (docs: capture#derivative-rules)"
         ) from error
     if any(isinstance(c, Tracer) for c in program.consts):
@@ -166,8 +168,8 @@ def _traced(equation: Equation, rule: Callable[..., Any], *structs: Any) -> core
 def _leak(equation: Equation) -> CaptureError:
     """Return the error for a rule that uses a tracer of an enclosing trace."""
     return CaptureError(
-        f"{equation.source or equation.name}: the derivative rule of a {equation.name.removesuffix('_call')} uses a value that was"
-        " computed outside of it.\n    Pass it to the function as an argument, as jax.grad of a jax.jit asks, too."
+        f"{equation.source or equation.name}: the derivative rule of {with_article(equation.name.removesuffix('_call'))} uses a"
+        " value that was computed outside of it.\n    Pass it to the function as an argument, as jax.grad of a jax.jit asks, too."
         " (docs: capture#derivative-rules)"
     )
 

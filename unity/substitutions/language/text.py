@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from unity.base.errors import RuleError
+from unity.base.formatting import with_article
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
 from unity.substitutions.language.rule import Condition, Different, EqualSizes, HasState, Rank, Rule
 from unity.substitutions.language.term import Apply, Attribute, Term, Variable
@@ -141,7 +142,9 @@ class _Reader:
         elif token.kind == "name" and (not words or token.text in words or len(token.text) == 1):
             value = token.text
         else:
-            self.fail(f"{', '.join(words)} or a letter" if words else f"a {kind} (attribute {i + 1} of {operator.name})")
+            self.fail(
+                f"{', '.join(words)} or a letter" if words else f"{with_article(kind)} (attribute {i + 1} of {operator.name})"
+            )
         self.position += 1
         if i + 1 < len(operator.attributes) or operator.operands:
             self.expect(",")

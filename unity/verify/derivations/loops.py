@@ -14,6 +14,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 
 from unity.base.errors import DerivationError
+from unity.base.formatting import with_article
 from unity.pcg.ir.program import Body, Equation, tensor_type
 from unity.pcg.ir.tracing import trace
 from unity.pcg.jaxprs.jaxprs import SCANNED
@@ -80,7 +81,9 @@ def _walked(
         if other is None:
             raise DerivationError(_OTHER_NUMBER)
         if one.name != other.name:
-            raise DerivationError(f"where the program has a {one.name}, the program after rules of loops has a {other.name}")
+            raise DerivationError(
+                f"where the program has {with_article(one.name)}, the program after rules of loops has {with_article(other.name)}"
+            )
         if one.name in SCANNED:
             _check_scans(around, one, second, other, written_out)
         else:
@@ -119,7 +122,7 @@ def _check_checkpoints(first: Evaluation, one: Equation, second: Evaluation, oth
     assert old is not None
     assert new is not None
     if operands != [second.of(a) for a in other.operands] or one.params.get("policy") is not other.params.get("policy"):
-        raise DerivationError(f"the program after rules of loops has a {one.name} of other operands")
+        raise DerivationError(f"the program after rules of loops has {with_article(one.name)} of other operands")
     arguments = [nested_input(first.store, "operand", x, x.shape) for x in operands]
     _check_equal(first.store, (old, new), (arguments, arguments), written_out)
     first.know(one, [first.opaque(one, k) for k in range(len(one.results))])

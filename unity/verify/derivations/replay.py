@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from unity.base.errors import DerivationError, RuleError
+from unity.base.formatting import with_article
 from unity.pcg.capture.binary_joins import in_pairs
 from unity.pcg.ir.program import Body
 from unity.pcg.propagation.scan_programs import programs, with_inside
@@ -135,7 +136,7 @@ def _rule(step: RewriteStep, library: Library) -> Rule:
         raise _InvalidStep(f"it binds the attributes {_names(step.attributes)}, and the rule has {_names(rule.attributes)}")
     for name, kind in rule.attributes.items():
         if not _is_possible(kind, step.attributes[name]):
-            raise _InvalidStep(f"attribute {name} is not a {kind}: {step.attributes[name]!r}")
+            raise _InvalidStep(f"attribute {name} is not {with_article(kind)}: {step.attributes[name]!r}")
     instance = at_attributes(rule, step.attributes)
     if instance is None:
         raise _InvalidStep("two dimensions are equal, and the rule requires that they differ")

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from unity.base.errors import RuleError
+from unity.base.formatting import with_article
 from unity.verify.ranks.composites import COMPOSITES, with_groups
 
 MANY = 99
@@ -131,11 +132,6 @@ def is_group(node: ast.expr) -> str:
     """Return the group that an argument of an operator is about, or an empty text if the argument is a tensor."""
     name = node.value if isinstance(node, ast.Subscript) else node
     return name.id if isinstance(name, ast.Name) and name.id[0].isupper() else ""
-
-
-def with_article(kind: str) -> str:
-    """Return a kind with its article."""
-    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
 def kind_of(name: str) -> str:

@@ -20,8 +20,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from unity.base.errors import RuleError
+from unity.base.formatting import with_article
 from unity.verify.ranks.composites import COMPOSITES, with_groups
-from unity.verify.ranks.forms import BOUND, NUMBER, WORDED, Checker, Inexpressible, check_names, is_group, with_article
+from unity.verify.ranks.forms import BOUND, NUMBER, WORDED, Checker, Inexpressible, check_names, is_group
 
 SINGLE = {"concat", "iota", "lookup", "is_at"}  # operators whose bare group is one dimension
 POWERS = {"exp", "pow"}
