@@ -114,11 +114,17 @@ def test_a_function_may_enable_64_bits_itself() -> None:
         np.testing.assert_allclose(got(*args), expected(*args), rtol=1e-6)
 
 
+class Lazy:
+    def __jax_array__(self) -> jax.Array:
+        return jnp.ones((8, 8))
+
+
 NO_ARRAYS: dict[str, tuple[Any, str]] = {
     "a string": ("a", r"'a' \(str\)"),
     "a function": (loss, "the function loss"),
     "an array of strings": (np.array(["a"]), r"array\(\['a'\].*\(ndarray\)"),
     "a type without values": (X, r"ShapeDtypeStr.*\(ShapeDtypeStruct\)"),
+    "what would make an array": (Lazy(), r"<.*\(Lazy\)"),
     "a number that JAX cannot hold": (2**70, r"1180591620717411303424 \(int\)"),
 }
 

@@ -64,7 +64,7 @@ def _is_array(x: Any) -> bool:
     """Return whether JAX takes a leaf for an array."""
     try:
         return jax.typeof(x) is not None and not isinstance(x, jax.ShapeDtypeStruct)  # which has a type, but no value
-    except (TypeError, OverflowError):  # a number may have more bits than JAX's type of it
+    except (TypeError, ValueError, OverflowError):  # a number may have more bits than JAX's type of it
         return False
 
 

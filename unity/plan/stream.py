@@ -13,7 +13,7 @@ import jax.core
 from unity.base.errors import PlanError
 from unity.exec.context import automatic
 from unity.exec.two_buffered_weights import Streamed
-from unity.pcg.capture.gradient_types import gradients_are_weak
+from unity.pcg.capture.gradient_types import gradients_are_weak, may_be_unlike_arguments
 from unity.pcg.jaxprs.weak_types import with_weak_type
 from unity.pcg.parallel.stages import TWO_BW
 from unity.plan.call_arguments import checked
@@ -141,4 +141,6 @@ class Stream:
         """For every argument leaf, whether the function's own gradient is weakly typed."""
         family = self._plan.program.family
         weak = family.original.weak[0]
+        if not may_be_unlike_arguments(family.original, weak):
+            return weak
         return gradients_are_weak(family.fn, family.original, weak, (None,) * len(weak))

@@ -303,8 +303,8 @@ class Search:
     def lean(self, memory: float) -> Candidate | None:
         """Return a strategy of little memory, at most `memory` bytes per device; None if none is found.
 
-        The frontier is searched only if a descent does not reach that little, and for one of many programs neither if the leanest
-        of the first search does.
+        The frontier is searched only if a descent does not reach that little. If the search is not `thorough`, the leanest strategy
+        of the first search is returned if it fits.
         """
         if self.least_memory.total > memory:
             return None

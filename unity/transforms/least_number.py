@@ -173,7 +173,7 @@ class Programs(Generic[T]):
         return self.known[way.key]
 
     def worth(self, way: Way[T] | None) -> tuple[float, float]:
-        """Return the worth of the best strategy of a program: `NONE` if others, even later ones, were better."""
+        """Return the worth of the best strategy of a program; `NONE` if it is beaten, so that no search goes on around it."""
         if way is None:
             return NONE
         transformation, search = self.program(way)
@@ -188,7 +188,7 @@ class Programs(Generic[T]):
     def better(self, search: Search) -> Candidate | None:
         """Return the best strategy of a program, or None if none fits and is better than the best so far.
 
-        A program is not searched if bounds exclude that.
+        A program is not searched if bounds, or estimates by its first search, exclude that.
         """
         limit, least = self.wish.limit, search.least_memory.total
         try:

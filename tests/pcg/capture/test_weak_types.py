@@ -126,6 +126,26 @@ def test_a_gradient_is_as_weakly_typed_as_that_of_the_function(name: str) -> Non
         same(mapped, jnp.stack([wanted[1][0]] * 2))
 
 
+@jax.custom_vjp
+def strong_by_rule(s: Any) -> Any:
+    return s * 1.0
+
+
+strong_by_rule.defvjp(lambda s: (s * 1.0, None), lambda _, g: (jnp.float32(3.0) + 0 * g,))
+
+
+def test_gradients_of_several_results_have_the_types_of_all_of_them() -> None:
+    def fn(s: Any, x: Any) -> Any:
+        return x * 2, (x * strong_by_rule(s)).sum()
+
+    def gradient(of: Callable[..., Any]) -> Any:
+        results, pull = jax.vjp(of, 0.5, jnp.ones(8))
+        return pull(jax.tree.map(jnp.ones_like, results))
+
+    plan = planned(fn, 0.5, jnp.ones(8), machine=unity.Machine.grid(1, 1, "a100"), argnums=(0, 1))
+    same(gradient(plan), gradient(fn))
+
+
 def test_a_plan_inside_of_a_function_is_captured_without_its_conversions() -> None:
     fn, w, x = LOSSES["an operand of a rule with two"], jnp.full((8, 8), 0.5), jnp.ones((8, 8))
     inner = planned(fn, w, x, machine=unity.Machine.grid(1, 1, "a100"))

@@ -22,6 +22,7 @@ LINEAR: dict[str, Callable[..., Any]] = {
 OTHERS: dict[str, Callable[..., Any]] = {
     "square of a sum": lambda w, x: ((x @ w).sum() / 7) ** 2,
     "weighted sum": lambda w, x: ((x @ w) * x[:, :6]).mean(),
+    "sum with weights of the program": lambda w, x: ((x @ w).sum(0) * jnp.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])).sum(),
     "quotient": lambda w, x: (3 / jnp.exp(x @ w)).sum(),
 }
 

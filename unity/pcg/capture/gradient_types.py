@@ -18,9 +18,9 @@ from unity.pcg.jaxprs.weak_types import is_weak
 
 
 def may_be_unlike_arguments(captured: Captured, weak: Sequence[bool]) -> bool:
-    """Return whether a gradient may be more or less weakly typed than its argument.
+    """Return whether a gradient may have another weak type than its argument.
 
-    That of an argument without a weak type may be weak only by the backward rule of a `jax.custom_vjp`.
+    If no argument is weakly typed, only the backward rule of a `jax.custom_vjp` can be the reason.
     """
     return any((*weak, *captured.weak[0])) or _has_backward_rules(captured.body)
 
@@ -36,8 +36,8 @@ def gradients_are_weak(
     """Trace the gradients of a captured function, and return for every argument leaf whether its gradient is weakly typed.
 
     The gradients are those of the loss, or else of all results. Leaves without a gradient count as not weakly typed. If JAX cannot
-    differentiate the function itself, as with a loop that is captured as another or with shardings that the function does not
-    admit, there are no types to keep, and gradients are as weakly typed as their arguments.
+    differentiate the function itself, such as a `while_loop` that capture turns into a scan, there are no types to keep, and
+    gradients are as weakly typed as their arguments.
 
     Args:
         fn: the function.
@@ -53,15 +53,14 @@ def gradients_are_weak(
         def differentiable(*own: Any) -> list[Any]:
             every = {**dict(enumerate(leaves)), **dict(zip(inexact, own, strict=True))}
             results = jax.tree.leaves(fn(*jax.tree.unflatten(captured.in_tree, [every[k] for k in range(len(leaves))])))
-            floating = [r for r in map(jnp.asarray, results) if jnp.issubdtype(r.dtype, jnp.inexact)]
-            return floating[:1] if losses(captured.graph) else floating
+            return [jnp.asarray(results[k]) for k in losses(captured.graph)]
 
         results, pull = jax.vjp(differentiable, *(leaves[k] for k in inexact))
         return pull([lax.full_like(r, 1) for r in results])
 
     try:
         avals = jax.make_jaxpr(gradients)(*structs).out_avals
-    except Exception:
+    except (TypeError, ValueError, NotImplementedError):
         return tuple(weak)
     of = dict(zip(inexact, map(is_weak, avals), strict=True))
     return tuple(of.get(k, False) for k in range(len(weak)))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from unity.pcg.ir.gradient_flow import differentiated, losses, wanted_by
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
-from unity.pcg.ir.program import Body, Equation
+from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.parallel.equal_values import forwards_cotangent
 
 Uses = Mapping[Value, Sequence[tuple[Node, int] | None]]  # the users of each value, as (node, operand); None is an output
@@ -16,14 +16,15 @@ _UNIFORM = frozenset(
     {"reduce_sum", "reshape", "squeeze", "transpose", "convert_element_type", "copy", "neg", "add", "add_any", "sub"}
 )
 _SCALED = frozenset({"mul", "div"})
-# XLA exchanges pieces even if all are equal, and what is no longer replicated has its cotangent on some devices only.
-_OTHERWISE = frozenset({"combine_partition", "unreplicate"})
+# Operators behind which a cotangent is no known constant: XLA exchanges pieces even if all are equal, and a value that stops being
+# replicated has its cotangent on some devices only.
+_NOT_UNIFORM = frozenset({"combine_partition", "unreplicate"})
 
 
 def is_constant(v: Value, graph: PCG, uses: Uses) -> bool:
     """Return whether the cotangent of a value has the same constant in every element.
 
-    It does if the value's only use leads to the loss, whose cotangent is 1, by sums and multiples.
+    It does if the value's only use leads to the loss, whose cotangent `jax.grad` sets to 1, by sums and multiples.
     """
     while True:
         users = uses.get(v, ())
@@ -32,7 +33,7 @@ def is_constant(v: Value, graph: PCG, uses: Uses) -> bool:
             return v.tensor.shape == () and losses(graph) == (0,) and len(users) == 1 and v == graph.outputs[0]
         node, position = use
         if node.kind in PARALLELIZATION:
-            if node.kind in _OTHERWISE or (node.kind == "contribute" and not forwards_cotangent(node)):
+            if node.kind in _NOT_UNIFORM or (node.kind == "contribute" and not forwards_cotangent(node)):
                 return False
             v = Value(node)
             continue
@@ -43,7 +44,10 @@ def is_constant(v: Value, graph: PCG, uses: Uses) -> bool:
 
 
 def _uniform_result(body: Body, variable: int) -> int | None:
-    """Return the number of the result whose cotangent, or a multiple of it, is that of a variable in every element, or None."""
+    """Return the result, by number, that a variable leads to by sums and multiples alone; None if there is none.
+
+    Every element of the variable's cotangent is then the same multiple of the result's.
+    """
     active = wanted_by(body, (True,) * len(body.outputs))
     while variable not in body.outputs:
         users = [e for e in body.equations if not active.isdisjoint(e.results) for a in differentiated(e) if a == variable]
@@ -56,7 +60,11 @@ def _uniform_result(body: Body, variable: int) -> int | None:
 
 def _is_uniform(e: Equation, variable: int) -> bool:
     if e.name in _SCALED:
-        return (e.operands[0] == variable and not isinstance(e.operands[1], int)) or (
-            e.name == "mul" and e.operands[1] == variable and not isinstance(e.operands[0], int)
-        )
+        one, other = e.operands
+        return (one == variable and _is_number(other)) or (e.name == "mul" and other == variable and _is_number(one))
     return e.name in _UNIFORM
+
+
+def _is_number(atom: Atom) -> bool:
+    """Return whether an atom is one constant number, and not an array of several."""
+    return isinstance(atom, Literal) and not atom.tensor.shape

@@ -27,12 +27,12 @@ class Position(NamedTuple):
 
     Attributes:
         variable: the variable.
-        read: whether it is an operand.
+        is_operand: whether the equation reads it.
         rows: for each state that it may have there, the equation's combinations with it, as bits.
     """
 
     variable: int
-    read: bool
+    is_operand: bool
     rows: Mapping[State, int]
 
 
@@ -82,9 +82,9 @@ class Relaxed:
                 rows &= self._allowed(domains, position) if position.variable in domains else rows
             if not rows:
                 return None
-            for v, read, possible in equation.positions:
+            for v, is_operand, possible in equation.positions:
                 states = frozenset(state for state, some in possible.items() if some & rows)
-                if v not in self.inputs and REPLICATED in states and read:
+                if v not in self.inputs and REPLICATED in states and is_operand:
                     states |= {PARTIAL}  # it may be reduced where it is produced
                 if v not in domains or not domains[v] <= states:
                     domains[v] = domains.get(v, states) & states
@@ -99,7 +99,7 @@ class Relaxed:
         states, allowed = domains[position.variable], 0
         for state in states:
             allowed |= position.rows.get(state, 0)
-        if position.read and PARTIAL in states and position.variable not in self.inputs:
+        if position.is_operand and PARTIAL in states and position.variable not in self.inputs:
             allowed |= position.rows.get(REPLICATED, 0)
         return allowed
 
