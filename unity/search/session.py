@@ -74,8 +74,7 @@ class Search:
         listed: Domains and costs shared by searches on one machine for the same training.
         restrict: The user's constraints.
         guessed: An estimate of `rate` from a search of nearly the same program; computing it takes long.
-        thorough: Whether a limit is worth the points of the frontier, where its search is quick, and a descent to little memory
-            even if others fit. It is not for one of many programs.
+        thorough: Whether a limit also tries the points of the frontier where its search is quick, and not for one of many programs.
     """
 
     graph: PCG
@@ -153,11 +152,6 @@ class Search:
         """The fastest strategy of the first search, which takes a small part of the time of `fastest`; empty if all are illegal."""
         return tuple(self.candidate(self.assembled, point) for point in self.minimizer.at([0.0]))
 
-    @cached_property
-    def unrefined_leanest(self) -> tuple[Candidate, ...]:
-        """The leanest strategy of the first search; empty if all are illegal."""
-        return tuple(self.candidate(self.assembled, point) for point in self.minimizer.at([math.inf]))
-
     def estimated_time(self, memory: float) -> float:
         """Estimate the seconds of `under(memory)` in a small part of the time that this takes; infinite if nothing seems to fit.
 
@@ -168,7 +162,7 @@ class Search:
         if self.least_memory.total > memory or not self.unrefined:
             return math.inf
         fast, lean = self.minimizer.at([0.0, math.inf])
-        working = (self.unrefined[0].memory - fast.memory, self.unrefined_leanest[0].memory - lean.memory)
+        working = (self.unrefined[0].memory - fast.memory, self.candidate(self.assembled, lean).memory - lean.memory)
         return relaxed_time(self.minimizer, memory - min(working))
 
     @cached_property
@@ -282,9 +276,9 @@ class Search:
         if self.fastest.memory <= memory:
             return self.fastest
         self.say("the fastest does not fit: searching for what does")
-        lean = self.lean(memory)
-        if lean is None:
+        if not self.has_fitting(memory):
             return None
+        lean = self.nearly_leanest if self.nearly_leanest.memory <= memory else self.leanest
         candidates = [lean, *self.fitting(*self.wide, memory, lean.time)]
         if self.tries_frontier:
             candidates += self.fitting_of_frontier(memory, min(c.time for c in candidates))
@@ -297,22 +291,13 @@ class Search:
         return min((self.with_state_back(c, memory) for c in candidates), key=lambda c: (c.time, c.memory))
 
     def has_fitting(self, memory: float) -> bool:
-        """Return whether any strategy has been found, or can be, whose peak is at most `memory` bytes per device."""
-        return self.lean(memory) is not None
+        """Return whether any strategy has been found, or can be, whose peak is at most `memory` bytes per device.
 
-    def lean(self, memory: float) -> Candidate | None:
-        """Return a strategy of little memory, at most `memory` bytes per device; None if none is found.
-
-        The frontier is searched only if a descent does not reach that little. If the search is not `thorough`, the leanest strategy
-        of the first search is returned if it fits.
+        The frontier is searched only if a descent does not reach that little.
         """
         if self.least_memory.total > memory:
-            return None
-        if not self.thorough and any(first.memory <= memory for first in self.unrefined_leanest):
-            return self.unrefined_leanest[0]
-        if self.nearly_leanest.memory <= memory:
-            return self.nearly_leanest
-        return self.leanest if self.leanest.memory <= memory else None
+            return False
+        return self.nearly_leanest.memory <= memory or self.leanest.memory <= memory
 
     def fitting_of_frontier(self, memory: float, below: float) -> list[Candidate]:
         """Return the fastest fitting point of the frontier that takes less than `below` seconds, as a list of one or none.
