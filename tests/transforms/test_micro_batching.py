@@ -18,6 +18,7 @@ from small_models import Small, arrays, f, gpt_scanned, i
 
 import unity
 from unity.pcg.capture.capture import capture
+from unity.pcg.ir.payloads import Remat
 from unity.pcg.parallel.stages import Mixed
 from unity.plan.plan import Plan
 from unity.transforms.micro_batching import leanest_micro_batches
@@ -428,5 +429,5 @@ def test_micro_batches_recompute_what_their_checkpoints_say() -> None:
     )
     assert plan.program.recomputing is not None
     remats = [node for graph in plan.program.pcg.graphs() for node in graph.nodes if node.kind == "remat"]
-    assert {node.payload.prevent_cse for node in remats} == {True}
+    assert {node.of(Remat).prevent_cse for node in remats} == {True}
     assert plan.check().agrees(), plan.check()
