@@ -139,9 +139,9 @@ def test_an_interrupted_run_keeps_its_measurements(place: Store, monkeypatch: py
         (":small", "expected MODULE:FUNCTION"),
         ("no_such_module:small", "No module named 'no_such_module'"),
         ("profiled_model:no_such", "no attribute 'no_such'"),
-        ("profiled_model:number", "is a int"),
+        ("profiled_model:number", "is an int"),
         ("profiled_model:spoiled", "gives a function"),
-        ("profiled_model:wrong_options", "options that are a int"),
+        ("profiled_model:wrong_options", "options that are an int"),
     ],
 )
 def test_a_function_that_returns_no_model_is_refused(place: Store, capsys: pytest.CaptureFixture, which: str, named: str) -> None:

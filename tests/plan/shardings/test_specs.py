@@ -156,8 +156,9 @@ class RemoteDevice:
 
 def test_processes_that_share_chosen_devices_compare_their_plans(pinned, monkeypatch):
     devices = [RemoteDevice(k, k // 4) for k in range(16)]
+    own = [RemoteDevice(k, 9) for k in range(200, 208)]  # all of one process
     monkeypatch.setattr("unity.base.processes.several", lambda: True)
-    monkeypatch.setattr("unity.base.processes.jax.devices", lambda: devices)
+    monkeypatch.setattr("unity.base.processes.jax.devices", lambda: [*devices, *own])
     monkeypatch.setattr("unity.plan.device_mesh.mesh_of", lambda axes, chosen: chosen)
     compared = []
     monkeypatch.setattr("unity.plan.device_mesh.check_alike", compared.append)
@@ -165,7 +166,6 @@ def test_processes_that_share_chosen_devices_compare_their_plans(pinned, monkeyp
     assert len(compared) == 1
     assert "the plan" in compared[0]
     topology = [RemoteDevice(k, k // 4) for k in range(100, 108)]  # not present
-    own = [*devices[:4], *devices[:4]]
     assert pinned.on(topology).inspect.mesh
     assert pinned.on(own).inspect.mesh
     assert len(compared) == 1
