@@ -173,7 +173,11 @@ class Programs(Generic[T]):
         return self.known[way.key]
 
     def worth(self, way: Way[T] | None) -> tuple[float, float]:
-        """Return the worth of the best strategy of a program; `NONE` if it is beaten, so that no search goes on around it."""
+        """Return the worth of the best strategy of a program: `NONE` if others were better.
+
+        Of a program that an earlier series tried it is the worth that it had then: what lies around it in this series may be better
+        than all, though it is beaten by now.
+        """
         if way is None:
             return NONE
         transformation, search = self.program(way)
@@ -182,8 +186,7 @@ class Programs(Generic[T]):
             if candidate is not None:
                 self.chosen = TransformationCandidate(transformation, search, candidate)
             self.worths[search] = NONE if candidate is None else self.wish.worth(candidate)
-        worth = self.worths[search]
-        return worth if self.best is None or worth <= self.wish.worth(self.best) else NONE
+        return self.worths[search]
 
     def better(self, search: Search) -> Candidate | None:
         """Return the best strategy of a program, or None if none fits and is better than the best so far.
