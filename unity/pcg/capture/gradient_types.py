@@ -36,8 +36,8 @@ def gradients_are_weak(
     """Trace the gradients of a captured function, and return for every argument leaf whether its gradient is weakly typed.
 
     The gradients are those of the loss, or else of all results. Leaves without a gradient count as not weakly typed. If JAX cannot
-    differentiate the function itself, such as a `while_loop` that capture turns into a scan, there are no types to keep, and
-    gradients are as weakly typed as their arguments.
+    differentiate the function itself, such as a `while_loop` that capture turns into a scan, each gradient counts as
+    weakly typed where its argument is.
 
     Args:
         fn: the function.

@@ -70,8 +70,8 @@ def layers(captured: Captured) -> EqualLayers | None:
     program = opened(captured.body)
     remainders = [_Remainder.of(program, left_out) for left_out in _left_out(program.body)]
     by_cuts = (_longest(remainder.by_cuts(least) for remainder in remainders) for least in EQUATIONS)
-    found = next((run for run in by_cuts if run is not None), None)
-    return _longest([found, *(remainder.by_period() for remainder in remainders)])
+    largest = next((run for run in by_cuts if run is not None), None)
+    return _longest([largest, *(remainder.by_period() for remainder in remainders)])
 
 
 def _longest(runs: Iterator[EqualLayers | None] | Sequence[EqualLayers | None]) -> EqualLayers | None:
