@@ -473,7 +473,7 @@ def test_reports_of_files_and_plans_are_written(file: Path, tmp_path: Path, caps
 def test_other_files_are_refused(file: Path, tmp_path: Path) -> None:
     whole = json.loads(file.read_text())
     for change, message in (
-        ({"unity": "graph"}, "is not a plan"),
+        ({"unity": "graph"}, "is a graph, not a plan"),
         ({"schema": 4}, "plan schema 4"),
         ({"planned": None}, r"damaged at \$\.planned: expected object, got null"),
         ({"machine": {}}, "damaged"),
