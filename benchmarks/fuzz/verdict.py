@@ -202,9 +202,9 @@ class Reference:
             bad = (x != y) & ~free
             return _shown(x, y, bad, "") if bad.any() else ""
         if np.iscomplexobj(y) or np.iscomplexobj(x):
-            parts = [self._real(f(x), f(y), f(others), dtype) for f in (np.real, np.imag)]
+            parts = [self._real(f(x), f(y), f(others), dtype, self.overflows[k]) for f in (np.real, np.imag)]
             return " and ".join(p for p in parts if p)
-        return self._real(x, y, others, dtype)
+        return self._real(x, y, others, dtype, self.overflows[k])
 
     @cached_property
     def without_jit(self) -> list[np.ndarray]:
@@ -226,15 +226,31 @@ class Reference:
         ]
 
     @cached_property
-    def overflows(self) -> bool:
-        """Whether NaN comes of numbers that overflow: all arguments are finite."""
-        return all(np.isfinite(plain(self.args[k])).all() for k in self.floating)
+    def overflows(self) -> list[np.ndarray]:
+        """Which elements are NaN because numbers overflow: all arguments are finite, or the element is not NaN in float64."""
+        if all(np.isfinite(plain(self.args[k])).all() for k in self.floating):
+            return [np.isnan(y) for y in self.whole]
+        return [np.isnan(y) & ~np.isnan(wide) for y, wide in zip(self.whole, self._in_float64(), strict=True)]
 
-    def _real(self, x: np.ndarray, y: np.ndarray, others: np.ndarray, dtype: Any) -> str:
+    def _in_float64(self) -> list[np.ndarray]:
+        """The results and gradients in float64; those in the program's own types if it does not take arguments in float64."""
+
+        def wide(x: Any) -> Any:
+            return jnp.asarray(x, jnp.float64) if getattr(x, "dtype", None) == jnp.float32 else x
+
+        with jax.enable_x64(True):
+            args, cotangents = jax.tree.map(wide, (list(self.args), self.cotangents))
+            try:
+                run: Any = jax.jit(self.step(self.fn)).lower(args, cotangents).compile(compiler_options=QUICK)
+            except (TypeError, ValueError):  # of a loop whose carry would change its type
+                return self.whole
+            return [plain(x) for x in run(args, cotangents)]
+
+    def _real(self, x: np.ndarray, y: np.ndarray, others: np.ndarray, dtype: Any, overflows: np.ndarray) -> str:
         with np.errstate(all="ignore"):
             classes = classified(y)
             free = (classified(others) != classes).any(0)  # where rounding alone may overflow, or make a NaN
-            free |= np.isnan(y) & np.isinf(x) & self.overflows  # numbers that overflow to both signs are added in any order
+            free |= np.isnan(y) & np.isinf(x) & overflows  # numbers that overflow to both signs are added in any order
             bad = (classified(x) != classes) & ~free
             lost = bad & np.isinf(y) & np.isnan(x)
             made = bad & np.isnan(y) & np.isinf(x)

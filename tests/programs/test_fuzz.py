@@ -257,6 +257,20 @@ def test_only_what_xla_simplifies_is_excused(fn: Callable[..., Any], x: jax.Arra
     assert simplified(Trial("searched", PAIR, cast(Any, fn)), reference, wrong) == excused
 
 
+@pytest.mark.parametrize(("k", "excused"), [(0, True), (1, False)])
+def test_an_infinity_is_excused_where_nan_comes_of_numbers_that_overflow(k: int, excused: bool) -> None:
+    """The function is -1e60 and NaN in float64, and NaN twice in float32."""
+
+    def overflowing(x: jax.Array) -> jax.Array:
+        large = lax.optimization_barrier(x * 1e30)
+        return large * 1e30 - large * 2e30
+
+    reference = Reference(overflowing, [jnp.array([1.0, jnp.inf], jnp.float32)], ["x"], 0, 0)
+    results = np.full(2, np.nan, "float32")
+    results[k] = -np.inf
+    assert (not reference.differences([results])) == excused
+
+
 def test_a_number_in_the_place_of_nan_is_wrong_if_the_plan_has_it_without_jit() -> None:
     reference = Reference(subtracted, [INFINITE], ["x"], 0, 0)
     finite = Trial("searched", PAIR, cast(Any, jnp.nan_to_num))
