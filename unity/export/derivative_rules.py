@@ -29,7 +29,7 @@ MOST_TOLD_APART = 4  # operands of whose tangents a file tells all sets apart
 
 
 class PartialRule(NamedTuple):
-    """What a rule does with some tangents or cotangents alone (None: it refuses), and what with these and zeros for the others."""
+    """A rule for some tangents or cotangents: given these alone (None: it refuses), and given zeros for the others."""
 
     own: LocalProgram | None
     of_zeros: LocalProgram

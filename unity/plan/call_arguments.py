@@ -69,7 +69,7 @@ def _is_array(x: Any) -> bool:
 
 
 def _in_words(x: Any) -> str:
-    """Return a value that is no array in words."""
+    """Return a description of a value that is not an array."""
     return f"the function {x.__qualname__}" if isinstance(x, FunctionType) else f"{short_repr(x)} ({type(x).__name__})"
 
 

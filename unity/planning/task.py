@@ -176,7 +176,7 @@ class Task(Request):
             raise InfeasibleError(conflicting or refusal())
 
     def conflict_on(self, machine: Machine) -> str | None:
-        """Return the message about the smallest set of constraints that leaves no plan, or None if there is none without them."""
+        """Return the message about the smallest set of constraints that leaves no plan, or None if no plan exists without them."""
         search = self.search(self.captured, Prices(machine, self.training))
         required = self.transforms.required
         fits_at_any_limit = bool(required) and self.has_plan(machine, self.bound.every, math.inf)

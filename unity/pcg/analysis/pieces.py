@@ -38,7 +38,7 @@ class ArrayPiece:
 
     @property
     def kind(self) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-        """What the pieces of a stack have in common: the array, their shape in it, and the dimensions that they are without."""
+        """The key that all pieces of a stack share: the array, their shape in it, and the dimensions that were squeezed out."""
         return self.array, tuple(b - a for a, b in zip(self.start, self.limit, strict=True)), self.squeezed
 
 

@@ -217,7 +217,7 @@ class Body:
 
     @cached_property
     def reads(self) -> Sequence[Sequence[tuple[int, int]]]:
-        """The position and the variable of each operand of each equation that is no literal."""
+        """The position and the variable of each operand of each equation, literals left out."""
         return [[(p, a) for p, a in enumerate(e.operands) if isinstance(a, int)] for e in self.equations]
 
     @property
@@ -349,10 +349,10 @@ class _Builder:
             if eqn.primitive.name == "device_put" or changes_weak_type_alone(eqn):  # the plan says where values lie
                 env.update(zip(eqn.outvars, operands, strict=True))
                 continue
-            taken = self.taken(eqn, operands)
-            if taken is not None:
-                closed = [self.constant(c) for c in taken.consts]
-                results = self.inline(taken.jaxpr, (*closed, *operands[1:]), group, place)
+            branch = self.taken(eqn, operands)
+            if branch is not None:
+                closed = [self.constant(c) for c in branch.consts]
+                results = self.inline(branch.jaxpr, (*closed, *operands[1:]), group, place)
                 env.update(zip(eqn.outvars, results, strict=True))
                 continue
             equal = equal_program(eqn)

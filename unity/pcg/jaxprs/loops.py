@@ -41,7 +41,7 @@ def equal_program(eqn: core.JaxprEqn) -> Callable[..., Sequence[Any]] | None:
 
 
 def _is_key(aval: Any) -> bool:
-    """Return whether the elements of an array are keys of random numbers, so that there are no zeros of its type."""
+    """Return whether the elements of an array are keys of random numbers, a type without zeros."""
     return jnp.issubdtype(aval.dtype, jax.dtypes.extended)
 
 

@@ -25,7 +25,7 @@ def rule_for(
     """Return the rule of a call for the operands that have tangents, and its solution along each axis.
 
     Operands that the call does not read count as if they had a tangent: zeros may be in their place (`capture.unread_operands`).
-    If pieces of that rule's results are no pieces of the derivative, the rule for all tangents is returned, which takes zeros.
+    If pieces of that rule's results are not those of the derivative, the rule for all tangents is returned, which takes zeros.
 
     Args:
         equation: the call.

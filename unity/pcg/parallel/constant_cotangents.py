@@ -44,7 +44,7 @@ def is_constant(v: Value, graph: PCG, uses: Uses) -> bool:
 
 
 def _uniform_result(body: Body, variable: int) -> int | None:
-    """Return the result, by number, that a variable leads to by sums and multiples alone; None if there is none.
+    """Return the result, by number, that a variable leads to by sums and multiples alone, if there is one.
 
     Every element of the variable's cotangent is then the same multiple of the result's.
     """

@@ -376,7 +376,7 @@ def _of_agreements(node: Node, solutions: Placing, context: _Context) -> Iterato
     assert node.body is not None
     carrying = carrying_in(node, context.flow)
     active = {k for k, e in enumerate(node.body.equations) if not carrying.isdisjoint(e.results)}
-    wanted = {k: _carried(node.body.equations[k].operands, carrying) for k in active}
+    carried = {k: _carried(node.body.equations[k].operands, carrying) for k in active}
     axes_of: dict[tuple[Agreement, str], list[int]] = {}
     pieces: dict[tuple[tuple[int, ...], str], int] = {}  # the number of slices of an array that some axes divide
     for k, solution in enumerate(solutions):
@@ -387,7 +387,7 @@ def _of_agreements(node: Node, solutions: Placing, context: _Context) -> Iterato
                 if not agreement.kind:
                     key = agreement.where, direction
                     pieces[key] = pieces.get(key, 1) * context.graph.axes[k].size
-                elif agreement.needed(wanted.get(agreement.equation, ())):
+                elif agreement.needed(carried.get(agreement.equation, ())):
                     axes_of.setdefault((agreement, direction), []).append(k)
     for (agreement, direction), axes in axes_of.items():
         elements = agreement.elements // pieces.get((agreement.where, direction), 1)

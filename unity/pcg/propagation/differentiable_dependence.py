@@ -1,7 +1,7 @@
 """Differentiable dependence on inputs, result by result through nested programs.
 
 `unity.pcg.ir.gradient_flow` follows bodies equation by equation, so that a scan's real results all depend on the same. A mask
-made of labels that a loop or a checkpoint hands on beside the samples would seem to have a gradient.
+made of labels that a loop or a checkpoint returns beside the samples would seem to have a gradient.
 """
 
 from __future__ import annotations

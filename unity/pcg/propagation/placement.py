@@ -83,7 +83,7 @@ def along_axis(body: Body, operands: tuple[State, ...], results: tuple[State, ..
 def with_rounded_alike(body: Body, operands: tuple[State, ...], results: tuple[State, ...]) -> tuple[State, ...]:
     """Return the operands' states of a solution with those unused from which a value is computed whose cotangent is rounded.
 
-    So every device computes it alike, and cotangents are added up before. Raises Unmatched if there is no solution.
+    So every device computes it alike, and cotangents are added up before. Raises Unmatched without a solution.
     """
     if not rounds_cotangents(body):  # nearly always
         return operands

@@ -199,7 +199,7 @@ class Unmatched(Exception):
 
 @dataclass(frozen=True)
 class Possibilities:
-    """What an equation may do with the states around it.
+    """The matches that an equation may still have, given the states around it.
 
     Attributes:
         matches: its matches that agree with these states.

@@ -95,7 +95,7 @@ class _Problem(NamedTuple):
 
 @lru_cache(maxsize=2048)
 def _outcome(problem: _Problem, patient: bool) -> Solution | Unmatched:
-    """Return the solution of a body with known states, or the reason why there is none.
+    """Return the solution of a body with known states, or why it has no solution.
 
     The choices of a body ask for a third of its solutions twice or more, so those of the last few bodies are cached.
     """
@@ -233,7 +233,7 @@ def replicable(body: Body) -> bool:
 def rounds_cotangents(body: Body) -> bool:
     """Return whether the derivative of a body rounds cotangents, in nested programs too, so that these may not be partial sums.
 
-    JAX does not differentiate a `while` backward, and the rule of a `custom_vjp` is solved as a program of its own.
+    JAX does not differentiate a `while` backward, and the rule of a `custom_vjp` is solved as a separate program.
     """
     inside = (e for e in body.equations if e.name in NESTED)
     return bool(rounding_results(body)) or any(map(_rounds_inside, inside))

@@ -136,7 +136,7 @@ def improvements(
 
 
 def _attempts(cheaper: Mapping[str, RewrittenProgram]) -> list[Mapping[str, RewrittenProgram]]:
-    """Return what is tried of the cheaper segments of a round: all at once, and each alone, which matters if that is no gain."""
+    """Return what is tried of the cheaper segments of a round: all at once, and each alone, in case all at once gain nothing."""
     alone = ({key: rewriting} for key, rewriting in cheaper.items())
     return [cheaper, *alone] if len(cheaper) > 1 else list(alone)
 

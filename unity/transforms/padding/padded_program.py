@@ -160,11 +160,11 @@ class PaddedProgram:
         """Add an operator with larger factors. Returns False, and adds nothing, if it has no fill."""
         operands = [self.body.tensor(a) for a in e.operands]
         results = [self.body.tensors[v] for v in e.results]
-        wanted = [_dimensions(t, [f.operands[p] for f in sizes], sizes) for p, t in enumerate(operands)]
+        operand_sizes = [_dimensions(t, [f.operands[p] for f in sizes], sizes) for p, t in enumerate(operands)]
         ends = [_dimensions(t, [f.results[r] for f in sizes], sizes) for r, t in enumerate(results)]
         if is_elementwise(e, spec, operands, results):
-            return self.elementwise(e, operands, wanted, ends[0])
-        values = [self.values.wide(a, dims, e) if dims else None for a, dims in zip(e.operands, wanted, strict=True)]
+            return self.elementwise(e, operands, operand_sizes, ends[0])
+        values = [self.values.wide(a, dims, e) if dims else None for a, dims in zip(e.operands, operand_sizes, strict=True)]
         for p, value in enumerate(values):
             reductions = {f.reduction for f in sizes if isinstance(f.operands[p], Slot) and not self.looked_up(e, f)} - {""}
             if value is not None and reductions:
@@ -172,7 +172,7 @@ class PaddedProgram:
                 fill = neutral_element(reduction, operands[p].dtype)
                 values[p] = self.values.refilled(e.operands[p], value, fill, e, always=e.name in REDUCTIONS)
         atoms = [self.values.own(a, e) if v is None else v.variable for a, v in zip(e.operands, values, strict=True)]
-        params = _params(e, operands, wanted, results, ends)
+        params = _params(e, operands, operand_sizes, results, ends)
         looked = {d: operands[0].shape[d] for f in sizes for d in self.looked_up(e, f)}
         if looked:
             names = {0: e.results[0]} if not ends[0] else {}
@@ -182,7 +182,7 @@ class PaddedProgram:
             shapes = (tensor_type(enlarged(t.shape, s), t.dtype) for t, s in zip(results, ends, strict=True))
             variables = tuple(v if not s else self.values.writer.new(t) for v, s, t in zip(e.results, ends, shapes, strict=True))
             self.bind(e, params, atoms, variables)
-        fill = self.moved_fill(e, values, wanted)
+        fill = self.moved_fill(e, values, operand_sizes)
         for v, variable, dims, tensor in zip(e.results, variables, ends, results, strict=True):
             if not dims:
                 self.values.present.add(v)
@@ -193,7 +193,7 @@ class PaddedProgram:
                 self.values.padded[v] = self.values.refilled(v, value, 0, e, always=True)
         return True
 
-    def moved_fill(self, e: Equation, values: Sequence[PaddedValue | None], wanted: Sequence[Sizes]) -> Fill:
+    def moved_fill(self, e: Equation, values: Sequence[PaddedValue | None], operand_sizes: Sequence[Sizes]) -> Fill:
         """Return the fill of the results of an operator that only moves elements; None for others."""
         if not _rearranges(e):
             return None
@@ -202,17 +202,17 @@ class PaddedProgram:
         fills = {None if v is None else v.fill for v in values}
         return fills.pop() if len(fills) == 1 else None
 
-    def elementwise(self, e: Equation, operands: Sequence[Tensor], wanted: Sequence[Sizes], end: Sizes) -> bool:
+    def elementwise(self, e: Equation, operands: Sequence[Tensor], operand_sizes: Sequence[Sizes], end: Sizes) -> bool:
         """Add an elementwise operator on padded operands. Returns False, and adds nothing, if it has no finite fill."""
         result = self.body.tensors[e.results[0]]
         if not result.floating:  # whatever is in the padding of integers and booleans
-            values = [self.values.wide(a, dims, e) if dims else None for a, dims in zip(e.operands, wanted, strict=True)]
+            values = [self.values.wide(a, dims, e) if dims else None for a, dims in zip(e.operands, operand_sizes, strict=True)]
             atoms = [self.values.own(a, e) if w is None else w.variable for a, w in zip(e.operands, values, strict=True)]
             self.add(e, atoms, end, None)
             return True
         values: list[PaddedValue | None] = []
         fixed: list[Fill] = []  # of padded operands with a fill, and of literals with one element
-        for a, dims in zip(e.operands, wanted, strict=True):
+        for a, dims in zip(e.operands, operand_sizes, strict=True):
             number = constant_of(a) if isinstance(a, Literal) else None
             whole = dims == dict(end) and number is None
             values.append(self.values.wide(a, dims, e) if dims and number is None else None)
@@ -280,11 +280,11 @@ def _dimensions(tensor: Tensor, places: Sequence[Any], sizes: Mapping[Factor, in
 
 
 def _params(
-    e: Equation, operands: Sequence[Tensor], wanted: Sequence[Sizes], results: Sequence[Tensor], ends: Sequence[Sizes]
+    e: Equation, operands: Sequence[Tensor], operand_sizes: Sequence[Sizes], results: Sequence[Tensor], ends: Sequence[Sizes]
 ) -> dict[str, Any]:
     """Return the parameters of an operator with padded operands and results: those that name shapes differ."""
     params, shape = dict(e.params), enlarged(results[0].shape, ends[0])
-    first = enlarged(operands[0].shape, wanted[0])
+    first = enlarged(operands[0].shape, operand_sizes[0])
     if e.name == "broadcast_in_dim":
         params["shape"] = shape
     elif e.name == "reshape":

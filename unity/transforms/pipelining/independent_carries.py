@@ -2,8 +2,8 @@
 
     scan(step, (x, i), w)  =  scan(step', x, (w, i_before)), i_last        where i_before stacks the value of i before each step
 
-Such a carry cannot be split into micro-batches. But its values depend on its initial value, constants and weights alone, so a scan
-of its own computes them ahead, and steps read them as they read weights. A carry that no step changes becomes a constant.
+Such a carry cannot be split into micro-batches. But its values depend on its initial value, constants and weights alone, so a
+separate scan computes them ahead, and steps read them as they read weights. A carry that no step changes becomes a constant.
 """
 
 from __future__ import annotations

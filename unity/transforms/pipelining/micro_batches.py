@@ -151,7 +151,7 @@ def _usable(number: int, e: Equation, step: Body, consts: int) -> LayerScan | No
 
 
 def _without_samples(carries: StepCarries) -> str:
-    """Return a message about a carry that has no samples but depends on them; "" if there is none."""
+    """Return a message about a carry that has no samples but depends on them; "" without such a carry."""
     tensors = [carries.step.tensors[v] for v in carries.step.inputs[carries.consts :][: carries.carry]]
     layers = next((t.shape for t in tensors if t.floating and t.ndim), ())
     independent = carries.independent(layers[0]) if layers else range(carries.carry)

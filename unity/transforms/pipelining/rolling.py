@@ -47,7 +47,7 @@ def rolled(captured: Captured, run: EqualLayers, count: int) -> Captured:
 
 @dataclass(frozen=True)
 class _Walked:
-    """What a scan over layers walks over: the values that they read at one input, or the array of which these are pieces."""
+    """The values that a scan over layers reads at one input in each step, or the array of which these are pieces."""
 
     inputs: list[int]  # variables of the program
     stack: Stack | None

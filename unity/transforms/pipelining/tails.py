@@ -175,8 +175,8 @@ def _loss(captured: Captured, sums: Sequence[int], inactive: Collection[int]) ->
     flags = tuple(k in weights and body.tensors[v].floating for k, v in enumerate(body.inputs))
     moving = dependent(body, flags, frozenset(inactive))
     later = Body(tuple(sums), body.outputs, body.equations, body.tensors)
-    wanted = leading_to(later, tuple(k in ends for k in range(len(body.outputs))))
-    active = [k for k, v in enumerate(sums) if v in moving and wanted[k] and body.tensors[v].floating]
+    leading = leading_to(later, tuple(k in ends for k in range(len(body.outputs))))
+    active = [k for k, v in enumerate(sums) if v in moving and leading[k] and body.tensors[v].floating]
     lines = [_maker(body, range(len(body.equations)), sums[k]) for k in active]
     if not active:
         raise Mixed("of the sums over the samples one must have a gradient, but none has one")

@@ -41,7 +41,7 @@ SAME = frozenset(
 
 
 def elementwise(e: Equation) -> bool:
-    """Return whether an equation computes each element by itself. Operands of size one are repeated."""
+    """Return whether an equation computes each element from those in the same place; operands of size one are repeated."""
     return e.name in SAME or facts_of(e.name).pointwise
 
 
