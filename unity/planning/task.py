@@ -204,14 +204,7 @@ class Task(Request):
 
         Raises InfeasibleError after the last if the plan must have a transformation that is infeasible.
         """
-        pack = self.transforms.pack and not self.bound.every
-        if pack and self.training.state.others:
-            pack = False
-            warn_user(
-                "pack=True: no weights are joined or stored padded, since the optimizer's state of some is larger than of others"
-                " (docs: memory#optimizer-state)"
-            )
-        prices = Prices(machine, self.training, bodies=self.captured.bodies, restrict=self.bound, pack=pack)
+        prices = Prices(machine, self.training, bodies=self.captured.bodies, restrict=self.bound, pack=self.packs)
         captured = PlanFamily(self.fn, self.captured, self.search(self.captured, prices), 0.0, bound=self.bound)
         if self.is_excluded(captured.search):  # transformations keep the arguments and their types, so they cannot help
             return partial(self.refusal_of, captured, prices, None, LimitedPrograms(), LeanPipelines())
@@ -220,38 +213,72 @@ class Task(Request):
         if padded is not None:
             keeping, best = padded[0], padded
             yield best
-        programs, refusals, batched = [keeping], list[InfeasibleError](), LimitedPrograms()
         choice = self.recomputed(keeping, prices, best) if self.transforms.recompute else None
-        if choice is not None and choice.best is not None:
-            recomputing = keeping.then(choice.best.transformation, choice.best.search)
-            if best is None:
-                recomputing, best = yield from self.rewritten(recomputing, prices)
-                programs.append(recomputing)
-            elif self.is_better((recomputing, choice.best.candidate), best):
-                best = recomputing, choice.best.candidate
-                yield best
-                programs.append(recomputing)
+        programs, best = yield from self.with_recomputation(keeping, prices, best, choice)
+        batched = LimitedPrograms()
         if self.transforms.micro_batches:
             best, batched = yield from self.micro_batched(keeping, prices, best)
             if self.transforms.required_micro_batches is not None:
                 return None
-        for program in programs:
-            try:
-                for solution in self.on_groups(program, prices, best):
-                    best = solution
-                    yield best
-            except InfeasibleError as error:  # the plan must have a transformation
-                refusals.append(error)
-            if self.transforms.has_required and not refusals:
-                break
-        if refusals and (best is None or len(refusals) == len(programs)):
-            raise refusals[-1]
+        best = yield from self.on_any_groups(programs, prices, best)
         if best is None:
             pipeline, pipelines = self.leanest_pipeline(keeping, prices)
             if pipeline is None or pipeline[1].memory > self.limit:
                 return partial(self.refusal_of, keeping, prices, choice, batched, pipelines)
             yield pipeline
         return None
+
+    @property
+    def packs(self) -> bool:
+        """Whether weights may be joined or stored padded. Warns if they were to be, but their optimizer states differ in size."""
+        pack = self.transforms.pack and not self.bound.every
+        if pack and self.training.state.others:
+            warn_user(
+                "pack=True: no weights are joined or stored padded, since the optimizer's state of some is larger than of others"
+                " (docs: memory#optimizer-state)"
+            )
+            return False
+        return pack
+
+    def with_recomputation(
+        self, keeping: PlanFamily, prices: Prices, than: Solution | None, choice: RecomputingChoice | None
+    ) -> Generator[Solution, None, tuple[list[PlanFamily], Solution | None]]:
+        """Yield the solutions of a program with chosen layers recomputed, where they are better than `than`.
+
+        Returns the programs that further transformations start from, and the best solution, `than` included.
+        """
+        if choice is None or choice.best is None:
+            return [keeping], than
+        recomputing = keeping.then(choice.best.transformation, choice.best.search)
+        if than is None:
+            recomputing, best = yield from self.rewritten(recomputing, prices)
+            return [keeping, recomputing], best
+        solution = recomputing, choice.best.candidate
+        if not self.is_better(solution, than):
+            return [keeping], than
+        yield solution
+        return [keeping, recomputing], solution
+
+    def on_any_groups(
+        self, programs: Sequence[PlanFamily], prices: Prices, than: Solution | None
+    ) -> Generator[Solution, None, Solution | None]:
+        """Yield the solutions of some programs on groups of devices, where they are better than `than`.
+
+        Returns the best solution, `than` included. Raises InfeasibleError if the plan must have groups, and no program can.
+        """
+        best, refusals = than, list[InfeasibleError]()
+        for program in programs:
+            try:
+                for solution in self.on_groups(program, prices, best):
+                    best = solution
+                    yield best
+            except InfeasibleError as error:
+                refusals.append(error)
+            if self.transforms.has_required and not refusals:
+                break
+        if refusals and (best is None or len(refusals) == len(programs)):
+            raise refusals[-1]
+        return best
 
     def padded(self, keeping: PlanFamily, prices: Prices, than: Solution | None) -> Solution | None:
         """Return a program with padded dimensions, or None if none fits and is better than the solution without, `than`."""

@@ -98,8 +98,12 @@ def _fused(body: Body, equations: Sequence[int]) -> list[bool]:
     own = [body.equations[i] for i in equations]
     earliest = [min((number.get(a, k) for a in e.operands if isinstance(a, int)), default=k) for k, e in enumerate(own)]
     elementwise = [light(body, e) and not reduces(body, e) for e in own]
-    readers = (next((k for k in range(p, len(own)) if earliest[k] < p), None) for p in range(len(own) + 1))
-    return [k is not None and elementwise[k] for k in readers]
+    fused, open_places = [False] * (len(own) + 1), list[int]()  # places that no equation up to here reads across
+    for k, flag in enumerate(elementwise):
+        open_places.append(k)
+        while open_places and earliest[k] < open_places[-1]:
+            fused[open_places.pop()] = flag
+    return fused
 
 
 @dataclass(frozen=True)
