@@ -164,6 +164,27 @@ def custom_rule(d: Draw) -> None:
     d.add("{f0}({0})", x, functions=[f])
 
 
+@operation(0.8)
+def next_value(d: Draw) -> None:
+    """A rule that returns the next value of an operand in the place of its gradient, as scales of 8-bit numbers have it."""
+    x = d.pick(letters="f", least=1)
+    scale = d.argument((), dtype_name(d.of(x).dtype), "normal")
+    forward, backward = d.rng.choice(
+        (
+            ("jnp.maximum(s, jnp.max(jnp.abs(x)))", "(g, kept)"),
+            ("(x, s)", "(g, jnp.maximum(kept[1], jnp.max(jnp.abs(kept[0]))))"),
+            ("s", "(g, kept)"),
+            ("s", "(g, kept / 2 + 1)"),
+            ("s", "(g, jnp.max(jnp.abs(g)))"),
+        )
+    )
+    h, t, r, name = d.name("x"), d.name("x"), d.name("v"), d.name("f")
+    step = Step((r,), "{0} / (1 + {1} * {1})", (h, t))
+    tail = f"{name}.defvjp(lambda x, s: ({name}(x, s), {forward}), lambda kept, g: {backward})"
+    f = Function(name, (h, t), (step,), "{0}", (r,), wrap="jax.custom_vjp", tail=tail)
+    d.add("{f0}({0}, {1})", x, scale, functions=[f])
+
+
 @operation(1)
 def branches(d: Draw) -> None:
     """Several products of one value, side by side, that come together again."""

@@ -129,6 +129,12 @@ class BodyInterpreter:
         names = tuple(a.name for a, s in per_axis if s is not None and (number, position) in s.contributed)
         return contribute(x, names) if names else x
 
+    def contributed_result(self, k: int, x: Any) -> Any:
+        """Return a result of a rule, with zeros on all but the first device along axes where it is contributed to a sum."""
+        per_axis = zip(self.axes, self.placing, strict=True)
+        names = tuple(a.name for a, s in per_axis if s is not None and k in s.contributed_results)
+        return contribute(x, names) if names else x
+
     def run(self, operands: Sequence[Any]) -> list:
         """Return the results of the body."""
         for v, x in zip(self.body.inputs, operands, strict=True):
@@ -137,7 +143,7 @@ class BodyInterpreter:
             results = self.equation(number)
             for v, x in zip(equation.results, results, strict=True):
                 self.env[v] = self.reduce(v, x)
-        return [self.seen(a, -1 - k) for k, a in enumerate(self.body.outputs)]
+        return [self.contributed_result(k, self.seen(a, -1 - k)) for k, a in enumerate(self.body.outputs)]
 
     def reduce(self, variable: int, x: Any) -> Any:
         """Reduce or scatter a partial result along the axes where the solver inserted that."""

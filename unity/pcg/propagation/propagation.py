@@ -43,6 +43,7 @@ class Solution:
         unused: the variables that every device computes alike.
         contributed: operands that are produced whole, but are partial sums to their equation.
         open: states by variable that would have been possible where nothing determined a choice and the first was taken.
+        contributed_results: results of a derivative rule, by number, that are computed whole, but are partial sums outside of it.
     """
 
     states: Mapping[int, State]
@@ -54,6 +55,7 @@ class Solution:
     contributed: frozenset[Place] = frozenset()
     open: tuple[Mapping[int, State], ...] = ()
     scattered: Mapping[int, State] = field(default_factory=dict[int, State])
+    contributed_results: frozenset[int] = frozenset()
 
     @property
     def communicates(self) -> bool:
@@ -66,7 +68,7 @@ class Solution:
     @property
     def changes(self) -> bool:
         """Whether any value inside the body, or a result, changes its state where it is produced or read."""
-        return bool(self.reduced or self.scattered or self.contributed or self.unused)
+        return bool(self.reduced or self.scattered or self.contributed or self.contributed_results or self.unused)
 
     def seen(self, variable: int) -> State:
         """Return the state of a variable as later equations see it."""

@@ -252,7 +252,11 @@ def is_replicable_call(equation: Equation) -> bool:
     if is_reverse_only(equation):
         operands, results = ((REPLICATED,) * len(atoms) for atoms in (equation.operands, equation.results))
         rule = derivative_agreements(equation, operands, results)
-        return rule is not None and not any(a.kind for a in (*rule.forward, *rule.backward))
+        if rule is None or any(a.kind for a in (*rule.forward, *rule.backward)):
+            return False
+        # The first device along an axis need not run the call: each branch has devices of its own, and so has each stage.
+        solutions = vjp_solutions(equation, operands, results)
+        return solutions is not None and not solutions[1].contributed_results
     if equation.name == "cond":
         return all(map(replicable, branches(equation)))
     if equation.name == LINEAR_SOLVE:
@@ -442,17 +446,34 @@ def vjp_solutions(equation: Equation, operands: tuple[State, ...], results: tupl
 def _backward_solution(
     rule: VjpRule, residuals: Mapping[int, State], operands: tuple[State, ...], results: tuple[State, ...]
 ) -> Solution | None:
-    """Return the solution of a custom_vjp's backward program, from states of residuals and of the call's operands and results."""
+    """Return the solution of a custom_vjp's backward program, from states of residuals and of the call's operands and results.
+
+    The cotangent of a whole operand is a partial sum. A rule may compute it whole, as one that returns the next scale of an array
+    in 8 bits in the place of a gradient; one device contributes it then.
+    """
     inputs = rule.backward.inputs
     known = dict(residuals) | dict(zip(inputs[len(inputs) - len(results) :], map(dual, results), strict=True))
     expected = [dual(s) for s, float_ in zip(operands, rule.floating, strict=True) if float_]
-    known |= {a: s for a, s in zip(rule.backward.outputs, expected, strict=True) if isinstance(a, int)}
-    solution = _solve_nested(rule.backward, known, True)
-    if solution is None or any(
-        s != e for s, e, a in zip(solution.results, expected, rule.backward.outputs, strict=True) if isinstance(a, int)
-    ):
+    wanted = {a: s for a, s in zip(rule.backward.outputs, expected, strict=True) if isinstance(a, int) and a not in known}
+    sums = {a for a, s in wanted.items() if s == PARTIAL}
+    for free in (frozenset[int](), *([sums] if sums else [])):
+        fixed = {a: s for a, s in wanted.items() if a not in free}
+        solution = _solve_nested(rule.backward, known | fixed, True)
+        if solution is not None and (contributing := _with_contributions(rule.backward, solution, expected)) is not None:
+            return contributing
+    return None
+
+
+def _with_contributions(body: Body, solution: Solution, expected: Sequence[State]) -> Solution | None:
+    """Return a solution whose results have the expected states, or None: whole ones are contributed to partial sums."""
+    ends = list(zip(body.outputs, solution.results, expected, strict=True))
+    whole = frozenset(k for k, (a, s, e) in enumerate(ends) if (s, e) == (REPLICATED, PARTIAL) and isinstance(a, int))
+    if any(s != e for k, (a, s, e) in enumerate(ends) if isinstance(a, int) and k not in whole):
         return None
-    return solution
+    if not whole:
+        return solution
+    results = tuple(e if k in whole else s for k, (_, s, e) in enumerate(ends))
+    return replace(solution, results=results, contributed_results=whole)
 
 
 def call_solutions(

@@ -1,0 +1,74 @@
+"""Derivative rules that return the next value of an operand in the place of its gradient, as scales of 8-bit numbers have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_agreed import SLOW
+
+import unity
+from benchmarks.fuzz.examine import wrong_plans
+from unity.search.cost.prediction import predict
+
+
+def scaled(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., jax.Array]:
+    """Return a division by a scale, with a derivative rule: what it keeps of (x, scale), and the cotangents from that."""
+    call = jax.custom_vjp(lambda x, scale: x / (1 + scale))
+    call.defvjp(lambda x, scale: (x / (1 + scale), forward(x, scale)), backward)
+    return call
+
+
+RULES = {
+    "the largest, forward": scaled(lambda x, s: jnp.maximum(s, jnp.abs(x).max()), lambda kept, g: (g, kept)),
+    "the largest, backward": scaled(lambda x, s: (x, s), lambda kept, g: (g, jnp.maximum(kept[1], jnp.abs(kept[0]).max()))),
+    "the largest cotangent": scaled(lambda x, s: s, lambda kept, g: (g, jnp.abs(g).max())),
+    "the operand": scaled(lambda x, s: s, lambda kept, g: (g, kept)),
+    "from the operand": scaled(lambda x, s: s, lambda kept, g: (g, kept / 2 + 1)),
+    "a sum, and the operand": scaled(lambda x, s: (x, s), lambda kept, g: (g, jnp.sum(kept[0] * g) + kept[1])),
+    "the largest twice": scaled(lambda x, s: jnp.abs(x).max(), lambda kept, g: (g * kept, kept)),
+}
+ROWS, SCALE = jnp.asarray(np.random.default_rng(0).normal(size=(8, 6)), jnp.float32), jnp.array(0.1, jnp.float32)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_plan_returns_the_next_value_once(rule: str) -> None:
+    """Along axes that divide the samples, every device computes the next value, which is no part of a sum."""
+
+    def loss(scale: Any, x: Any, w: Any) -> Any:
+        return jnp.sum(jnp.tanh(RULES[rule](x, scale) @ w))
+
+    assert wrong_plans(loss, (SCALE, ROWS, ROWS.T[:, :4]), unity.Machine.grid(2, 2), count=12) == []
+
+
+def test_samples_are_divided_though_a_rule_returns_the_next_scale() -> None:
+    def loss(params: Any, x: Any) -> Any:
+        return jnp.mean(RULES["the largest, forward"](jnp.tanh(x @ params["w"]), params["scale"]) ** 2)
+
+    params = {"w": ROWS[:6], "scale": SCALE}
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(64, 6)), jnp.float32)
+    plan = unity.optimize(loss, params, x, machine=SLOW, search="captured", progress=False)
+    prediction = predict(plan.program.pcg, plan.inspect.machine, plan.program.family.differentiated)
+    assert [t.share < 1 for t in prediction.operators if t.node.kind == "custom_vjp"] == [True]
+    gradient = jax.jit(jax.grad(plan))(*plan.shard(params, x))
+    expected = jax.grad(loss)(params, x)
+    np.testing.assert_allclose(gradient["scale"], expected["scale"], rtol=1e-6)
+    np.testing.assert_allclose(gradient["w"], expected["w"], rtol=1e-4, atol=1e-6)
+    assert plan.check().agrees()
+
+
+def test_branches_have_no_rule_that_returns_the_next_scale() -> None:
+    """The devices of the second branch are not the first along the axis of the branches, which alone would contribute the scale."""
+    rule = RULES["the largest, backward"]
+
+    def loss(params: Any, x: Any) -> Any:
+        left, right = (rule(jax.nn.relu(x @ params[k]), params["scale"]) @ params[k].T for k in ("a", "b"))
+        return jnp.mean(left * right)
+
+    params = {"a": ROWS[:6], "b": ROWS[2:], "scale": SCALE}
+    with pytest.raises(unity.InfeasibleError, match=r"custom_vjp at .* must run on all devices"):
+        unity.optimize(loss, params, ROWS, machine=unity.Machine.grid(2, 2), search="captured", branch_groups=2, progress=False)
