@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from test_agreed import SLOW
 
 import unity
@@ -33,6 +36,13 @@ RULES = {
     "the largest twice": scaled(lambda x, s: jnp.abs(x).max(), lambda kept, g: (g * kept, kept)),
 }
 ROWS, SCALE = jnp.asarray(np.random.default_rng(0).normal(size=(8, 6)), jnp.float32), jnp.array(0.1, jnp.float32)
+WIDTH = 256
+FOUR = unity.Machine.grid(1, 4, "a100")
+SLOW_AND_NEAR = replace(
+    FOUR,
+    device=replace(FOUR.device, flops={name: flops / 1e6 for name, flops in FOUR.device.flops.items()}, bandwidth=2e7, launch=1e-9),
+    levels=tuple(replace(level, bandwidth=level.bandwidth / 1e3, latency=1e-9, protocols=()) for level in FOUR.levels),
+)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -72,3 +82,25 @@ def test_branches_have_no_rule_that_returns_the_next_scale() -> None:
     params = {"a": ROWS[:6], "b": ROWS[2:], "scale": SCALE}
     with pytest.raises(unity.InfeasibleError, match=r"custom_vjp at .* must run on all devices"):
         unity.optimize(loss, params, ROWS, machine=unity.Machine.grid(2, 2), search="captured", branch_groups=2, progress=False)
+
+
+def test_flax_products_in_8_bits_are_planned_as_they_run() -> None:
+    """Their rules return zeros for rounded operands, which devices do not add up."""
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            for _ in range(2):
+                dense = nn.Dense(WIDTH, dtype=jnp.float32, dot_general_cls=nn.Fp8DirectDotGeneralOp)
+                x = jnp.tanh(dense(x))
+            return x
+
+    def loss(variables: Any, x: Any) -> Any:
+        return jnp.mean(jnp.square(cast(jax.Array, Net().apply(variables, x))))
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2 * WIDTH, WIDTH)), jnp.float32)
+    variables = Net().init(jax.random.key(0), x)
+    plan = unity.optimize(loss, variables, x, machine=SLOW_AND_NEAR, search="captured", progress=False)
+    assert plan.check().agrees()
+    gradient, expected = (jax.jit(jax.grad(fn))(variables, x) for fn in (plan, loss))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), gradient, expected)

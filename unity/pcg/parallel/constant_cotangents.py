@@ -1,13 +1,21 @@
-"""Cotangents with the same constant in every element, such as that of `y` in `mean(y)`: XLA gathers no pieces of them."""
+"""Cotangents with the same constant in every element, such as that of `y` in `mean(y)`: XLA gathers no pieces of them.
+
+Nor does it add up zeros over devices, which a derivative rule may return for an operand, as those of products in 8 bits do: the
+gradient goes to the operand before it was rounded.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from unity.pcg.ir.gradient_flow import differentiated, losses, wanted_by
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
+from unity.pcg.jaxprs.jaxprs import CUSTOM_VJP
 from unity.pcg.parallel.equal_values import forwards_cotangent
+from unity.pcg.propagation.constants import constants
+from unity.pcg.propagation.derivative_rules import Unreadable, vjp_bodies
 
 Uses = Mapping[Value, Sequence[tuple[Node, int] | None]]  # the users of each value, as (node, operand); None is an output
 
@@ -41,6 +49,45 @@ def is_constant(v: Value, graph: PCG, uses: Uses) -> bool:
         if output is None:
             return False
         v = Value(node, output)
+
+
+def is_zero(v: Value, uses: Uses) -> bool:
+    """Return whether the cotangent of a value is zero, since all that read it are derivative rules that return zeros for it."""
+    users = uses.get(v, ())
+    return bool(users) and all(use is not None and _has_zero_cotangent(*use, uses) for use in users)
+
+
+def _has_zero_cotangent(node: Node, position: int, uses: Uses) -> bool:
+    """Return whether a node returns zeros as the cotangent of one of its operands."""
+    if node.kind in PARALLELIZATION:
+        return is_zero(Value(node), uses)
+    return node.body is not None and node.body.inputs[position] in _dropped_inputs(node.body)
+
+
+@lru_cache(maxsize=4096)
+def _dropped_inputs(body: Body) -> frozenset[int]:
+    """Return the inputs of a body that only derivative rules read which return zeros for them."""
+    dropped = set[int]()
+    for e in body.equations:
+        if e.name in CUSTOM_VJP and not e.motionless:
+            dropped.update(a for a, zero in zip(e.operands, _zero_cotangents(e), strict=True) if zero and isinstance(a, int))
+    for e in body.equations if dropped else ():
+        zero = _zero_cotangents(e) if e.name in CUSTOM_VJP and not e.motionless else [False] * len(e.operands)
+        read = set(differentiated(e))
+        dropped.difference_update(a for a, z in zip(e.operands, zero, strict=True) if not z and isinstance(a, int) and a in read)
+    return frozenset(dropped.intersection(body.inputs).difference(a for a in body.outputs if isinstance(a, int)))
+
+
+@lru_cache(maxsize=4096)
+def _zero_cotangents(call: Equation) -> Sequence[bool]:
+    """Return for each operand of a call whether its derivative rule returns zeros for it."""
+    try:
+        rule = vjp_bodies(call)
+    except Unreadable:
+        return [False] * len(call.operands)
+    known = constants(rule.backward).zero
+    zero = (a.zero if isinstance(a, Literal) else a in known for a in rule.backward.outputs)
+    return [flag and next(zero) for flag in rule.floating]
 
 
 def _uniform_result(body: Body, variable: int) -> int | None:

@@ -19,7 +19,7 @@ from unity.pcg.ir.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, 
 from unity.pcg.ir.payloads import PipelineTail, Scan
 from unity.pcg.ir.program import Atom, Tensor
 from unity.pcg.parallel.branches import groups_of, weight_of
-from unity.pcg.parallel.constant_cotangents import is_constant
+from unity.pcg.parallel.constant_cotangents import is_constant, is_zero
 from unity.pcg.parallel.equal_values import Around, ValueNumbering
 from unity.pcg.parallel.resharding import ReshardingStep, absolute, steps, turned
 from unity.pcg.parallel.stages import ends_of, loss_gradient_axes, runs_of, sends, stage_axes
@@ -32,6 +32,7 @@ from unity.pcg.types.factors import Agreement
 from unity.pcg.types.parallel_type import REPLICATED, UNUSED, slice_count
 
 FORWARD, BACKWARD = "forward", "backward"
+SUMS = ("all-reduce", "reduce-scatter")
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ class Collective:
     turned: it moves pieces of another dimension than the first (`resharding.turned`).
     part: the fraction of its seconds that counts, less than 1 among branches that run at the same time.
     hoisted: the factor by which it runs less often than the graph around it, repeats aside (`unity.pcg.analysis.hoisting`).
-    constant: it gathers a cotangent with one constant in every element, which XLA folds. Costs count it, as the search does, which
-        does not follow cotangents.
+    constant: it gathers a cotangent with one constant in every element, or adds up zeros, which XLA folds. Costs count it, as
+        the search does, which does not follow cotangents.
     """
 
     kind: str
@@ -216,7 +217,8 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
         name = (BACKWARD, back, _movement(step, over), numbering.cotangent(Value(node)))
         merged = step.kind == "replicate" and context.outermost and of_argument(node)
         size, turns = (returned, backward_dtype(tensor.dtype, step.after, graph.axes).itemsize), turned(step, over)
-        folded = back == "all-gather" and context.outermost and is_constant(Value(node), graph, numbering.uses)
+        gathered = back == "all-gather" and is_constant(Value(node), graph, numbering.uses)
+        folded = context.outermost and (gathered or (back in SUMS and is_zero(Value(node), numbering.uses)))
         yield Collective(back, over, *size, *context.once, BACKWARD, node, merged, name, turned=turns, constant=folded)
 
 
