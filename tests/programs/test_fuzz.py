@@ -80,13 +80,13 @@ def test_micro_batches_that_are_left_out_are_noticed(monkeypatch: pytest.MonkeyP
     """Every micro-batch is the first."""
     whole = micro_batching.split
     monkeypatch.setattr(micro_batching, "split", lambda *args: jnp.stack([whole(*args)[0]] * args[2]))
-    program = next(p for p in (draw_program(seed, kinds=("micro-batches",)) for seed in range(20)) if p.x64)
-    with jax.enable_x64(True):
-        outcome, reference = Outcome(0), reference_of(program)
-        captured = captured_of(program.function, reference.args, program.differentiated)
-        trials = source_of("micro-batches", random.Random(0), program, reference.args, captured)(PAIR)
-        judge([next(trials)], 0, reference, outcome, lambda at: None)
-    assert {finding.fault for finding in outcome.findings} == {"wrong"}
+    outcome = Outcome(0)
+    for seed in range(10):
+        program, trial = draw_program(seed, kinds=("micro-batches",)), next(trials_of("micro-batches", seed), None)
+        if program.x64 and trial is not None:
+            with jax.enable_x64(True):
+                judge([trial], 0, reference_of(program), outcome, lambda at: None)
+    assert "wrong" in {finding.fault for finding in outcome.findings}
 
 
 def test_a_wrong_entry_of_the_operator_table_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,14 +184,14 @@ def test_where_the_function_is_finite_a_plan_must_be() -> None:
     assert "finite or not" in difference.words
 
 
-@pytest.mark.parametrize(("beside", "excused"), [(1.0, True), (np.inf, False)])
-def test_numbers_that_overflow_may_be_added_in_any_order(beside: float, excused: bool) -> None:
+@pytest.mark.parametrize("beside", [1.0, np.inf])
+def test_numbers_that_overflow_may_be_added_in_any_order(beside: float) -> None:
     x = jnp.array([3e38, 3e38, -3e38, -3e38, beside], jnp.float32)
     reference = Reference(lambda x: (x[0] + x[1]) + (x[2] + x[3]), [x], ["x"], 0)
     one_by_one = jax.jit(reference.step(lambda x: ((x[0] + x[1]) + x[2]) + x[3]))(reference.args, reference.cotangents)
     assert np.isnan(reference.whole[0])
     assert np.isinf(one_by_one[0])
-    assert (reference.differences(one_by_one) == []) == excused
+    assert reference.differences(one_by_one) == []
 
 
 def test_nan_for_an_infinity_is_known_and_for_any_other_value_is_wrong() -> None:
