@@ -86,7 +86,72 @@ def with_a_threshold(w: Any, b: Any) -> Any:
     return jnp.mean(jnp.where(errors < most, errors**2, 2 * most * errors - most**2))
 
 
+def errors(w: Any, b: Any) -> tuple[Any, Any]:
+    """The errors of samples whose label counts, and a mask of these as real numbers."""
+    there = (b["y"] > 2).astype("float64")
+    return -jnp.take_along_axis(scores(w, b["x"]), b["y"][:, None], 1)[:, 0] * there, there
+
+
+def with_a_mask_of_a_checkpoint(w: Any, b: Any) -> Any:
+    each, there = jax.checkpoint(errors)(w, b)
+    return jnp.sum(each) / jnp.sum(there)
+
+
+def with_sums_of_a_checkpoint(w: Any, b: Any) -> Any:
+    total, count = jax.checkpoint(lambda w, b: tuple(map(jnp.sum, errors(w, b))))(w, b)
+    return total / count
+
+
+def with_a_count_of_a_checkpoint(w: Any, b: Any) -> Any:
+    """The count is needed to go on with each sample."""
+
+    @jax.checkpoint
+    def call(w: Any, b: Any) -> Any:
+        each, there = errors(w, b)
+        return each, jnp.sum(there)
+
+    each, count = call(w, b)
+    return jnp.sum(jnp.sqrt(each**2 + 1) / count)
+
+
+def with_masks_of_a_scan(w: Any, b: Any) -> Any:
+    def step(carry: Any, _: Any) -> Any:
+        x, there = carry
+        return (x + jnp.tanh(x @ w["in"]) @ w["in"].T * there[:, None], there), there
+
+    (x, there), masks = lax.scan(jax.checkpoint(step), (b["x"], (b["y"] > 2).astype("float64")), None, 3)
+    return jnp.sum(jnp.mean(scores(w, x), 1) * there) / jnp.sum(there) + 0.1 * jnp.sum(masks)
+
+
+def in_chunks(w: Any, b: Any) -> Any:
+    """Errors and their number are added up chunk by chunk."""
+
+    def step(sums: Any, part: Any) -> Any:
+        return tuple(x + jnp.sum(y) for x, y in zip(sums, errors(w, part), strict=True)), None
+
+    chunks = {"x": b["x"].reshape(4, B // 4, D), "y": b["y"].reshape(4, B // 4)}
+    total, count = lax.scan(jax.checkpoint(step), (0.0, 0.0), chunks)[0]
+    return total / count
+
+
+def with_a_mask_of_a_conditional(w: Any, b: Any) -> Any:
+    def more(x: Any, there: Any) -> Any:
+        return lax.fori_loop(0, 2, lambda _, x: jnp.tanh(x @ w["in"]) @ w["in"].T, x), there, 2 * there
+
+    def less(x: Any, there: Any) -> Any:
+        return jnp.tanh(x @ w["in"]) @ w["in"].T, there, there
+
+    x, there, _ = lax.cond(jnp.sum(w["out"]) > 0, more, less, b["x"], (b["y"] > 2).astype("float64"))
+    return jnp.sum(jnp.mean(scores(w, x), 1) * there) / jnp.sum(there)
+
+
 LOSSES: dict[str, Small] = {
+    "with a mask of a checkpoint": Small(with_a_mask_of_a_checkpoint, WEIGHTS, BATCH),
+    "with sums of a checkpoint": Small(with_sums_of_a_checkpoint, WEIGHTS, BATCH),
+    "with a count of a checkpoint": Small(with_a_count_of_a_checkpoint, WEIGHTS, BATCH),
+    "with masks of a scan": Small(with_masks_of_a_scan, WEIGHTS, BATCH),
+    "in chunks": Small(in_chunks, WEIGHTS, BATCH),
+    "with a mask of a conditional": Small(with_a_mask_of_a_conditional, WEIGHTS, BATCH),
     "weighted by themselves": Small(weighted_by_themselves, WEIGHTS, BATCH),
     "with a threshold": Small(with_a_threshold, WEIGHTS, BATCH),
     "indexed": Small(indexed, WEIGHTS, BATCH),

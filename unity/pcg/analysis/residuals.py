@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from unity.pcg.analysis.traced_residuals import TypedEquation, traced_residuals
 from unity.pcg.capture.heavy_operators import multiplies, reduces
 from unity.pcg.ir.dead_code import ancestors
-from unity.pcg.ir.gradient_flow import differentiated
+from unity.pcg.ir.differentiable_dependence import differentiated
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.jaxprs import BRANCHED, CUSTOM_VJP, RULED, SCANNED
 from unity.pcg.operators.kernel_primitive import KERNEL, KernelError, kernel_residuals

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from unity.pcg.ir.differentiable_dependence import differentiated_by_result
 from unity.pcg.ir.graph import LOOPS, PCG, Node, Value, recurrent
-from unity.pcg.ir.program import Body, Equation
-from unity.pcg.types.factors import facts_of
+from unity.pcg.ir.program import Body
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,9 @@ def wanted_by(body: Body, outputs: tuple[bool, ...]) -> frozenset[int]:
     }
     for e in reversed(body.equations):
         if variables.intersection(e.results):
-            variables.update(a for a in differentiated(e) if body.tensors[a].floating)
+            read = (a for v, of in zip(e.results, differentiated_by_result(e), strict=True) if v in variables for a in of)
+            variables.update(a for a in set(read) if body.tensors[a].floating)
     return frozenset(variables)
-
-
-def differentiated(e: Equation) -> list[int]:
-    """Return the variables among an equation's operands in which the primitive has a derivative."""
-    facts = facts_of(e.name)
-    return [a for p, a in enumerate(e.operands) if isinstance(a, int) and facts.reads_for(p) is not None]
 
 
 def _forward(graph: PCG, inputs: Mapping[int, bool], flows: dict[tuple[int, int], bool]) -> list[bool]:
@@ -146,7 +141,7 @@ def _nested(node: Node, operands: list[bool], flows: dict[tuple[int, int], bool]
 @lru_cache(maxsize=65536)
 def carrying(body: Body, operands: tuple[bool, ...], outputs: tuple[bool, ...]) -> frozenset[int]:
     """Return the variables through which a gradient flows from the marked outputs to the marked operands."""
-    return frozenset(_live(body, operands) & wanted_by(body, outputs))
+    return frozenset(dependent(body, operands) & wanted_by(body, outputs))
 
 
 def carrying_in(node: Node, flow: Gradients) -> frozenset[int]:
@@ -158,14 +153,15 @@ def carrying_in(node: Node, flow: Gradients) -> frozenset[int]:
 @lru_cache(maxsize=65536)
 def reached(body: Body, operands: tuple[bool, ...]) -> tuple[bool, ...]:
     """Return whether each output depends differentiably on the marked operands."""
-    live = _live(body, operands)
-    return tuple(isinstance(a, int) and a in live for a in body.outputs)
+    variables = dependent(body, operands)
+    return tuple(isinstance(a, int) and a in variables for a in body.outputs)
 
 
-def _live(body: Body, operands: tuple[bool, ...]) -> set[int]:
-    """Return the variables that depend differentiably on the marked operands."""
-    live = {v for v, flag in zip(body.inputs, operands, strict=True) if flag}
+def dependent(body: Body, operands: tuple[bool, ...], inactive: Collection[int] = ()) -> set[int]:
+    """Return the variables that depend differentiably on the marked operands, other than through variables known to be inactive."""
+    variables = {v for v, flag in zip(body.inputs, operands, strict=True) if flag}
     for e in body.equations:
-        if not live.isdisjoint(differentiated(e)):
-            live.update(v for v in e.results if body.tensors[v].floating)
-    return live
+        for v, read in zip(e.results, differentiated_by_result(e), strict=True):
+            if body.tensors[v].floating and v not in inactive and not variables.isdisjoint(read):
+                variables.add(v)
+    return variables

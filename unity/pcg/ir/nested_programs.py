@@ -16,10 +16,16 @@ def programs(params: Mapping[str, Any]) -> Iterator[Program | Body]:
     yield from (x for x in each(params) if isinstance(x, Program | Body))
 
 
+def body_of(program: Program | Body) -> Body:
+    """Return a program among an equation's parameters, a jaxpr or a rewritten body, as a body."""
+    if isinstance(program, Body):
+        return program
+    return close(program) if isinstance(program, core.ClosedJaxpr) else from_jaxpr(program)
+
+
 def bodies(equation: Equation) -> Iterator[Body]:
     """Iterate over the nested programs of an equation, as bodies."""
-    for x in programs(equation.params):
-        yield x if isinstance(x, Body) else close(x) if isinstance(x, core.ClosedJaxpr) else from_jaxpr(x)
+    yield from map(body_of, programs(equation.params))
 
 
 def has(body: Body, primitive: str) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from unity.pcg.ir.gradient_flow import differentiated, losses, wanted_by
+from unity.pcg.ir.differentiable_dependence import differentiated
+from unity.pcg.ir.gradient_flow import losses, wanted_by
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node, Value
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.jaxprs.jaxprs import CUSTOM_VJP

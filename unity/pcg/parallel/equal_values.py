@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 
-from unity.pcg.ir.gradient_flow import differentiated, wanted_by
+from unity.pcg.ir.differentiable_dependence import differentiated
+from unity.pcg.ir.gradient_flow import wanted_by
 from unity.pcg.ir.graph import CONSTRAIN, PCG, UNCHANGED, Node, Value
 from unity.pcg.ir.program import Body
 from unity.pcg.propagation.placement import moved_waists, placing

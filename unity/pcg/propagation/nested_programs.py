@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 from jax.extend import core
 
-from unity.pcg.ir.program import Body, Equation, close, from_jaxpr
+from unity.pcg.ir.nested_programs import body_of
+from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.foreign_primitives import first_order
 from unity.pcg.jaxprs.jaxprs import BRANCHED, RULED, called
 
@@ -26,23 +26,16 @@ def nested_body(equation: Equation) -> Body:
     enclosing values could not even be read.
     """
     program = called(equation.params)
-    return _program(first_order(program) if equation.name in RULED and isinstance(program, core.ClosedJaxpr) else program)
+    return body_of(first_order(program) if equation.name in RULED and isinstance(program, core.ClosedJaxpr) else program)
 
 
 @lru_cache(maxsize=4096)
 def branches(equation: Equation) -> tuple[Body, ...]:
     """Return the programs of a cond."""
-    return tuple(_program(b) for b in equation.params["branches"])
+    return tuple(body_of(b) for b in equation.params["branches"])
 
 
 def branch_indices(body: Body) -> Mapping[int, int]:
     """Return the inputs that are indices of conditionals' branches, each with the number of branches."""
     conditionals = ((e.operands[0], e.params["branches"]) for e in body.equations if e.name in BRANCHED)
     return {index: len(programs) for index, programs in conditionals if isinstance(index, int) and index in body.inputs}
-
-
-def _program(inner: Any) -> Body:
-    """Return a program among an equation's parameters, a jaxpr or a rewritten body, as a body."""
-    if isinstance(inner, Body):  # rewritten
-        return inner
-    return close(inner) if isinstance(inner, core.ClosedJaxpr) else from_jaxpr(inner)

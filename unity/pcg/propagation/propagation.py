@@ -14,7 +14,8 @@ from functools import lru_cache
 from typing import cast
 
 from unity.pcg.ir.dead_code import ancestors
-from unity.pcg.ir.gradient_flow import carrying, differentiated, wanted_by
+from unity.pcg.ir.differentiable_dependence import differentiated
+from unity.pcg.ir.gradient_flow import carrying, wanted_by
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.jaxprs.jaxprs import NESTING
 from unity.pcg.propagation.constants import constants, literal_may_be

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from unity.pcg.capture.capture import Captured
 from unity.pcg.capture.heavy_operators import constants
 from unity.pcg.ir.dead_code import extract, used
-from unity.pcg.ir.gradient_flow import leading_to, losses, reached
+from unity.pcg.ir.gradient_flow import carrying, dependent, losses
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.parallel.stages import Mixed
 from unity.pcg.propagation.placement import along_axis
@@ -29,6 +30,7 @@ from unity.pcg.propagation.propagation import Solution, Unmatched
 from unity.pcg.propagation.solver import solve
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State
+from unity.transforms.chosen_results import narrowed, with_results
 from unity.transforms.cotangent_of_one import check_cotangents
 from unity.transforms.splice import operator_at, variables_of
 
@@ -44,7 +46,8 @@ class Decomposition:
     Attributes:
         body: the part, from `constants` and `read` to `sums` and `each`.
         constants: inputs without samples.
-        inactive: those of them through which no gradient flows, such as the number of labels that count.
+        inactive: those of `constants` through which no gradient flows, such as the number of labels that count, and those of `sums`
+            that depend on nothing that is differentiated. (Gradients of others, such as auxiliary results, are refused.)
         read: inputs with samples, with their states along the axis of micro-batches.
         sums: results that are sums over the samples.
         each: results with samples, with their states.
@@ -152,15 +155,15 @@ def _decomposed(captured: Captured, size: int, dims: Mapping[int, int | None], c
     known = {v: REPLICATED if dim is None else State("P", dim, size // count) for v, dim in dims.items()}
     after, solution = _solved(body, known)
     following = [i for i in range(len(body.equations)) if i not in after]
-    active = _active(captured, solution.reduced)
-    early = {v for v in solution.reduced if v not in active}  # sums that are computed before the loop
-    after = _needing_sums(body, following, after, active, solution)
+    active = _active(captured)
+    early = {v for i in following for v in _early(body, i, following, active, solution)}  # sums that are computed before the loop
+    after = _needing_sums(body, following, after, solution.reduced.keys() - early, solution)
     inside = [i for i in following if i not in after and _has_samples(body, i, solution)]
     if len(dims) == 1:
         if any(dims.values()):
             _refuse_divided_weights(captured, solution)
         _refuse_whole_products(captured, [i for i in following if i not in after and i not in inside], size)
-    own = [i for i in inside if early.isdisjoint(body.equations[i].results)]
+    own = [i for i in inside if not early.issuperset(body.equations[i].results)]
     before = _leading_to(body, early)  # the loop computes again what it needs of these
     computed = [v for i in own for v in body.equations[i].results if v not in before]
     later = {a for i in after for a in variables_of(body.equations[i].operands)}
@@ -170,13 +173,13 @@ def _decomposed(captured: Captured, size: int, dims: Mapping[int, int | None], c
             raise _needing_all(next(body.equations[i] for i in sorted(after) if v in body.equations[i].operands))
     sums = tuple(v for v in ends if solution.states[v].kind != "P")
     each = tuple((v, solution.states[v]) for v in ends if solution.states[v].kind == "P")
-    part, _ = extract(body, own, ends, constants(body))
-    part = used(part)
+    part, _ = extract(_with_early_as_inputs(body, own, early), own, ends, constants(body))
+    part = with_results(part, range(len(ends)))
     inputs = [v for v in part.inputs if any(v in e.operands for e in part.equations)]
     read = tuple((v, s) for v in inputs if (s := solution.seen(v)).kind == "P")
     fixed = tuple(v for v in inputs if solution.seen(v).kind != "P")
     part = replace(part, inputs=(*fixed, *(v for v, _ in read)), outputs=(*sums, *(v for v, _ in each)))
-    inactive = frozenset(fixed) - _active(captured, fixed)
+    inactive = (frozenset(fixed) - active) | frozenset(sums).difference(dependent(body, _weights(captured)))
     result = Decomposition(part, fixed, inactive, read, sums, each, frozenset(after), _loss(captured, sums), size)
     if result.loss is not None:
         check_cotangents(part)
@@ -283,32 +286,63 @@ def _leading_to(body: Body, variables: Collection[int]) -> set[int]:
     """Return some variables and those that they depend on."""
     known = set(variables)
     for e in reversed(body.equations):
-        if not known.isdisjoint(e.results):
-            known.update(variables_of(e.operands))
+        if wanted := [k for k, v in enumerate(e.results) if v in known]:
+            known.update(variables_of(narrowed(e, wanted).operands))
     return known
 
 
-def _active(captured: Captured, variables: Collection[int]) -> set[int]:
+def _active(captured: Captured) -> frozenset[int]:
     """Return the variables through which a gradient flows."""
-    body, order = captured.body, tuple(variables)
-    flags = tuple(k in captured.differentiated and body.tensors[v].floating for k, v in enumerate(body.inputs))
-    moving = reached(replace(body, outputs=order), flags)
-    return {v for v, flag in zip(order, moving, strict=True) if flag and _leads_to_loss(captured, v)}
+    ends = losses(captured.graph)
+    return carrying(captured.body, _weights(captured), tuple(k in ends for k in range(len(captured.body.outputs))))
 
 
-def _leads_to_loss(captured: Captured, variable: int) -> bool:
-    body, ends = captured.body, losses(captured.graph)
-    if not body.tensors[variable].floating:
-        return False
-    later = Body((variable,), body.outputs, body.equations, body.tensors)
-    return leading_to(later, tuple(k in ends for k in range(len(body.outputs))))[0]
+def _weights(captured: Captured) -> tuple[bool, ...]:
+    """Return whether each input of the program is differentiated."""
+    body = captured.body
+    return tuple(k in captured.differentiated and body.tensors[v].floating for k, v in enumerate(body.inputs))
+
+
+def _early(body: Body, number: int, following: Sequence[int], active: AbstractSet[int], solution: Solution) -> list[int]:
+    """Return the inactive sums among an equation's results that are computed for all samples first.
+
+    A loop or a checkpoint that also computes a part of the loss runs a second time for them. So those that are read after the loop
+    alone wait for it.
+    """
+    e = body.equations[number]
+    sums = [v for v in e.results if v in solution.reduced and v not in active]
+    return [v for v in sums if active.isdisjoint(e.results) or _read_with_samples(body, v, following, solution)]
+
+
+def _with_early_as_inputs(body: Body, own: Collection[int], early: AbstractSet[int]) -> Body:
+    """Return the program, in which equations of the loop compute the early sums of their samples under other names."""
+    start = max(body.tensors, default=0) + 1
+    other = {v: start + k for k, v in enumerate(sorted(early))}
+    equations = (
+        replace(e, results=tuple(other.get(v, v) for v in e.results)) if i in own and not early.isdisjoint(e.results) else e
+        for i, e in enumerate(body.equations)
+    )
+    return replace(body, equations=tuple(equations), tensors={**body.tensors, **{w: body.tensors[v] for v, w in other.items()}})
+
+
+def _read_with_samples(body: Body, variable: int, following: Sequence[int], solution: Solution) -> bool:
+    """Return whether an equation reads samples beside a variable or a value computed from it."""
+    known = {variable}
+    for i in following:
+        operands = set(variables_of(body.equations[i].operands))
+        if known.isdisjoint(operands):
+            continue
+        if any(solution.seen(v).kind == "P" for v in operands - known):
+            return True
+        known.update(body.equations[i].results)
+    return False
 
 
 def _needing_sums(
-    body: Body, following: Sequence[int], after: Collection[int], active: Collection[int], solution: Solution
+    body: Body, following: Sequence[int], after: Collection[int], late: Collection[int], solution: Solution
 ) -> set[int]:
-    """Return `after` with the equations that depend on active sums. Raises Mixed if one of these also reads samples."""
-    complete, numbers = set(active), set(after)
+    """Return `after` with the equations that depend on `late` sums. Raises Mixed if one of these also reads samples."""
+    complete, numbers = set(late), set(after)
     for i in following:
         e = body.equations[i]
         operands = set(variables_of(e.operands))
@@ -345,7 +379,7 @@ def _loss(captured: Captured, sums: Sequence[int]) -> int | None:
     value = captured.graph.outputs[0].tensor
     if value.shape or not value.floating:
         raise Mixed(f"gradients are those of the first result, which is no scalar but {value}")
-    active = _active(captured, sums)
+    active = _active(captured)
     numbers = [k for k, v in enumerate(sums) if v in active]
     makers = [next(operator_at(e) for e in captured.body.equations if sums[k] in e.results) for k in numbers]
     if len(numbers) != 1:

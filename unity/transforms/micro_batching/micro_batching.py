@@ -27,6 +27,7 @@ from unity.pcg.parallel.stages import Mixed
 from unity.pcg.types.accumulation import accumulator
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.varying_axes import TIME, NoPosition, at_time
+from unity.transforms.chosen_results import with_results
 from unity.transforms.micro_batching.decomposition import Decomposition, decomposed
 from unity.transforms.pipelining.micro_batches import joined, split
 from unity.transforms.splice import aligned, in_order, operator_at, spliced, with_nodes, within
@@ -93,7 +94,8 @@ def micro_batched(captured: Captured, count: int, known: Bodies | None = None) -
     body = in_order(captured.body, makers, part.after)
     operands = (*part.constants, *(v for v, _ in part.read))
     named = captured.body.equations[makers[-1]]
-    after = captured.of(spliced(body, results, operands, results, walk, named, WALK), known)
+    whole = spliced(body, results, operands, results, walk, named, WALK)
+    after = captured.of(with_results(whole, range(len(whole.outputs))), known)
     (loop,) = [node for node in after.graph.nodes if node.kind == "scan" and within(node.scope, WALK)]
     assert loop.inside is not None
     lines = graph_of(part.body, [f"operand {p}" for p in range(len(part.body.inputs))], known)
@@ -148,6 +150,8 @@ def _traced(body: Body, part: Decomposition, count: int, numbered: bool) -> Body
         zeros = [jnp.zeros(t.shape, accumulator(t.dtype)) for t in terms]
         sums, own = lax.scan(step, zeros, (numbers, pieces), count)
         ends = [x.astype(dtype) for x, dtype in zip(sums, dtypes, strict=True)]
+        # else they would be differentiated with the loop, which has the gradients of the loss alone
+        ends = [lax.stop_gradient(x) if v in part.inactive else x for x, v in zip(ends, part.sums, strict=True)]
         return [*ends, *(joined(x, s.dim, s.outer * count) for x, (_, s) in zip(own, part.each, strict=True))]
 
     inputs, types = [body.tensors[v].struct for v in (*part.constants, *(v for v, _ in part.read))], part.body.tensors.values()

@@ -16,11 +16,10 @@ from functools import cached_property
 from unity.pcg.capture.capture import Captured, graph_of
 from unity.pcg.capture.heavy_operators import constants
 from unity.pcg.ir.dead_code import extract
-from unity.pcg.ir.gradient_flow import leading_to, losses
+from unity.pcg.ir.gradient_flow import dependent, leading_to, losses
 from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.program import Body
 from unity.pcg.parallel.stages import Mixed
-from unity.pcg.propagation.differentiable_dependence import dependent
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.propagation import Solution, Unmatched
 from unity.pcg.propagation.solver import solve

@@ -23,10 +23,10 @@ from jax.extend import core
 from unity.pcg.capture.capture import Captured
 from unity.pcg.capture.heavy_operators import constants, light
 from unity.pcg.ir.dead_code import extract
+from unity.pcg.ir.gradient_flow import dependent
 from unity.pcg.ir.program import Body, Equation, Tensor
 from unity.pcg.ir.tracing import trace
 from unity.pcg.parallel.stages import Mixed
-from unity.pcg.propagation.differentiable_dependence import dependent
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.propagation import Solution, Unmatched
 from unity.pcg.propagation.solver import solve
