@@ -425,3 +425,82 @@ def test_a_carry_made_of_labels_has_no_gradient():
         step, checked = stepped(plan, *args)
         close(step, jax.jit(jax.value_and_grad(with_fading_weights))(*args), 1e-10)
     assert all(line.predicted == line.compiled for line in checked.lines), checked
+
+
+def entropies(weight, h, y):
+    return -jnp.take_along_axis(jax.nn.log_softmax(h @ weight), y[..., None], -1)[..., 0]
+
+
+def in_chunks(params, h, y):
+    """Errors, and how many labels count, added up over parts of the sequences, from zeros that are arrays."""
+
+    def step(sums, part):
+        there = (part[1] > 0).astype(h.dtype)
+        own = (entropies(params["out"], *part) * there).sum(), there.sum()
+        return tuple(a + b for a, b in zip(sums, own, strict=True)), None
+
+    parts = jnp.moveaxis(h.reshape(16, 3, 2, WIDTH), 1, 0), jnp.moveaxis(y.reshape(16, 3, 2), 1, 0)
+    total, count = lax.scan(jax.checkpoint(step), (jnp.zeros(()), jnp.zeros(())), parts)[0]
+    return total / count
+
+
+def sample_by_sample_in_chunks(params, h, y):
+    """A loop in a checkpoint, which carries a number for each sample."""
+
+    @jax.checkpoint
+    def call(weight, h, y):
+        parts = jnp.moveaxis(h.reshape(16, 3, 2, WIDTH), 1, 0), jnp.moveaxis(y.reshape(16, 3, 2), 1, 0)
+        return lax.scan(lambda c, part: (c + entropies(weight, *part).sum(-1), None), jnp.zeros(16), parts)[0]
+
+    return call(params["out"], h, y).mean()
+
+
+def in_a_checkpoint_with_zeros(params, h, y):
+    return jax.checkpoint(lambda h, y, z: entropies(params["out"], h, y) + z)(h, y, jnp.zeros((16, 6))).mean()
+
+
+def in_a_conditional(params, h, y):
+    """The branches hand on a mask beside the errors."""
+
+    def one(h, y):
+        there = (y > 0).astype(h.dtype)
+        return entropies(params["out"], h, y) * there, there
+
+    def other(h, y):
+        return jnp.abs(h @ params["out"]).sum(-1), jnp.ones_like(h[..., 0])
+
+    each, there = lax.cond(params["out"].sum() > -1e9, one, other, h, y)
+    return each.sum() / there.sum()
+
+
+ENDS = [in_chunks, sample_by_sample_in_chunks, in_a_checkpoint_with_zeros, in_a_conditional]
+
+
+def written_as(end):
+    """Return a loss, and its arguments: sequences of real numbers and their labels."""
+    rng = np.random.default_rng(3)
+    shapes = {"layers": (LAYERS, WIDTH, WIDTH), "out": (WIDTH, 3)}
+    params = {name: jnp.asarray(rng.normal(size=s) / np.sqrt(WIDTH)) for name, s in shapes.items()}
+    args = params, jnp.asarray(rng.normal(size=(16, 6, WIDTH))), jnp.asarray(rng.integers(0, 3, (16, 6)))
+    return lambda params, x, y: end(params, layers(params, x), y), args
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_tails_may_have_loops_checkpoints_and_conditionals(end):
+    with jax.enable_x64(True):
+        fn, args = written_as(end)
+        plan = planned(fn, args)
+        step, checked = stepped(plan, *args)
+        close(step, jax.jit(jax.value_and_grad(fn))(*args), 1e-10)
+    assert all(line.predicted == line.compiled for line in checked.lines), checked
+
+
+def test_a_loop_of_too_many_operators_is_refused():
+    def long(params, h, y):
+        return lax.scan(lambda c, k: (c + jnp.abs(h * k).sum(), None), 0.0, jnp.linspace(0.0, 1.0, 2000))[0]
+
+    fn, args = written_as(long)
+    program = PipelineSource(capture(fn, *args))
+    with pytest.raises(Mixed, match=r"scan at .*test_pipelines_1f1b.py.* is a loop of \d+ operators in all of its steps"):
+        pipelined(program, 0, 0, TREE.axes[:1], 2, ONE_F_ONE_B)
+    assert pipelined(program, 0, 0, TREE.axes[:1], 2).schedule.kind == GPIPE

@@ -88,6 +88,22 @@ def test_what_is_made_of_integers_has_no_gradient():
     assert all(line.predicted == line.compiled for line in checked.lines), checked
 
 
+def added_up_in_chunks(params, x, y):
+    for w, b in params:
+        x = jnp.tanh(x @ w + b)
+    chunks = jnp.moveaxis(jnp.stack([x, x * x]), 2, 0)
+    return lax.scan(jax.checkpoint(lambda c, chunk: (c + (chunk**2).sum(), None)), 0.0, chunks)[0] / BATCH
+
+
+def test_what_follows_may_be_a_loop():
+    with jax.enable_x64(True):
+        params, x, y = mlp_arguments()
+        plan = planned(added_up_in_chunks, (params, x, y), SQUARE.axes[:1], machine=SQUARE, kind=ONE_F_ONE_B)
+        step, checked = stepped(plan, params, x, y)
+        assert largest_difference(step, jax.jit(jax.value_and_grad(added_up_in_chunks))(params, x, y)) < 1e-10
+    assert all(line.predicted == line.compiled for line in checked.lines), checked
+
+
 @pytest.mark.usefixtures("as_users_compile")
 def test_more_micro_batches_hold_no_more():
     """Twice the micro-batches of one size: GPipe's schedule keeps all of them until the backward passes come."""

@@ -56,6 +56,12 @@ def add_written_out(writer: EquationWriter, parts: ScanParts) -> bool:
     if not short(parts):
         writer.equations.append(parts.scan)
         return False
+    add_steps(writer, parts)
+    return True
+
+
+def add_steps(writer: EquationWriter, parts: ScanParts) -> None:
+    """Append the steps of a scan, one after the other, however many they are."""
     scan, start = parts.scan, parts.constants + parts.carries
     fixed, carry, stacks = scan.operands[: parts.constants], scan.operands[parts.constants : start], scan.operands[start:]
     slices = [writer.trace(lambda x: _rows(x, parts.length), [stack], scan) for stack in stacks]
@@ -67,7 +73,6 @@ def add_written_out(writer: EquationWriter, parts: ScanParts) -> bool:
     for v, values in zip(scan.results[parts.carries :], zip(*emitted, strict=True), strict=True):
         (stack,) = writer.trace(lambda *rows: jnp.stack(rows), values, scan)
         writer.aliases[v] = stack
-    return True
 
 
 def _rows(stack: Any, length: int) -> Any:

@@ -24,6 +24,7 @@ from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.propagation import Solution, Unmatched
 from unity.pcg.propagation.solver import solve
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
+from unity.transforms.pipelining.straight_tails import straight
 from unity.transforms.splice import operator_at, variables_of
 
 
@@ -32,7 +33,7 @@ class Tail:
     """The tail after a scan, in terms of a program's variables.
 
     Attributes:
-        body: the tail's program, from `constants`, `read` and the scan's results to `sums`.
+        body: the tail's program, from `constants`, `read` and the scan's results to `sums`, its loops written out.
         constants: inputs without samples.
         read: inputs with samples, with their sample dimensions.
         sums: results, each a sum over the samples.
@@ -94,7 +95,7 @@ def tail_of(captured: Captured, number: int, samples: Sequence[int], size: int, 
             raise Mixed("what it is computed from has samples in an order that cannot be divided")
     fixed = tuple(v for v in inputs_before if solution.states[v].kind != "P")
     inputs = (*fixed, *(v for v, _ in read), *results)
-    part = replace(part, inputs=inputs, tensors={**part.tensors, **{v: body.tensors[v] for v in results}})
+    part = straight(replace(part, inputs=inputs, tensors={**part.tensors, **{v: body.tensors[v] for v in results}}))
     tail = Tail(part, fixed, read, sums, frozenset(mine), frozenset(after), loss)
     states = (*tail.states, *(partitioned(d) for d in samples))
     alone = along_axis(part, states, (PARTIAL,) * len(sums))
