@@ -621,6 +621,27 @@ def test_donated_arguments_are_numbered_as_in_jit() -> None:
         assert all(x.is_deleted() == donated for x in jax.tree.leaves(params))
 
 
+def scaled_step(state: Any, scale: Any = 1.0, shift: Any = 0.0, *, batch: Any, rate: Any, note: str = "") -> Any:
+    gradient = jax.grad(marked)(state, batch)
+    return jax.tree.map(lambda w, g: scale * (w - rate * g) + shift, state, gradient)
+
+
+def test_arguments_may_be_taken_by_name_alone() -> None:
+    state, batch = initial()[0]["params"], initial()[1]
+    for named in ({"rate": 0.5}, {"rate": jnp.float32(0.5), "shift": 1.0, "note": "static"}):
+        expected = jax.jit(scaled_step, static_argnames="note")(state, batch=batch, **named)
+        step = unity.step(scaled_step, donate_argnums=(0, 2), **OPTIONS)
+        placed, keywords = step.shard(jax.tree.map(jnp.copy, state), batch=batch, **named)
+        assert keywords.keys() == {"batch", *named}
+        assert jax.tree.structure(step.shardings(state, batch=batch, **named)) == jax.tree.structure((state, keywords))
+        assert_same(step(placed, **dict(reversed(keywords.items()))), expected)
+        assert all(x.is_deleted() for x in jax.tree.leaves(placed))
+        assert not any(x.is_deleted() for x in jax.tree.leaves(keywords["batch"]))
+        assert_same(step(jax.tree.map(jnp.copy, state), **keywords), expected)
+        with pytest.raises(unity.PlanError, match=r"scaled_step cannot be called with rates: "):
+            step(state, rates=0.5)
+
+
 def test_only_functions_are_planned() -> None:
     state, _ = initial()
     for wrap in (unity.step, unity.loss, unity.optimize):

@@ -133,19 +133,28 @@ def refuse_others(
 
 def by_position(fn: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return all arguments of a call by position, as planned. Raises PlanError for keyword-only arguments."""
-    if not named:
-        return args
-    name = getattr(fn, "__name__", "the function")
-    try:
-        bound = inspect.signature(fn).bind(*args, **named)
-    except (TypeError, ValueError) as error:  # ValueError: some built-in functions have no signature
-        raise PlanError(f"{name} cannot be called with {', '.join(named)}: {error}. (docs: plan#shapes)") from error
-    if bound.kwargs:
+    args, keywords = bound(fn, args, named)
+    if keywords:
         raise PlanError(
-            f"{name} takes {', '.join(bound.kwargs)} by name alone: fix such values with functools.partial before it is planned,"
-            " because plans take arguments by position. (docs: plan#shapes)"
+            f"{getattr(fn, '__name__', 'the function')} takes {', '.join(keywords)} by name alone: fix such values with"
+            " functools.partial before it is planned, because plans take arguments by position. (docs: plan#shapes)"
         )
-    return bound.args
+    return args
+
+
+def bound(fn: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call by position, and those that the function takes by name alone, sorted by name.
+
+    Raises PlanError if the function does not take them.
+    """
+    if not named:
+        return args, {}
+    try:
+        arguments = inspect.signature(fn).bind(*args, **named)
+    except (TypeError, ValueError) as error:  # ValueError: some built-in functions have no signature
+        name = getattr(fn, "__name__", "the function")
+        raise PlanError(f"{name} cannot be called with {', '.join(named)}: {error}. (docs: plan#shapes)") from error
+    return arguments.args, dict(sorted(arguments.kwargs.items()))
 
 
 @contextmanager

@@ -148,7 +148,8 @@ class ArrayCall:
     """A call as a function from arrays to arrays: to those of its results, and the next values of the arrays in Flax NNX modules.
 
     Attributes:
-        arguments: `args`, or `(args, kwargs)` if there are keyword arguments.
+        arguments: the positional arguments, and a dict of the keyword arguments if there are any.
+        donated: the numbers of the donated arguments.
         inputs: the arguments, with arrays separated from the rest.
         form: the form of the results, once the call is traced.
     """
@@ -172,9 +173,9 @@ class ArrayCall:
                 memory is lost.
         """
         self.fn, self._named = fn, bool(kwargs)
-        self.arguments = (args, kwargs) if kwargs else args
+        self.arguments = (*args, kwargs) if kwargs else args
         self.inputs = Structured.of(self.arguments, numbers)
-        self._donated = donated
+        self.donated = frozenset(k for k in donated if k < len(args))
         self.form = ResultStructure(Structured.of(()), ())
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
@@ -183,7 +184,7 @@ class ArrayCall:
         Raises PlanError if it changes the static part of a module of Flax NNX.
         """
         tree = self.inputs.tree(arrays)
-        args, kwargs = tree if self._named else (tree, {})
+        *args, kwargs = tree if self._named else (*tree, {})
         results = Structured.of(self.fn(*args, **kwargs), numbers=True)
         if self.inputs.graph is None:
             self.form = ResultStructure(results.static, ())
@@ -196,7 +197,7 @@ class ArrayCall:
             )
         after = modules.arrays
         pairs = enumerate(zip(self.inputs.tops, arrays, after, strict=True))
-        changed = tuple(k for k, (top, x, y) in pairs if x is not y or top in self._donated)
+        changed = tuple(k for k, (top, x, y) in pairs if x is not y or top in self.donated)
         self.form = ResultStructure(results.static, changed)
         return (*results.arrays, *(after[k] for k in changed))
 
@@ -219,9 +220,7 @@ class ArrayCall:
     def argument_trees(self) -> list[Any]:
         """The numbers of the arrays as a tree like each argument; one tree for all if modules may share variables."""
         tree = self.inputs.numbered()
-        if self.inputs.graph is not None:
-            return [tree]
-        return [*tree[0], tree[1]] if self._named else list(tree)
+        return [tree] if self.inputs.graph is not None else list(tree)
 
 
 def next_values(inputs: Structured, form: ResultStructure, structs: Sequence[Any], results: Sequence[Any]) -> dict[int, int]:

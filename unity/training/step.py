@@ -24,7 +24,7 @@ from unity.optimize import OPTIONS as OPTIMIZE_OPTIONS
 from unity.optimize import optimize
 from unity.pcg.jaxprs.shardings import sharding_of
 from unity.pcg.jaxprs.trace_contexts import WIDE, unset, without_mesh
-from unity.plan.call_arguments import by_position, refuse_narrow, refuse_others
+from unity.plan.call_arguments import bound, refuse_narrow, refuse_others
 from unity.plan.face.former_names import accepting_former_options, former_member
 from unity.plan.further_options import refuse_unknown
 from unity.plan.options import refuse_uncallable
@@ -141,7 +141,7 @@ class TrainingStep:
         """
         call = self._call(args, named)
         compiled = self._compiled_for(call)
-        self._refuse_repeated(call.inputs)
+        self._refuse_repeated(call)
         with unset():
             results = compiled.run(*self._placed(call.inputs, compiled.placement.shardings))
         return call.finish(results, compiled.form)
@@ -149,7 +149,8 @@ class TrainingStep:
     def shard(self, *args: Any, **named: Any) -> Any:
         """Place the arguments of a call where the step needs them. Arrays that are there already are not copied.
 
-        Returns the arguments as a tuple; modules of Flax NNX change in place.
+        Returns the arguments as a tuple, with a dict of those that the step takes by name alone at its end. Modules of Flax NNX
+        change in place.
         """
         call = self._call(args, named)
         return call.inputs.write(call.arguments, self._compiled_for(call).placement.whole(call.inputs.arrays))
@@ -157,7 +158,7 @@ class TrainingStep:
     def shardings(self, *args: Any, **named: Any) -> tuple[Any, ...]:
         """Return the shardings of the arguments, to create or to restore a state where it is needed.
 
-        Returns trees like the arguments. In the place of a module of Flax NNX is a tree like its state.
+        Returns trees like the arguments, in the order of `shard`. In the place of a module of Flax NNX is a tree like its state.
 
         Args:
             args: the arguments of a call, or `jax.ShapeDtypeStruct`s in the place of their arrays.
@@ -184,8 +185,8 @@ class TrainingStep:
             return former_member(self, "step", name)
 
     def _call(self, args: tuple[Any, ...], named: dict[str, Any]) -> ArrayCall:
-        args = by_position(self.fn, args, named)
-        return ArrayCall(self.fn, args, {}, numbers=True, donated=self._donated)
+        args, keywords = bound(self.fn, args, named)
+        return ArrayCall(self.fn, args, keywords, numbers=True, donated=self._donated)
 
     def _compiled_for(self, call: ArrayCall) -> CompiledStep:
         """Return the compiled step for a call. It compiles again for other weak types or settings; other shapes are an error."""
@@ -235,7 +236,7 @@ class TrainingStep:
             return program(*arrays)
 
         run.__name__ = self.__name__  # which names the compiled program in profiles
-        donated = tuple(k for k, top in enumerate(call.inputs.tops) if top in self._donated)
+        donated = tuple(k for k, top in enumerate(call.inputs.tops) if top in call.donated)
         jitted = jax.jit(run, in_shardings=shardings, out_shardings=results, donate_argnums=donated)
         shapes, tree = tuple(struct.shape for struct in structs), jax.tree.structure(shardings)
         return CompiledStep(jitted, call.form, Placement(self.__name__, tree, call.inputs.paths, shapes, shardings))
@@ -341,13 +342,13 @@ class TrainingStep:
             " (docs: training#errors)",
         )
 
-    def _refuse_repeated(self, inputs: Structured) -> None:
+    def _refuse_repeated(self, call: ArrayCall) -> None:
         """Raise PlanError if an array occurs twice and is donated, as `jax.jit` does.
 
         Otherwise only the device that has the array would fail, because the others have copies, and wait for it.
         """
-        arrays = inputs.arrays
-        if not self._donated or len(set(map(id, arrays))) == len(arrays):
+        inputs, arrays = call.inputs, call.inputs.arrays
+        if not call.donated or len(set(map(id, arrays))) == len(arrays):
             return
         first: dict[int, int] = {}
         places = ((first.setdefault(id(x), k), k) for k, x in enumerate(arrays) if _is_concrete(x))
@@ -357,7 +358,7 @@ class TrainingStep:
         tops, paths = inputs.tops, inputs.paths
         refuse_others(
             f"{self.__name__} donates arrays that it is called with twice",
-            [f"{paths[k]} is also {paths[j]}" for j, k in pairs if self._donated & {tops[j], tops[k]}],
+            [f"{paths[k]} is also {paths[j]}" for j, k in pairs if call.donated & {tops[j], tops[k]}],
             f"Copy them by jnp.copy, or place all: arguments = {self.__name__}.shard(*arguments). (docs: training#errors)",
         )
 
