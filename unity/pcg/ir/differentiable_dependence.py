@@ -1,7 +1,7 @@
 """Differentiable dependence of each result of an equation on its operands, result by result through nested programs.
 
-If all results of a loop, a checkpoint or a conditional depended on the same operands, a mask made of labels that one of these returns
-on beside the samples would seem to have a gradient. JAX differentiates them result by result, too.
+If all results of a loop, a checkpoint or a conditional depended on the same operands, a mask made of labels that one of these
+returns beside the samples would seem to have a gradient. JAX differentiates them result by result, too.
 """
 
 from __future__ import annotations
