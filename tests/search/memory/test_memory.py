@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from ci_cases import by_hand
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from small_models import MACHINE, MODELS, Small, counted, made, named, random_point
 
 from unity.machine.machine import Machine
@@ -218,6 +220,24 @@ def test_a_stopped_gradient_takes_no_memory() -> None:
     assert (stopped.time, stopped.memory) == pytest.approx((plain.time, plain.memory))
     totals = [predict_memory(plan.program.pcg, frozenset(range(4)), Training()).total for plan in (stopped, plain)]
     assert totals[0] == pytest.approx(totals[1])
+
+
+@pytest.mark.parametrize("name", ["copy", "name"])
+def test_the_copy_of_a_literal_aliases_no_operand(name: str) -> None:
+    """Equinox's bounded loop starts at such a copy. It has no operand that it could be in the place of."""
+    same = jax.jit({"copy": jnp.copy, "name": lambda a: checkpoint_name(a, "start")}[name])
+
+    def loss(w: Any, x: Any) -> tuple[Any, Any]:
+        def step(c: Any, _: Any) -> Any:
+            return (c[0] + 1, jnp.tanh(c[1] @ w) * c[0]), None
+
+        start = same(2.0)
+        return jnp.mean(lax.scan(step, (start, x), None, 3)[0][1]), start
+
+    args = jnp.full((16, 16), 0.1), jnp.linspace(0, 1, 32 * 16).reshape(32, 16)
+    plan = optimize(loss, *args, machine=MACHINE, search="captured", progress=False)
+    found, expected = (jax.jit(jax.value_and_grad(fn, has_aux=True))(*args) for fn in (plan, loss))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), found, expected)
 
 
 def test_values_that_reuse_a_later_gradient_are_not_counted() -> None:

@@ -36,7 +36,10 @@ def local(v: Value, graph: PCG) -> float:
 
 def stays(node: Node) -> bool:
     """Return whether a node's value aliases its operand, because nothing moves and nothing runs."""
-    return node.kind in NOTHING_MOVES or (node.body is not None and _is_identity(node.body.primitives))
+    if node.kind in NOTHING_MOVES:
+        return True
+    # the copy of a literal has no operand
+    return node.body is not None and bool(node.operands) and _is_identity(node.body.primitives)
 
 
 def _is_identity(primitives: tuple[str, ...]) -> bool:
