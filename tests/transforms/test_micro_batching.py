@@ -73,6 +73,18 @@ def masked(w: Any, b: Any) -> Any:
     return mean(w, {"x": x, "y": b["y"]})
 
 
+def with_class_weights(w: Any, b: Any) -> Any:
+    """A class weighs less the more samples of the whole batch have its label."""
+    weights = 1 / (1 + jnp.bincount(b["y"], length=V))
+    return -jnp.sum(weights[b["y"], None] * jnp.take_along_axis(scores(w, b["x"]), b["y"][:, None], 1))
+
+
+def with_ramps(w: Any, b: Any) -> Any:
+    """Samples weigh the more the later they come, and numbers that no slice is enough for choose their signs."""
+    ramp, signs = jnp.linspace(1.0, 2.0, B), jax.random.permutation(jax.random.wrap_key_data(b["key"]), jnp.arange(B) % 3 - 1)
+    return jnp.sum(jnp.mean(scores(w, b["x"] * signs[:, None]), 1) * ramp) / jnp.sum(ramp)
+
+
 def weighted_by_themselves(w: Any, b: Any) -> Any:
     """No gradient flows through the weights of the samples, and their sum is computed first."""
     errors = jnp.mean(scores(w, b["x"]) ** 2, 1)
@@ -157,6 +169,8 @@ LOSSES: dict[str, Small] = {
     "indexed": Small(indexed, WEIGHTS, BATCH),
     "several": Small(several, WEIGHTS, BATCH),
     "masked": Small(masked, WEIGHTS, BATCH | {"key": KEY}),
+    "with class weights": Small(with_class_weights, WEIGHTS, BATCH),
+    "with ramps": Small(with_ramps, WEIGHTS, BATCH | {"key": KEY}),
 }
 OPTIONS: dict[str, Any] = {"machine": MACHINE, "search": "captured", "pipelines": False, "branches": False, "progress": False}
 
@@ -252,6 +266,24 @@ def test_further_results_are_added_up_or_joined_in_the_order_of_the_samples() ->
         return mean(w, b), {"hidden": b["x"] @ w["in"], "right": jnp.mean(right), "weights": jnp.sum(w["out"])}
 
     assert_same_results(loss, 8)
+
+
+def test_counts_by_label_are_added_up() -> None:
+    """Labels outside of the table are dropped or clipped, as in one batch."""
+
+    def loss(w: Any, b: Any) -> Any:
+        guess, ones = jnp.argmax(scores(w, b["x"]), -1), jnp.ones(B, "int32")
+        counts = {
+            "bins": jnp.bincount(b["y"], length=7),
+            "confusion": jnp.zeros((V, V), "int32").at[b["y"], guess].add(1),
+            "segments": jax.ops.segment_sum(ones, b["y"], 7),
+            "dropped": jnp.zeros(3, "int8").at[b["y"] - 2].add(100, mode="drop"),
+            "clipped": jnp.zeros(3, "uint8").at[b["y"] - 2].add(ones.astype("uint8"), mode="clip"),
+            "real": jnp.zeros(V).at[guess].add(1.0),
+        }
+        return mean(w, b), counts
+
+    assert_same_results(loss, 4)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -401,6 +433,11 @@ def alternating(w: Any, b: Any) -> Any:
     return jnp.sum(lax.scan(lambda x, _: (x + jnp.repeat(jnp.sin(x[::2]), 2, 0), None), scores(w, b["x"]), None, 3)[0])
 
 
+def accumulated(w: Any, b: Any) -> Any:
+    """The weight of a sample depends on the labels before it."""
+    return jnp.sum(scores(w, b["x"]) * jnp.cumsum(b["y"])[:, None])
+
+
 @pytest.mark.parametrize(
     ("loss", "count", "reason"),
     [
@@ -414,6 +451,7 @@ def alternating(w: Any, b: Any) -> Any:
         (converging, 4, r"while at .*test_micro_batching.py:\d+ \(converging\).* does not work on each sample by itself"),
         (normalized, 4, r"test_micro_batching.py:\d+ \(normalized\).* needs a sum over all samples to go on with each"),
         (contrasted, 4, r"dot_general at .*test_micro_batching.py:\d+ \(contrasted\).* does not work on each sample by itself"),
+        (accumulated, 4, r"cumsum at .*test_micro_batching.py:\d+ \(accumulated\).* does not work on each sample by itself"),
         (numbered, 4, r"custom_vjp_call at .*test_micro_batching.py:\d+ \(numbered\)"),
         (numbered_twice, 4, r"the derivative rule in custom_vjp_call at .*test_micro_batching.py:\d+ \(numbered\)"),
         (numbered_inside, 4, r"the derivative rule in (remat2?|checkpoint) at .*\(numbered_inside\)"),

@@ -119,9 +119,9 @@ def test_constants_become_literals():
 
 
 def test_zero_literals_may_stand_in_a_sum():
-    body = body_of(lambda x, y: (x + 0.0, x + 1.0, lax.convert_element_type(x, jnp.int32) + 0))
+    body = body_of(lambda x, y: (x + 0.0, x + 1.0, lax.convert_element_type(x, jnp.int32) + 0, (x > y) | False))
     zero = [a.zero for e in body.equations for a in e.operands if isinstance(a, Literal)]
-    assert zero == [True, False, False]
+    assert zero == [True, False, True, False]
 
 
 def test_used_keeps_what_outputs_need():

@@ -131,6 +131,11 @@ def test_scalars_and_zeros_pass_partial_sums_as_they_may():
     assert partial in legal(body_of(lambda x: 3 * x, x))
     assert partial in legal(body_of(lambda x: x + 0.0, x))
     assert partial in legal(body_of(lambda x: jnp.concatenate([x, jnp.zeros((4, 1))], 1), x))
+    for dtype in (float, int):
+        for fn in (lambda x: x + np.zeros((), x.dtype), lambda x: jnp.concatenate([x, jnp.zeros((4, 1), x.dtype)], 1)):
+            found = along_axis(body_of(fn, x.astype(dtype)), *partial)
+            assert found is not None
+            assert not found.contributed, "zeros are the sum of their copies"
     for fn in (lambda x: x + 1.0, lambda x: jnp.concatenate([x, jnp.ones((4, 1))], 1)):
         body = body_of(fn, x)
         assert partial in legal(body)
@@ -138,6 +143,16 @@ def test_scalars_and_zeros_pass_partial_sums_as_they_may():
         assert found is not None
         assert found.contributed, "a constant is one device's"
     assert partial not in legal(body_of(lambda x: jnp.where(x > 0, x, 0.0), x))
+
+
+@pytest.mark.parametrize("dtype", [int, float])
+def test_a_sum_that_is_partial_has_its_terms_in_any_digit(dtype):
+    """The digit follows from the operand, although the result alone leaves one match."""
+    body = body_of(lambda i: jnp.zeros(7, dtype).at[i].add(1), np.zeros(12, int))
+    for digit in (1, 3):
+        found = along_axis(body, (P(0, digit),), (PARTIAL,))
+        assert found is not None
+        assert found.changes is False
 
 
 def test_reshapes_follow_digits():
@@ -242,9 +257,9 @@ def test_an_equation_is_visited_once_for_all_states_that_are_set_around_it():
     class Counted(Propagation):
         visits = 0
 
-        def visit(self, i, default=False):
+        def visit(self, i, default=False, deferred=False):
             self.visits += 1
-            super().visit(i, default)
+            super().visit(i, default, deferred)
 
     body = body_of(lambda a, b, c: jnp.tanh(a * b + b * c) - a, *np.ones((3, 4, 6)))
     (result,) = (a for a in body.outputs if isinstance(a, int))

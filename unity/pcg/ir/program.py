@@ -60,6 +60,11 @@ class Tensor:
         """Return whether it can have a gradient."""
         return floating(self)
 
+    @cached_property
+    def additive(self) -> bool:
+        """Return whether its elements are numbers, which devices can add: neither truth values nor random keys."""
+        return jnp.issubdtype(self.dtype, jnp.number)
+
     @property
     def itemsize(self) -> int:
         return getattr(self.dtype, "itemsize", 8)
@@ -102,7 +107,7 @@ class Literal:
     @property
     def zero(self) -> bool:
         """Return whether it is zero, so that a sum over devices may count it several times."""
-        return self.tensor.floating and not np.any(np.asarray(self.value))
+        return self.tensor.additive and not np.any(np.asarray(self.value))
 
     @property
     def sliceable(self) -> bool:

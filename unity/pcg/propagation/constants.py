@@ -40,7 +40,7 @@ def constants(body: Body) -> Constants:
             if all(isinstance(a, Literal) or a in constant for a in e.operands):
                 constant.update(e.results)
             if facts_of(e.name).moves and all(a.zero if isinstance(a, Literal) else a in zero for a in e.operands):
-                zero.update(v for v in e.results if body.tensors[v].floating)
+                zero.update(v for v in e.results if body.tensors[v].additive)
         read = [[p for p, a in enumerate(e.operands) if a in constant] for e in body.equations]
         cached = CONSTANTS[id(body)] = (body, Constants(frozenset(zero), frozenset(constant), read))
     return cached[1]

@@ -264,7 +264,7 @@ class Propagation:
         self.queue: list[int] = []
         self.changed: set[int] = set()  # equations around which a state was set since they were visited
         self.open: list[Mapping[int, State]] = []  # states of the alternatives where the first match was taken
-        self.deferred: set[int] = set()  # equations with nested programs, visited when the most is known around them
+        self.deferred: set[int] = set()  # equations to visit when the most is known around them, as those with nested programs
         for v, s in known.items():
             self.set(v, s)
 
@@ -312,12 +312,13 @@ class Propagation:
             return True
         return atom not in self.constants.constant or atom in self.constants.zero
 
-    def visit(self, i: int, default: bool = False) -> None:
+    def visit(self, i: int, default: bool = False, deferred: bool = False) -> None:
         """Check an equation, or take a match of it if only one is left.
 
         Args:
             i: the number of the equation.
             default: take the first of several matches, or replicate if that is among them, and record the others as open.
+            deferred: no other equation is queued, so that a state which the match assumes will not follow from another.
         """
         if self.matches[i] is not None:
             self.check(i)
@@ -334,6 +335,9 @@ class Propagation:
         if not default and (
             len(candidates) > 1 or possible.may_reduce or (self.contributing and self.may_contribute(i, candidates[0]))
         ):
+            return
+        if not default and not deferred and _assumes_digit(candidates[0], around):
+            self.deferred.add(i)
             return
         replicate = default and candidates[-1].name == "replicated"
         if not replicate:
@@ -440,12 +444,12 @@ class Propagation:
         return None
 
     def spread(self) -> None:
-        """Visit queued equations until none is left, those with nested programs, and those to be patient with, last."""
+        """Visit queued equations until none is left, and those that are deferred last."""
         while self.queue or self.deferred:
             if not self.queue:
                 first = min(self.deferred)
                 self.deferred.remove(first)
-                self.visit(first)
+                self.visit(first, deferred=True)
                 continue
             i = self.queue.pop()
             if i not in self.changed:  # it is queued once for each variable, and was visited since
@@ -495,6 +499,14 @@ class Propagation:
 def _known(around: Around) -> dict[int, State]:
     """Return the known ones of the states around an equation, by position."""
     return {p: s for p, s in enumerate(around) if s is not None}
+
+
+def _assumes_digit(match: Match, around: Around) -> bool:
+    """Return whether a match partitions a dimension of which no state around the equation tells the digit.
+
+    The updates that a scatter adds to zeros may be sliced in any digit if all that is known is that their sum is partial.
+    """
+    return any(s.kind == "P" for s in match.states) and not any(s is not None and s.kind == "P" for s in around)
 
 
 def has_no_gradient(body: Body, variable: int) -> bool:

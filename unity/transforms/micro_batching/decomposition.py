@@ -5,7 +5,8 @@
 By the operator table, an axis that partitions the samples must leave every value of the part partitioned in the samples, a partial
 sum over them, or independent of them. Values that are independent of the samples are computed once, before the loop; so are sums
 over the samples that no gradient flows through, such as the number of labels that count. Equations that need complete sums come
-after the loop.
+after the loop. An array with a number for each sample that no argument with samples is needed for, such as `jnp.linspace(0, 1, n)`,
+is computed before the loop and divided like an argument, unless a device can compute its slice of it.
 
 Of M micro-batches, number m has the samples m, m + M, m + 2 M and so on: a dimension of n samples, as `[n / M, M]`, is partitioned
 in its inner digit. So a device with a slice of the samples has a slice of each micro-batch.
@@ -48,7 +49,8 @@ class Decomposition:
         constants: inputs without samples.
         inactive: those of `constants` through which no gradient flows, such as the number of labels that count, and those of `sums`
             that depend on nothing that is differentiated. (Gradients of others, such as auxiliary results, are refused.)
-        read: inputs with samples, with their states along the axis of micro-batches.
+        read: inputs with samples, with their states along the axis of micro-batches. They are inputs of the program, or computed
+            before the loop.
         sums: results that are sums over the samples.
         each: results with samples, with their states.
         after: the equations that need complete sums, by number.
@@ -153,8 +155,8 @@ def _decomposed(captured: Captured, size: int, dims: Mapping[int, int | None], c
     if size % count:
         raise Mixed(f"{count} micro-batches cannot share {size} samples evenly")
     known = {v: REPLICATED if dim is None else State("P", dim, size // count) for v, dim in dims.items()}
-    after, solution = _solved(body, known)
-    following = [i for i in range(len(body.equations)) if i not in after]
+    after, solution, arrays = _solved(body, known, _independent(captured, size))
+    following = [i for i in range(len(body.equations)) if i not in after and i not in arrays]
     active = _active(captured)
     early = {v for i in following for v in _early(body, i, following, active, solution)}  # sums that are computed before the loop
     after = _needing_sums(body, following, after, solution.reduced.keys() - early, solution)
@@ -173,7 +175,7 @@ def _decomposed(captured: Captured, size: int, dims: Mapping[int, int | None], c
             raise _needing_all(next(body.equations[i] for i in sorted(after) if v in body.equations[i].operands))
     sums = tuple(v for v in ends if solution.states[v].kind != "P")
     each = tuple((v, solution.states[v]) for v in ends if solution.states[v].kind == "P")
-    part, _ = extract(_with_early_as_inputs(body, own, early), own, ends, constants(body))
+    part, _ = extract(_with_early_as_inputs(body, own, early), own, ends, _constants(body, arrays))
     part = with_results(part, range(len(ends)))
     inputs = [v for v in part.inputs if any(v in e.operands for e in part.equations)]
     read = tuple((v, s) for v in inputs if (s := solution.seen(v)).kind == "P")
@@ -217,47 +219,83 @@ def _refuse_whole_products(captured: Captured, outside: Sequence[int], size: int
                 known.update(e.results)
 
 
-def _solved(body: Body, known: Mapping[int, State]) -> tuple[set[int], Solution]:
-    """Return the equations that need complete sums, and the states of all others along the axis of micro-batches.
+def _independent(captured: Captured, size: int) -> frozenset[int]:
+    """Return the computed variables with as many rows as there are samples that depend on no weight and no array of such a size."""
+    body = captured.body
 
-    The solver does not reduce a sum for an equation that reads it: such an equation comes after the loop.
+    def sized(v: int) -> bool:
+        return size in body.tensors[v].shape[:DIMENSIONS]
+
+    others = {v for k, v in enumerate(body.inputs) if k in captured.differentiated or sized(v)}
+    dependent = others.copy()
+    for e in body.equations:
+        if not dependent.isdisjoint(e.operands):
+            dependent.update(e.results)
+    return frozenset(v for e in body.equations for v in e.results if v not in dependent and sized(v))
+
+
+def _solved(body: Body, known: Mapping[int, State], independent: frozenset[int]) -> tuple[set[int], Solution, set[int]]:
+    """Return the equations that need complete sums, the states of others along the axis of micro-batches, and more equations.
+
+    The solver does not reduce a sum for an equation that reads it: such an equation comes after the loop. The last equations
+    compute arrays, of those that are `independent` of the samples, which are divided like arguments.
 
     Raises Mixed, naming the first operator that does not work sample by sample.
     """
-    states, after = dict(known), set[int]()
+    states, after, arrays = dict(known), set[int](), set[int]()
     while True:
-        part = _without(body, after)
+        part = _without(body, after, arrays)
         try:
             solution = solve(part, states, patient=False)
         except Unmatched:
-            after |= _dependent(body, _first_after(body, after, states))
+            number, sums = _first_unmatched(body, after, arrays, states)
+            if sums:
+                after |= _dependent(body, number)
+            elif (more := _producers(body, independent.intersection(body.equations[number].operands))) <= arrays:
+                raise Mixed(f"{operator_at(body.equations[number])} does not work on each sample by itself") from None
+            else:
+                arrays |= more
             continue
-        partial = [v for v in body.inputs if solution.states.get(v) == PARTIAL]
+        partial = [v for v in part.inputs if solution.states.get(v) == PARTIAL]
         if not partial:
-            return after, solution
+            return after, solution, arrays
         states |= dict.fromkeys(partial, REPLICATED)
 
 
-def _without(body: Body, after: Collection[int]) -> Body:
-    """Return the program without some equations; their operands and the other outputs are its outputs."""
-    equations = tuple(e for i, e in enumerate(body.equations) if i not in after)
-    computed = {*body.inputs, *(v for e in equations for v in e.results)}
-    ends = [*variables_of(body.outputs), *(a for i in sorted(after) for a in variables_of(body.equations[i].operands))]
-    return used(replace(body, equations=equations, outputs=tuple(dict.fromkeys(v for v in ends if v in computed))))
+def _constants(body: Body, arrays: Collection[int]) -> dict[int, int]:
+    """Return the cheap variables that depend on no input, nor on the results of `arrays`, each with its equation."""
+    numbers = {k for i in arrays for k in _dependent(body, i)}
+    return {v: i for v, i in constants(body).items() if i not in numbers}
 
 
-def _first_after(body: Body, after: Collection[int], known: Mapping[int, State]) -> int:
-    """Return the first equation, by bisection, up to which the program has no solution, if it reads a partial sum.
+def _producers(body: Body, variables: Collection[int]) -> set[int]:
+    """Return the numbers of the equations that compute some variables."""
+    return {i for i, e in enumerate(body.equations) if not set(variables).isdisjoint(e.results)}
 
-    Raises Mixed if it reads none, since a complete sum would not help.
+
+def _without(body: Body, after: Collection[int], arrays: Collection[int]) -> Body:
+    """Return the program without some equations.
+
+    The operands of `after` and the other outputs are its outputs, and the results of `arrays` its further inputs.
     """
-    numbers = [i for i in range(len(body.equations)) if i not in after]
+    equations = tuple(e for i, e in enumerate(body.equations) if i not in after and i not in arrays)
+    inputs = (*body.inputs, *(v for i in sorted(arrays) for v in body.equations[i].results))
+    computed = {*inputs, *(v for e in equations for v in e.results)}
+    ends = [*variables_of(body.outputs), *(a for i in sorted(after) for a in variables_of(body.equations[i].operands))]
+    outputs = tuple(dict.fromkeys(v for v in ends if v in computed))
+    return used(replace(body, inputs=inputs, equations=equations, outputs=outputs))
+
+
+def _first_unmatched(body: Body, after: Collection[int], arrays: Collection[int], known: Mapping[int, State]) -> tuple[int, bool]:
+    """Return the first equation, by bisection, up to which the program has no solution, and whether it reads a partial sum."""
+    numbers = [i for i in range(len(body.equations)) if i not in after and i not in arrays]
+    inputs = _without(body, after, arrays).inputs
 
     def prefix(count: int) -> Solution | None:
         equations = tuple(body.equations[i] for i in numbers[:count])
         outputs = tuple(v for e in equations for v in e.results)
         try:
-            return solve(replace(body, equations=equations, outputs=outputs), known, patient=False)
+            return solve(replace(body, inputs=inputs, equations=equations, outputs=outputs), known, patient=False)
         except Unmatched:
             return None
 
@@ -265,11 +303,9 @@ def _first_after(body: Body, after: Collection[int], known: Mapping[int, State])
     while bad - good > 1:
         middle = (good + bad) // 2
         good, bad = (good, middle) if prefix(middle) is None else (middle, bad)
-    e = body.equations[numbers[bad - 1]]
-    solution = prefix(good)
-    if solution is not None and any(solution.seen(a) == PARTIAL for a in variables_of(e.operands) if a in solution.states):
-        return numbers[bad - 1]
-    raise Mixed(f"{operator_at(e)} does not work on each sample by itself")
+    number, solution = numbers[bad - 1], prefix(good)
+    operands = variables_of(body.equations[number].operands)
+    return number, solution is not None and any(solution.seen(a) == PARTIAL for a in operands if a in solution.states)
 
 
 def _dependent(body: Body, number: int) -> set[int]:
