@@ -67,6 +67,8 @@ def test_transformations_are_applied_again_from_a_file_that_has_all_of_them(kind
         (t.record, str(t), t.packing) for t in plan.program.transformations
     ]
     assert again.program.pcg.key == plan.program.pcg.key
+    again.files.save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("kinds", CASES)

@@ -95,6 +95,8 @@ def test_a_program_that_fits_by_recomputation_is_the_function(name: str, tmp_pat
     again = unity.load(tmp_path / "plan.json", model.loss, model.params, model.batch)
     assert again.program.pcg.key == plan.program.pcg.key
     assert str(again.program.recomputing) == str(plan.program.recomputing)
+    again.files.save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "plan.json").read_bytes()
     plan.files.export(tmp_path / "exported.py")
     assert "checkpoint" in (tmp_path / "exported.py").read_text()
     assert_right(name, runpy.run_path(str(tmp_path / "exported.py"), run_name="exported")["fn"], args)

@@ -18,7 +18,7 @@ from msgspec.structs import asdict
 
 import unity.constraints.bound_constraints as constraints
 from unity.base import atomic_files as atomic
-from unity.base.documents import Misfit, document_kind, encoded, parsed, refuse_unknown, typed
+from unity.base.documents import Misfit, document_kind, encoded, parsed, plain, refuse_unknown, typed
 from unity.base.errors import PlanError, PlanFileError, UnityError, file_fault
 from unity.constraints.program_shardings import marking
 from unity.pcg.capture.capture import Captured, capture
@@ -48,8 +48,9 @@ def sealed(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def written(document: PlanDocument) -> bytes:
-    """Return the text of a plan's file, with checksums."""
-    return encoded(sealed({"unity": "plan", **asdict(document)}))
+    """Return the text of a plan's file, with checksums. Numbers are written in their declared types, as a reader has them."""
+    read_again = typed(plain(document), type(document))  # else a limit of 1 would be 1.0 in the file of the loaded plan
+    return encoded(sealed({"unity": "plan", **asdict(read_again)}))
 
 
 def _checksum(part: Any) -> str:
