@@ -346,7 +346,8 @@ def test_kept_shardings_are_those_of_the_plan(tmp_path: Path) -> None:
     stated = [str(c) for c in kept.program.family.bound.every]
     assert stated[0] == "unity.pin(\"args[0]\", P(None, ('d0', 'd1')))"
     assert [text[: text.index(" at ")] for text in stated[1:]] == [
-        f"unity.constrain(..., {spec})" for spec in ("P('n0', ('d0', 'd1'))", "P('n0', ('d0', 'd1'))", "P(None, ('d0', 'd1'))")
+        f"unity.keep_shardings() of {words}"  # as the function states them, for its own mesh
+        for words in ("out_sharding=P('x', 'y')", "reshard(..., P('x', 'y'))", "reshard(..., P(None, 'y'))")
     ]
     assert "dim 0 over node, dim 1 over device" in str(kept.inspect.diff(plan))  # theirs against the plan's
     with pytest.raises(unity.PlanError, match=r"does not obey its constraints: unity\.pin\(\"args\[0\]\", P\(None, 'device'\)\)"):
@@ -365,8 +366,8 @@ def test_kept_constraints_for_the_compiler_leave_open_what_they_leave_open() -> 
     stated = [str(c) for c in kept.program.family.bound.every]
     assert [text.partition(" at ")[0] for text in stated] == [
         "unity.pin(\"args[1]\", P('d0', None))",
-        "unity.constrain(..., P(UNCONSTRAINED, ('d1', 'd2')))",
-        "unity.constrain(..., P('d0', None))",
+        "unity.keep_shardings() of with_sharding_constraint(..., P(UNCONSTRAINED, 'y'))",
+        "unity.keep_shardings() of with_sharding_constraint(..., P('x'))",
     ]
 
 
@@ -443,6 +444,11 @@ def test_shardings_that_cannot_be_kept_are_refused_with_the_reason() -> None:
     def fn(x: Any) -> Any:
         return jnp.sum(reshard(x, P("x")) ** 2)
 
+    def layers(ws: Any, x: Any) -> Any:
+        for w in ws:
+            x = jnp.tanh(jnp.einsum("bd,df->bf", x, w, out_sharding=P("x", None)))
+        return jnp.sum(x)
+
     def branched(x: Any) -> Any:
         return jnp.sum(lax.cond(x[0, 0] > 0, lambda x: reshard(x, P("x", None)), lambda x: x * 2, reshard(x, P("x", None))))
 
@@ -457,6 +463,9 @@ def test_shardings_that_cannot_be_kept_are_refused_with_the_reason() -> None:
     with jax.set_mesh(MESH):
         with pytest.raises(ConstraintError, match=r"mesh \(x: 2, y: 4\) does not fit the axes of a100-1x6 \(device: 6\)"):
             plan(fn, x, machine=unity.Machine.grid(1, 6, "a100"))
+        kept = r"unity\.keep_shardings\(\) of out_sharding=P\('x', None\) at test_user_meshes\.py:\d+ \(.*layers\) constrains"
+        with pytest.raises(OptionError, match=kept):
+            plan(layers, [jnp.ones((24, 24))] * 4, x, machine=MACHINE, pipeline=unity.PipelineShape(2, 4))
         with pytest.raises(ConstraintError, match=r"(?s)test_user_meshes\.py.*keeps, is inside of cond"):
             plan(branched, x, machine=MACHINE)
         with pytest.raises(ConstraintError, match=r"keeps, is inside of custom_vjp"):

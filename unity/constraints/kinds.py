@@ -15,7 +15,7 @@ from unity.constraints.resolver import KINDS, Dimension, Kind, Resolver, splits
 from unity.pcg.ir.graph import CONSTRAIN, Node
 from unity.pcg.ir.user_lines import spoken
 from unity.pcg.parallel.axis_names import AxisNames
-from unity.pcg.parallel.marks import mark_of
+from unity.pcg.parallel.marks import mark_of, stated_at
 from unity.pcg.parallel.sharding_spec import ShardingSpec, sharding_spec
 from unity.search.space.masks import MaskRule
 
@@ -92,10 +92,17 @@ def results_of(nodes: Iterable[Node]) -> tuple[str, ...]:
 
 
 class Marked(Constraint):
-    """A sharding of the values that `unity.constrain` marks at a line of the function."""
+    """A sharding of the values that `unity.constrain` marks at a line of the function, or that are kept in a sharding there.
+
+    Attributes:
+        sharding: the sharding, in the names of the machine's axes.
+        source: the line.
+        stated: a sharding that `unity.keep_shardings()` keeps, as the user stated it; "" of `unity.constrain`.
+    """
 
     sharding: ShardingSpec
     source: str
+    stated: str = ""
 
     def mask_rules(self, resolver: Resolver) -> Iterator[tuple[int, MaskRule]]:
         for s, site in enumerate(resolver.dimensions.opened.sites):
@@ -107,15 +114,16 @@ class Marked(Constraint):
                 raise ConstraintError(f"{self}: {error}") from None
 
     def __str__(self) -> str:
-        return f"unity.constrain(..., {self.sharding}) at {self.source}"
+        kept = f"unity.keep_shardings() of {self.stated}"
+        return f"{kept if self.stated else f'unity.constrain(..., {self.sharding})'} at {self.source}"
 
 
 SHARDED = (Pin, OperatorPin, Marked)  # the constraints that state a sharding
 
 
 def marked_by(node: Node) -> Marked:
-    """Return the constraint that a node of `unity.constrain` states."""
-    return Marked(mark_of(node), short(node.source))
+    """Return the constraint that a node of `unity.constrain`, or of a sharding that is kept, states."""
+    return Marked(mark_of(node), short(node.source), stated_at(node))
 
 
 Word = Literal["forbid", "only", "require"]

@@ -24,9 +24,9 @@ def marking(machine: Machine) -> Marking:
     It returns None for a sharding that leaves all dimensions open, and for one of partial sums.
     """
 
-    def marked(sharding: NamedSharding, open_dims: frozenset[int], rank: int, line: str) -> Mark | None:
+    def marked(sharding: NamedSharding, open_dims: frozenset[int], rank: int, line: str, words: str) -> Mark | None:
         entries = () if sharding.spec.unreduced else entries_of(sharding, open_dims, rank, machine, short(line))
-        return None if all(e is None for e in entries) else mark(entries)
+        return None if all(e is None for e in entries) else mark(entries, words.format(_spec_of(sharding)))
 
     return marked
 
@@ -82,12 +82,17 @@ def _check_order(sharding: NamedSharding, over: Sequence[str], names: MeshAxes, 
     """Raise ConstraintError unless the axes that slice a dimension nest in the order of the machine's."""
     ordered = tuple(sorted(over, key=lambda name: names[name]))
     if [k for name in over for k in names[name]] != [k for name in ordered for k in names[name]]:
-        spec = ShardingSpec(tuple(map(_axes_of, sharding.spec.partitions)))
         raise ConstraintError(
-            f"unity.keep_shardings(): {where or 'the program'} has the sharding {spec}, but slices of a plan nest in the order of"
-            f" the devices, outermost first.\n    Write {ordered} in the place of {tuple(over)}, or leave that sharding out."
+            f"unity.keep_shardings(): {where or 'the program'} has the sharding {_spec_of(sharding)}, but slices of a plan nest in"
+            " the order of the devices, outermost first.\n"
+            f"    Write {ordered} in the place of {tuple(over)}, or leave that sharding out."
             " (docs: constraints#shardings-of-your-own)"
         )
+
+
+def _spec_of(sharding: NamedSharding) -> ShardingSpec:
+    """Return the specification of a sharding in the names of the user's mesh."""
+    return ShardingSpec(tuple(map(_axes_of, sharding.spec.partitions)))
 
 
 def _axes_of(entry: Any) -> tuple[str, ...] | None:

@@ -26,6 +26,14 @@ from unity.pcg.jaxprs.trace_contexts import NO_MESH, without_mesh, words_of
 from unity.pcg.jaxprs.weak_types import is_weak
 
 PLACING = {"reshard": "dst_sharding", "sharding_constraint": "sharding"}  # identities, and their parameter with a sharding
+# how users write the equations that state a sharding, if not as `out_sharding=`
+WORDS = {
+    "reshard": "reshard(..., {})",
+    "sharding_constraint": "with_sharding_constraint(..., {})",
+    "device_put": "device_put(..., {})",
+    "jit": "out_shardings={}",
+    "pjit": "out_shardings={}",
+}
 RECORDED = frozenset({"broadcast_in_dim", "iota"})  # JAX states their sharding itself, to fit the values that they are used with
 MANUAL = "shard_map"  # its nested program is of one device
 SMALL = 65536  # bytes: a constant up to this size is copied to the host rather than kept on a mesh
@@ -33,8 +41,8 @@ SMALL = 65536  # bytes: a constant up to this size is copied to the host rather 
 EQUAL = ShapedArray((), np.float32).manual_axis_type  # of a value that varies along no axis
 
 Mark = tuple[core.Primitive, Mapping[str, Any]]
-# of a sharding, its open dimensions, the rank, and the user's line
-Marking = Callable[[NamedSharding, frozenset[int], int, str], Mark | None]
+# of a sharding, its open dimensions, the rank, the user's line, and the words around it there: "reshard(..., {})"
+Marking = Callable[[NamedSharding, frozenset[int], int, str, str], Mark | None]
 Rules = Callable[[core.JaxprEqn, core.JaxprEqn], core.ClosedJaxpr | None]
 
 
@@ -130,11 +138,11 @@ class _Removal:
                 return values[atom]
             return atom if plain(atom.aval) is atom.aval else core.Literal(literal_value(atom), plain(atom.aval))
 
-        def mark(eqn: core.JaxprEqn, atom: Any, sharding: Any, open_dims: frozenset[int] = frozenset()) -> Any:
+        def mark(eqn: core.JaxprEqn, atom: Any, sharding: Any, words: str, open_dims: frozenset[int] = frozenset()) -> Any:
             """Return a value, marked with a stated sharding if that is to be kept."""
             if self.marking is None or not isinstance(sharding, NamedSharding) or isinstance(atom, core.Literal):
                 return atom
-            marked = self.marking(sharding, open_dims, atom.aval.ndim, place_of(eqn.source_info, Place()).line)
+            marked = self.marking(sharding, open_dims, atom.aval.ndim, place_of(eqn.source_info, Place()).line, words)
             if marked is None:
                 return atom
             new = core.Var(atom.aval)
@@ -144,16 +152,17 @@ class _Removal:
 
         constants, inputs = [define(v) for v in jaxpr.constvars], [define(v) for v in jaxpr.invars]
         for eqn in jaxpr.eqns:
-            operands = [read(a) for a in eqn.invars]
+            operands, words = [read(a) for a in eqn.invars], WORDS.get(eqn.primitive.name, "out_sharding={}")
             if eqn.primitive.name in PLACING:
-                values[eqn.outvars[0]] = mark(eqn, operands[0], eqn.params[PLACING[eqn.primitive.name]], _open_dims(eqn))
+                values[eqn.outvars[0]] = mark(eqn, operands[0], eqn.params[PLACING[eqn.primitive.name]], words, _open_dims(eqn))
                 continue
             if "ctx_mesh" in eqn.params:  # a nested jit
-                operands = [mark(eqn, a, s) for a, s in zip(operands, eqn.params["in_shardings"], strict=True)]
+                stated = zip(operands, eqn.params["in_shardings"], strict=True)
+                operands = [mark(eqn, a, s, "in_shardings={}") for a, s in stated]
             eqns.append(self.equation(eqn, operands, [define(v) for v in eqn.outvars]))
             for v, sharding in zip(eqn.outvars, _results(eqn), strict=True):
                 if not isinstance(v, core.DropVar):
-                    values[v] = mark(eqn, values[v], sharding)
+                    values[v] = mark(eqn, values[v], sharding, words)
         outputs = [read(a) for a in jaxpr.outvars]
         return core.Jaxpr(constants, inputs, outputs, eqns, jaxpr.effects, jaxpr.debug_info, jaxpr.is_high)
 

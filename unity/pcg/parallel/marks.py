@@ -20,17 +20,17 @@ from unity.pcg.ir.nested_programs import has
 from unity.pcg.parallel.sharding_spec import Entry, ShardingSpec, sharding_spec
 
 _primitive = core.Primitive(CONSTRAIN)
-_primitive.def_impl(lambda x, *, entries: x)
-_primitive.def_abstract_eval(lambda x, *, entries: x)
-ad.defjvp(_primitive, lambda tangent, x, *, entries: tangent)
-ad.primitive_transposes[_primitive] = lambda cotangent, x, *, entries: [cotangent]  # pyright: ignore[reportArgumentType]
-mlir.register_lowering(_primitive, lambda context, x, *, entries: [x])
+_primitive.def_impl(lambda x, **params: x)
+_primitive.def_abstract_eval(lambda x, **params: x)
+ad.defjvp(_primitive, lambda tangent, x, **params: tangent)
+ad.primitive_transposes[_primitive] = lambda cotangent, x, **params: [cotangent]  # pyright: ignore[reportArgumentType]
+mlir.register_lowering(_primitive, lambda context, x, **params: [x])
 
 
-def _batched(operands: Any, dims: Any, *, entries: tuple) -> tuple[jax.Array, int]:
+def _batched(operands: Any, dims: Any, *, entries: tuple, **params: str) -> tuple[jax.Array, int]:
     (x,), (dim,) = operands, dims
     whole = (*entries, *((),) * (x.ndim - 1 - len(entries)))
-    return _primitive.bind(x, entries=(*whole[:dim], None, *whole[dim:])), dim
+    return _primitive.bind(x, entries=(*whole[:dim], None, *whole[dim:]), **params), dim
 
 
 batching.primitive_batchers[_primitive] = _batched
@@ -60,15 +60,26 @@ def constrain(x: Any, spec: Any, *, mesh: Any = None) -> jax.Array:
     return _primitive.bind(x, entries=entries)
 
 
-def mark(entries: tuple[Entry, ...]) -> tuple[core.Primitive, dict[str, Any]]:
-    """Return the primitive of `unity.constrain` and its parameters for the entries of a specification."""
-    return _primitive, {"entries": entries}
+def mark(entries: tuple[Entry, ...], stated: str) -> tuple[core.Primitive, dict[str, Any]]:
+    """Return the primitive of `unity.constrain` and its parameters for the entries of a specification.
+
+    Args:
+        entries: the entries, in the names of the machine's axes.
+        stated: the sharding as the user stated it, in the names of the user's mesh.
+    """
+    return _primitive, {"entries": entries, "stated": stated}
 
 
 def mark_of(node: Node) -> ShardingSpec:
     """Return the specification of a `constrain` node of a captured graph."""
     assert node.body is not None, node
     return ShardingSpec(node.body.equations[0].params["entries"])
+
+
+def stated_at(node: Node) -> str:
+    """Return the sharding that a `constrain` node keeps, as the user stated it; "" if the user wrote `unity.constrain`."""
+    assert node.body is not None, node
+    return node.body.equations[0].params.get("stated", "")
 
 
 def marks(graph: PCG) -> Iterator[Node]:
