@@ -433,6 +433,14 @@ def alternating(w: Any, b: Any) -> Any:
     return jnp.sum(lax.scan(lambda x, _: (x + jnp.repeat(jnp.sin(x[::2]), 2, 0), None), scores(w, b["x"]), None, 3)[0])
 
 
+def trace(h: Any) -> Any:
+    return jnp.sum(jnp.diagonal(h))
+
+
+def squared(w: Any, b: Any) -> Any:
+    return trace((b["x"] @ w["in"])[:, :B]) ** 2
+
+
 def accumulated(w: Any, b: Any) -> Any:
     """The weight of a sample depends on the labels before it."""
     return jnp.sum(scores(w, b["x"]) * jnp.cumsum(b["y"])[:, None])
@@ -452,6 +460,8 @@ def accumulated(w: Any, b: Any) -> Any:
         (normalized, 4, r"test_micro_batching.py:\d+ \(normalized\).* needs a sum over all samples to go on with each"),
         (contrasted, 4, r"dot_general at .*test_micro_batching.py:\d+ \(contrasted\).* does not work on each sample by itself"),
         (accumulated, 4, r"cumsum at .*test_micro_batching.py:\d+ \(accumulated\).* does not work on each sample by itself"),
+        (squared, 4, r"cond in diagonal at .*test_micro_batching.py:\d+ \(trace\).* does not work on each sample by itself"),
+        (jax.jit(squared), 4, r"cond in diagonal at .*test_micro_batching.py:\d+ \(trace\)"),
         (numbered, 4, r"custom_vjp_call at .*test_micro_batching.py:\d+ \(numbered\)"),
         (numbered_twice, 4, r"the derivative rule in custom_vjp_call at .*test_micro_batching.py:\d+ \(numbered\)"),
         (numbered_inside, 4, r"the derivative rule in (remat2?|checkpoint) at .*\(numbered_inside\)"),

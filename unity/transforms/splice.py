@@ -38,7 +38,7 @@ def spliced(
 
     def renamed(p: Equation) -> Equation:
         outputs = tuple(v for v in map(of, p.results) if isinstance(v, int))
-        place = {"source": named.source, "scope": f"{named.scope}/{scope}", "group": named.group}
+        place = {"source": named.source, "scope": f"{named.scope}/{scope}", "group": named.group, "library": named.library}
         return replace(p, operands=tuple(map(of, p.operands)), results=outputs, **place)
 
     leaving = [k for k, e in enumerate(body.equations) if set(e.results) & set(gone)]
@@ -72,8 +72,10 @@ def variables_of(atoms: Sequence[object]) -> list[int]:
 
 
 def operator_at(equation: Equation) -> str:
-    """Return an equation's primitive and source line, in words."""
-    return f"{equation.name} at {short(equation.source)}" if equation.source else equation.name
+    """Return an equation's primitive and source line, in words, and the library function that the line calls, if that has it."""
+    name = equation.name
+    part = f" in {equation.library}" if equation.library not in ("", name) else ""
+    return f"{name}{part} at {short(equation.source)}" if equation.source else name
 
 
 def named(graph: PCG, before: PCG) -> PCG:

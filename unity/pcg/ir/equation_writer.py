@@ -64,7 +64,7 @@ class EquationWriter:
         Args:
             function: A JAX function that returns arrays which depend on its arguments or on new constants.
             operands: Its arguments.
-            at: The equation whose line, scope and group the new equations get.
+            at: The equation whose line, scope, group and library function the new equations get.
             results: Variables for some results, by number. The others get new ones.
             types: Types that the function computes with beside those of its arguments and of these variables.
         """
@@ -76,6 +76,6 @@ class EquationWriter:
             atoms |= {v: self.new(program.tensors[v]) for v in e.results if v not in atoms}
             inputs = tuple(atoms[a] if isinstance(a, int) else a for a in e.operands)
             outputs = tuple(v for v in (atoms[v] for v in e.results) if isinstance(v, int))
-            place = {"source": at.source, "scope": at.scope, "group": at.group}
+            place = {"source": at.source, "scope": at.scope, "group": at.group, "library": at.library}
             self.equations.append(replace(e, operands=inputs, results=outputs, **place))
         return [v for v in (atoms[a] for a in program.outputs if isinstance(a, int)) if isinstance(v, int)]

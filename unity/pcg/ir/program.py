@@ -133,6 +133,7 @@ class Equation:
         group: the numbered nested calls that it came from, outermost first.
         scope: the names that the model gave the place (`jax.named_scope`; Flax and Haiku modules).
         still: for a call with a derivative rule, the operands to which no gradient flows.
+        library: the library function that the user's line calls, of which it is a part, as `diagonal` of `jnp.diagonal`.
     """
 
     primitive: core.Primitive
@@ -144,6 +145,7 @@ class Equation:
     origin: core.JaxprEqn | None = None
     scope: str = ""
     still: tuple[bool, ...] = ()
+    library: str = ""
 
     @cached_property
     def name(self) -> str:
@@ -374,7 +376,7 @@ class _Builder:
                 self.active.update(v for v in numbers if self.tensors[v].floating)
             what = eqn.primitive, eqn.params, operands, numbers
             still = still if eqn.primitive.name in RULED else ()
-            self.equations.append(Equation(*what, place.line, group, eqn, place.scope, still))
+            self.equations.append(Equation(*what, place.line, group, eqn, place.scope, still, place.library))
             constant = eqn.primitive.name in TABLE and all(isinstance(a, Literal) or a in self.constants for a in operands)
             if constant and all(self.tensors[v].nbytes <= HOISTED for v in numbers):
                 self.constants.update(numbers)

@@ -25,11 +25,14 @@ class Place:
         line: `file:line (function)`.
         scope: the named scopes around it, `encoder/layer_3`.
         function: the function that it calls, if it is a call.
+        library: the library function that the line calls, of which it is a part, as `diagonal` of `jnp.diagonal`; "" if the line
+            is in the user's function.
     """
 
     line: str = ""
     scope: str = ""
     function: str = ""
+    library: str = ""
 
 
 @lru_cache(maxsize=4096)
@@ -51,7 +54,8 @@ def place_of(info: Any, call: Place, function: str = "") -> Place:
     are replaced by the place of this call.
     """
     scope = "/".join(s for s in (call.scope, str(info.name_stack)) if s)
-    return Place(_line_of(info.traceback, call.function) or call.line, scope, function)
+    own = _line_of(info.traceback, call.function)
+    return Place(own or call.line, scope, function, "" if own else call.library or call.function.strip("_"))
 
 
 def _line_of(traceback: Any, function: str) -> str:
