@@ -226,12 +226,11 @@ def _independent(captured: Captured, size: int) -> frozenset[int]:
     def sized(v: int) -> bool:
         return size in body.tensors[v].shape[:DIMENSIONS]
 
-    others = {v for k, v in enumerate(body.inputs) if k in captured.differentiated or sized(v)}
-    dependent = others.copy()
+    of_samples = {v for k, v in enumerate(body.inputs) if k in captured.differentiated or sized(v)}
     for e in body.equations:
-        if not dependent.isdisjoint(e.operands):
-            dependent.update(e.results)
-    return frozenset(v for e in body.equations for v in e.results if v not in dependent and sized(v))
+        if not of_samples.isdisjoint(e.operands):
+            of_samples.update(e.results)
+    return frozenset(v for e in body.equations for v in e.results if v not in of_samples and sized(v))
 
 
 def _solved(body: Body, known: Mapping[int, State], independent: frozenset[int]) -> tuple[set[int], Solution, set[int]]:
