@@ -691,6 +691,25 @@ def test_a_loop_with_a_branch_by_its_counter_is_exported_under_a_mesh(kind: Axis
     assert under == outside
 
 
+def test_a_file_runs_under_its_own_mesh_inside_of_another(tmp_path: Path) -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+    w, x = np.linspace(0, 1, 64).reshape(8, 8), np.linspace(-1, 1, 128).reshape(16, 8)
+    expected = jax.jit(jax.value_and_grad(loss))(w, x)
+    unity.optimize(loss, w, x, machine=FOUR, progress=False).files.export(tmp_path / "file.py")
+    file = names_of_file(tmp_path / "file.py")
+    step = jax.jit(jax.value_and_grad(file["fn"]))
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices()[:4])
+    with jax.set_mesh(mesh):
+        for argument in (x, jax.device_put(x, NamedSharding(mesh, P("data")))):
+            with pytest.raises((AssertionError, ValueError), match=r"with_sharding_constraint|context mesh"):
+                step(w, argument)
+            placed = jax.device_put((w, argument), file["in_shardings"])
+            with jax.set_mesh(file["mesh"]):
+                jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10), step(*placed), expected)
+
+
 @pytest.mark.parametrize("machine", [Machine.grid(1, 8, "a100"), Machine.grid(2, 4, "h100")])
 def test_axes_that_are_several_factors_of_an_operator_keep_names_of_their_own(machine: Machine, tmp_path: Path) -> None:
     """The columns are two dimensions to the sum, so that one axis over both would have two of its factors."""
