@@ -178,6 +178,11 @@ class ArrayCall:
         self.donated = frozenset(k for k in donated if k < len(args))
         self.form = ResultStructure(Structured.of(()), ())
 
+    @property
+    def key(self) -> Hashable:
+        """Everything but the arrays, and whether the last of the arguments is the dict of the keyword arguments."""
+        return self._named, self.inputs.key
+
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
         """Call the function with these arrays in its arguments.
 

@@ -149,8 +149,8 @@ class TrainingStep:
     def shard(self, *args: Any, **named: Any) -> Any:
         """Place the arguments of a call where the step needs them. Arrays that are there already are not copied.
 
-        Returns the arguments as a tuple, with a dict of those that the step takes by name alone at its end. Modules of Flax NNX
-        change in place.
+        Returns the positional arguments as a tuple, followed by a dict of the keyword arguments if there are any. Modules of Flax
+        NNX change in place.
         """
         call = self._call(args, named)
         return call.inputs.write(call.arguments, self._compiled_for(call).placement.whole(call.inputs.arrays))
@@ -190,7 +190,7 @@ class TrainingStep:
 
     def _compiled_for(self, call: ArrayCall) -> CompiledStep:
         """Return the compiled step for a call. It compiles again for other weak types or settings; other shapes are an error."""
-        key = call.inputs.key, call.inputs.types, tuple(getattr(jax.config, name, None) for name in _SETTINGS)
+        key = call.key, call.inputs.types, tuple(getattr(jax.config, name, None) for name in _SETTINGS)
         try:
             is_compiled = key in self._compiled
         except TypeError as error:

@@ -176,6 +176,7 @@ def next_value(d: Draw) -> None:
             ("s", "(g, kept)"),
             ("s", "(g, kept / 2 + 1)"),
             ("s", "(g, jnp.max(jnp.abs(g)))"),
+            ("s", "(g, jnp.ones_like(kept))"),
         )
     )
     h, t, r, name = d.name("x"), d.name("x"), d.name("v"), d.name("f")

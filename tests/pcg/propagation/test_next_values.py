@@ -33,6 +33,8 @@ RULES = {
     "the operand": scaled(lambda x, s: s, lambda kept, g: (g, kept)),
     "from the operand": scaled(lambda x, s: s, lambda kept, g: (g, kept / 2 + 1)),
     "a sum, and the operand": scaled(lambda x, s: (x, s), lambda kept, g: (g, jnp.sum(kept[0] * g) + kept[1])),
+    "a number": scaled(lambda x, s: s, lambda kept, g: (g, jnp.ones_like(kept))),
+    "zero": scaled(lambda x, s: s, lambda kept, g: (g, jnp.zeros_like(kept))),
     "the largest twice": scaled(lambda x, s: jnp.abs(x).max(), lambda kept, g: (g * kept, kept)),
 }
 ROWS, SCALE = jnp.asarray(np.random.default_rng(0).normal(size=(8, 6)), jnp.float32), jnp.array(0.1, jnp.float32)

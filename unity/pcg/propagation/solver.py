@@ -254,7 +254,7 @@ def is_replicable_call(equation: Equation) -> bool:
         rule = derivative_agreements(equation, operands, results)
         if rule is None or any(a.kind for a in (*rule.forward, *rule.backward)):
             return False
-        # The first device along an axis need not run the call: each branch has devices of its own, and so has each stage.
+        # Only the first device along an axis contributes such a result, and in a branch or stage it may not run the call.
         solutions = vjp_solutions(equation, operands, results)
         return solutions is not None and not solutions[1].contributed_results
     if equation.name == "cond":
@@ -465,15 +465,17 @@ def _backward_solution(
 
 
 def _with_contributions(body: Body, solution: Solution, expected: Sequence[State]) -> Solution | None:
-    """Return a solution whose results have the expected states, or None: whole ones are contributed to partial sums."""
-    ends = list(zip(body.outputs, solution.results, expected, strict=True))
-    whole = frozenset(k for k, (a, s, e) in enumerate(ends) if (s, e) == (REPLICATED, PARTIAL) and isinstance(a, int))
-    if any(s != e for k, (a, s, e) in enumerate(ends) if isinstance(a, int) and k not in whole):
+    """Return the solution with results in the expected states, or None if they cannot be.
+
+    Where a partial sum is expected and every device computes the whole value, the first device contributes it. Zeros need not be.
+    """
+    zeros = [not isinstance(a, int) and a.zero and e == PARTIAL for a, e in zip(body.outputs, expected, strict=True)]
+    states = [s if isinstance(a, int) else REPLICATED for a, s in zip(body.outputs, solution.results, strict=True)]
+    ends = [(PARTIAL if zero else s, e) for zero, s, e in zip(zeros, states, expected, strict=True)]
+    whole = frozenset(k for k, end in enumerate(ends) if end == (REPLICATED, PARTIAL))
+    if any(s != e for k, (s, e) in enumerate(ends) if k not in whole):
         return None
-    if not whole:
-        return solution
-    results = tuple(e if k in whole else s for k, (_, s, e) in enumerate(ends))
-    return replace(solution, results=results, contributed_results=whole)
+    return replace(solution, results=tuple(expected), contributed_results=whole) if whole else solution
 
 
 def call_solutions(
