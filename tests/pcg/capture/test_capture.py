@@ -6,10 +6,8 @@ import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any
 
 import capture_cases
 import jax
@@ -22,7 +20,6 @@ from hidden_state import doubled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-from jax.custom_derivatives import linear_call
 from jax.experimental import pallas, sparse
 from serial_graph import evaluate
 
@@ -568,27 +565,3 @@ def test_a_loop_of_no_steps_is_what_it_carries(reverse):
     captured = capture(fn, w, x)
     assert "scan" not in {node.kind for node in captured.graph.nodes}
     same(run(captured, (w, x)), fn(w, x), roundings=4)
-
-
-def scaled(x: Any, by: Any) -> Any:
-    return linear_call(lambda r, x: x * r, lambda r, t: t * r, by, x)
-
-
-@pytest.mark.parametrize(
-    "fn", [lambda w, x: jnp.sum(scaled(x, w)), lambda w, x: jnp.sum(lax.scan(lambda c, _: (scaled(c, w), None), x, None, 2)[0])]
-)
-def test_linear_calls_that_are_differentiated_by_their_residuals_are_refused(fn: Callable[..., Any]) -> None:
-    args = jnp.ones(4), jnp.ones(4)
-    with pytest.raises(CaptureError, match=r"test_capture\.py:\d+.*: a jax\.custom_derivatives\.linear_call is differentiated"):
-        capture(fn, *args)
-    assert capture(fn, *args, argnums=1).differentiated == {1}
-    assert not capture(fn, *args, argnums=()).differentiated
-
-
-def test_linear_calls_have_their_derivatives() -> None:
-    def fn(w: Any, x: Any) -> Any:
-        return jnp.mean(scaled(x @ w, lax.stop_gradient(1 + jnp.sum(w**2))) ** 2)
-
-    args = jnp.ones((4, 4)), jnp.ones((8, 4))
-    plan = unity.optimize(fn, *args, machine=unity.Machine.grid(1, 2), progress=False)
-    np.testing.assert_allclose(jax.grad(plan)(*plan.shard(*args)), jax.grad(fn)(*args), rtol=1e-6)

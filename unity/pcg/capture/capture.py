@@ -20,7 +20,6 @@ from unity.pcg.capture.clustering import EquationCluster, clusters
 from unity.pcg.capture.constant_copies import with_own_constants
 from unity.pcg.capture.folded_constants import with_folded_constants
 from unity.pcg.capture.heavy_operators import PLATFORM, constants, is_fused_product, pure
-from unity.pcg.capture.linear_calls import check_linear_calls
 from unity.pcg.capture.normal_forms import (
     absorbed,
     with_early_picks,
@@ -159,7 +158,6 @@ def capture(
         observed = observed_program(closed)
         body, names = _plain(observed.body), (*paths, *(f"<constant {k}>" for k in range(len(observed.consts))))
         graph = graph_of(body, names, clustering=clustering)
-        check_linear_calls(closed, body, differentiated)
     warn(observed.notices)
     out_tree, stated = jax.tree.structure(shape), tuple(aval.sharding for aval in results)
     return Captured(
