@@ -626,6 +626,17 @@ def scaled_step(state: Any, scale: Any = 1.0, shift: Any = 0.0, *, batch: Any, r
     return jax.tree.map(lambda w, g: scale * (w - rate * g) + shift, state, gradient)
 
 
+def test_a_dict_by_position_is_not_taken_for_arguments_by_name() -> None:
+    def either(state: Any, batch: Any, options: Any = None, *, rate: Any = 0.5) -> Any:
+        rate = rate if options is None else 10 * options["rate"]
+        return jax.tree.map(lambda w, g: w - rate * g, state, jax.grad(marked)(state, batch))
+
+    state, batch = initial()[0]["params"], initial()[1]
+    step = unity.step(either, **OPTIONS)
+    assert_same(step(state, batch, {"rate": 0.1}), jax.jit(either)(state, batch, {"rate": 0.1}))
+    assert_same(step(state, batch, rate=0.1), jax.jit(either)(state, batch, rate=0.1))
+
+
 def test_arguments_may_be_taken_by_name_alone() -> None:
     state, batch = initial()[0]["params"], initial()[1]
     for named in ({"rate": 0.5}, {"rate": jnp.float32(0.5), "shift": 1.0, "note": "static"}):

@@ -204,7 +204,7 @@ class Task(Request):
 
         Raises InfeasibleError after the last if the plan must have a transformation that is infeasible.
         """
-        prices = Prices(machine, self.training, bodies=self.captured.bodies, restrict=self.bound, pack=self.packs)
+        prices = Prices(machine, self.training, bodies=self.captured.bodies, restrict=self.bound, pack=self.may_pack())
         captured = PlanFamily(self.fn, self.captured, self.search(self.captured, prices), 0.0, bound=self.bound)
         if self.is_excluded(captured.search):  # transformations keep the arguments and their types, so they cannot help
             return partial(self.refusal_of, captured, prices, None, LimitedPrograms(), LeanPipelines())
@@ -220,7 +220,7 @@ class Task(Request):
             best, batched = yield from self.micro_batched(keeping, prices, best)
             if self.transforms.required_micro_batches is not None:
                 return None
-        best = yield from self.on_any_groups(programs, prices, best)
+        best = yield from self.best_on_groups(programs, prices, best)
         if best is None:
             pipeline, pipelines = self.leanest_pipeline(keeping, prices)
             if pipeline is None or pipeline[1].memory > self.limit:
@@ -228,9 +228,8 @@ class Task(Request):
             yield pipeline
         return None
 
-    @property
-    def packs(self) -> bool:
-        """Whether weights may be joined or stored padded. Warns if they were to be, but their optimizer states differ in size."""
+    def may_pack(self) -> bool:
+        """Return whether weights may be joined or stored padded. Warns if they were to be, but optimizer states differ in size."""
         pack = self.transforms.pack and not self.bound.every
         if pack and self.training.state.others:
             warn_user(
@@ -259,12 +258,13 @@ class Task(Request):
         yield solution
         return [keeping, recomputing], solution
 
-    def on_any_groups(
+    def best_on_groups(
         self, programs: Sequence[PlanFamily], prices: Prices, than: Solution | None
     ) -> Generator[Solution, None, Solution | None]:
         """Yield the solutions of some programs on groups of devices, where they are better than `than`.
 
-        Returns the best solution, `than` included. Raises InfeasibleError if the plan must have groups, and no program can.
+        Returns the best solution, `than` included. Raises InfeasibleError if every program refuses what the plan must have, or if
+        some do and no solution is known.
         """
         best, refusals = than, list[InfeasibleError]()
         for program in programs:

@@ -37,7 +37,7 @@ enter({name: model(loss) for name, loss in (LINEAR | OTHERS).items()})
 def constant(name: str, seed: int) -> list[Collective]:
     """The predicted gathers of constant cotangents in a plan."""
     captured, _, _, graph = drawn(name, seed)
-    return [c for c in traffic(graph, captured.differentiated) if c.constant]
+    return [c for c in traffic(graph, captured.differentiated) if c.folded]
 
 
 @pytest.mark.parametrize("name", LINEAR)

@@ -120,7 +120,7 @@ def _predicted(graph: PCG, differentiated: Any, direction: str | None) -> Iterat
     """Yield the collectives that XLA runs, with their elements in one step. Of equal ones of one value, the first has them all."""
     shared: Counter[Hashable] = Counter()
     for c in traffic(graph, differentiated):
-        if direction in (None, c.direction) and not c.constant:
+        if direction in (None, c.direction) and not c.folded:
             runs = c.alone
             for name, common in ((c.name, c.count - c.repeats), (c.repeated, c.repeats - c.alone)):
                 runs += max(0, common - shared[name])

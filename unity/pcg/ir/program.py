@@ -133,7 +133,7 @@ class Equation:
         group: the numbered nested calls that it came from, outermost first.
         scope: the names that the model gave the place (`jax.named_scope`; Flax and Haiku modules).
         still: for a call with a derivative rule, the operands to which no gradient flows.
-        library: the library function that the user's line calls, of which it is a part, as `diagonal` of `jnp.diagonal`.
+        library: the library function called at the user's line whose implementation contains it, as `diagonal` of `jnp.diagonal`.
     """
 
     primitive: core.Primitive

@@ -1,7 +1,7 @@
 """Cotangents with the same constant in every element, such as that of `y` in `mean(y)`: XLA gathers no pieces of them.
 
-Nor does it add up zeros over devices, which a derivative rule may return for an operand, as those of products in 8 bits do: the
-gradient goes to the operand before it was rounded.
+It also folds sums of zeros over devices. A derivative rule may return zeros for an operand: those of products in 8 bits do for
+rounded operands, because the gradient belongs to the operand before it was rounded.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def _has_zero_cotangent(node: Node, position: int, uses: Uses) -> bool:
     """Return whether a node returns zeros as the cotangent of one of its operands."""
     if node.kind in PARALLELIZATION:
         return is_zero(Value(node), uses)
-    return node.body is not None and node.body.inputs[position] in _dropped_inputs(node.body)
+    return node.body is not None and node.body.inputs[position] in _inputs_without_cotangent(node.body)
 
 
 @lru_cache(maxsize=4096)
-def _dropped_inputs(body: Body) -> frozenset[int]:
-    """Return the inputs of a body that only derivative rules read which return zeros for them."""
+def _inputs_without_cotangent(body: Body) -> frozenset[int]:
+    """Return the inputs of a body whose only differentiable readers are derivative rules that return zeros for them."""
     dropped = set[int]()
     for e in body.equations:
         if e.name in CUSTOM_VJP and not e.motionless:

@@ -54,7 +54,7 @@ class Collective:
     turned: it moves pieces of another dimension than the first (`resharding.turned`).
     part: the fraction of its seconds that counts, less than 1 among branches that run at the same time.
     hoisted: the factor by which it runs less often than the graph around it, repeats aside (`unity.pcg.analysis.hoisting`).
-    constant: it gathers a cotangent with one constant in every element, or adds up zeros, which XLA folds. Costs count it, as
+    folded: it gathers a cotangent with one constant in every element, or adds up zeros, which XLA folds. Costs count it, as
         the search does, which does not follow cotangents.
     """
 
@@ -73,7 +73,7 @@ class Collective:
     turned: bool = False
     part: float = 1.0
     hoisted: int = 1
-    constant: bool = False
+    folded: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -219,7 +219,7 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
         size, turns = (returned, backward_dtype(tensor.dtype, step.after, graph.axes).itemsize), turned(step, over)
         gathered = back == "all-gather" and is_constant(Value(node), graph, numbering.uses)
         folded = context.outermost and (gathered or (back in SUMS and is_zero(Value(node), numbering.uses)))
-        yield Collective(back, over, *size, *context.once, BACKWARD, node, merged, name, turned=turns, constant=folded)
+        yield Collective(back, over, *size, *context.once, BACKWARD, node, merged, name, turned=turns, folded=folded)
 
 
 def _movements(

@@ -502,7 +502,7 @@ def _known(around: Around) -> dict[int, State]:
 
 
 def _assumes_digit(match: Match, around: Around) -> bool:
-    """Return whether a match partitions a dimension of which no state around the equation tells the digit.
+    """Return whether a match partitions a dimension though no known state around the equation does, so that its digit is a guess.
 
     The updates that a scatter adds to zeros may be sliced in any digit if all that is known is that their sum is partial.
     """

@@ -49,8 +49,8 @@ def sealed(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def written(document: PlanDocument) -> bytes:
     """Return the text of a plan's file, with checksums. Numbers are written in their declared types, as a reader has them."""
-    read_again = typed(plain(document), type(document))  # else a limit of 1 would be 1.0 in the file of the loaded plan
-    return encoded(sealed({"unity": "plan", **asdict(read_again)}))
+    as_declared = typed(plain(document), type(document))  # so that saving a loaded plan writes the same bytes
+    return encoded(sealed({"unity": "plan", **asdict(as_declared)}))
 
 
 def _checksum(part: Any) -> str:

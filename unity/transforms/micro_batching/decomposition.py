@@ -5,8 +5,8 @@
 By the operator table, an axis that partitions the samples must leave every value of the part partitioned in the samples, a partial
 sum over them, or independent of them. Values that are independent of the samples are computed once, before the loop; so are sums
 over the samples that no gradient flows through, such as the number of labels that count. Equations that need complete sums come
-after the loop. An array with a number for each sample that no argument with samples is needed for, such as `jnp.linspace(0, 1, n)`,
-is computed before the loop and divided like an argument, unless a device can compute its slice of it.
+after the loop. An array with an entry for each sample that depends on no argument with samples, such as `jnp.linspace(0, 1, n)`, is
+computed before the loop and divided like an argument, unless each device can compute its slice.
 
 Of M micro-batches, number m has the samples m, m + M, m + 2 M and so on: a dimension of n samples, as `[n / M, M]`, is partitioned
 in its inner digit. So a device with a slice of the samples has a slice of each micro-batch.
@@ -234,9 +234,9 @@ def _independent(captured: Captured, size: int) -> frozenset[int]:
 
 
 def _solved(body: Body, known: Mapping[int, State], independent: frozenset[int]) -> tuple[set[int], Solution, set[int]]:
-    """Return the equations that need complete sums, the states of others along the axis of micro-batches, and more equations.
+    """Return three: the equations that come after the loop; the solution of the rest; the equations before the loop.
 
-    The solver does not reduce a sum for an equation that reads it: such an equation comes after the loop. The last equations
+    The solver does not reduce a sum for an equation that reads it: such an equation comes after the loop. Those before the loop
     compute arrays, of those that are `independent` of the samples, which are divided like arguments.
 
     Raises Mixed, naming the first operator that does not work sample by sample.
@@ -267,9 +267,9 @@ def _constants(body: Body, arrays: Collection[int]) -> dict[int, int]:
     return {v: i for v, i in constants(body).items() if i not in numbers}
 
 
-def _producers(body: Body, variables: Collection[int]) -> set[int]:
+def _producers(body: Body, variables: AbstractSet[int]) -> set[int]:
     """Return the numbers of the equations that compute some variables."""
-    return {i for i, e in enumerate(body.equations) if not set(variables).isdisjoint(e.results)}
+    return {i for i, e in enumerate(body.equations) if not variables.isdisjoint(e.results)}
 
 
 def _without(body: Body, after: Collection[int], arrays: Collection[int]) -> Body:
@@ -341,8 +341,8 @@ def _weights(captured: Captured) -> tuple[bool, ...]:
 def _early(body: Body, number: int, following: Sequence[int], active: AbstractSet[int], solution: Solution) -> list[int]:
     """Return the inactive sums among an equation's results that are computed for all samples first.
 
-    A loop or a checkpoint that also computes a part of the loss runs a second time for them. So those that are read after the loop
-    alone wait for it.
+    A loop or a checkpoint that also computes a part of the loss runs a second time for them. To avoid that, sums that only
+    equations after the loop read are added up in the loop.
     """
     e = body.equations[number]
     sums = [v for v in e.results if v in solution.reduced and v not in active]

@@ -1,10 +1,10 @@
-"""Tails without loops, such as that of a cross entropy which is computed chunk by chunk, and with their constants in checkpoints.
+"""Straight-line tails of pipelines: scans written out, and constants moved into the checkpoints that read them.
 
     scan(step, 0, (a, b))  =  step(step(0, a), b)
 
 The last stage runs the tail, and nothing changes its type along the axes of the stages there. But a loop of the plan has one type
-for a carry in all steps, and a sum over the samples starts with zero, which is none. Written out, it is a sum of sums. A checkpoint
-makes its own constants: zeros from outside would have another type than the samples that they are added to.
+for a carry in all steps, and a sum over the samples is a partial sum, while its initial zero is not. Written out, it is a sum of
+sums. A checkpoint makes its own constants: zeros from outside would have another type than the samples that they are added to.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ LARGEST = 4096  # equations of all written-out steps of a loop: planning more op
 
 
 def straight(body: Body) -> Body:
-    """Return a program without scans, and without constants as operands of checkpoints, in checkpoints, too.
+    """Return a program without scans, and without constants that checkpoints read.
+
+    Those in conditionals and derivative rules stay as they are.
 
     Raises Mixed, naming the loop, if its steps are too many equations.
     """
