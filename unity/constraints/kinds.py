@@ -114,8 +114,8 @@ class Marked(Constraint):
                 raise ConstraintError(f"{self}: {error}") from None
 
     def __str__(self) -> str:
-        kept = f"unity.keep_shardings() of {self.stated}"
-        return f"{kept if self.stated else f'unity.constrain(..., {self.sharding})'} at {self.source}"
+        words = f"unity.keep_shardings() of {self.stated}" if self.stated else f"unity.constrain(..., {self.sharding})"
+        return f"{words} at {self.source}"
 
 
 SHARDED = (Pin, OperatorPin, Marked)  # the constraints that state a sharding

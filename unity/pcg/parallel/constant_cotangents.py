@@ -68,24 +68,23 @@ def _has_zero_cotangent(node: Node, position: int, uses: Uses) -> bool:
 @lru_cache(maxsize=4096)
 def _inputs_without_cotangent(body: Body) -> frozenset[int]:
     """Return the inputs of a body whose only differentiable readers are derivative rules that return zeros for them."""
-    dropped = set[int]()
+    without, others = set[int](), {a for a in body.outputs if isinstance(a, int)}
     for e in body.equations:
-        if e.name in CUSTOM_VJP and not e.motionless:
-            dropped.update(a for a, zero in zip(e.operands, _zero_cotangents(e), strict=True) if zero and isinstance(a, int))
-    for e in body.equations if dropped else ():
-        zero = _zero_cotangents(e) if e.name in CUSTOM_VJP and not e.motionless else [False] * len(e.operands)
         read = set(differentiated(e))
-        dropped.difference_update(a for a, z in zip(e.operands, zero, strict=True) if not z and isinstance(a, int) and a in read)
-    return frozenset(dropped.intersection(body.inputs).difference(a for a in body.outputs if isinstance(a, int)))
+        for a, zero in zip(e.operands, _zero_cotangents(e), strict=True):
+            if isinstance(a, int) and a in read:
+                (without if zero else others).add(a)
+    return frozenset(without.intersection(body.inputs) - others)
 
 
-@lru_cache(maxsize=4096)
-def _zero_cotangents(call: Equation) -> Sequence[bool]:
-    """Return for each operand of a call whether its derivative rule returns zeros for it."""
+def _zero_cotangents(e: Equation) -> Sequence[bool]:
+    """Return for each operand of an equation whether it is a call whose derivative rule returns zeros for it."""
+    if e.name not in CUSTOM_VJP or e.motionless:
+        return [False] * len(e.operands)
     try:
-        rule = vjp_bodies(call)
+        rule = vjp_bodies(e)
     except Unreadable:
-        return [False] * len(call.operands)
+        return [False] * len(e.operands)
     known = constants(rule.backward).zero
     zero = (a.zero if isinstance(a, Literal) else a in known for a in rule.backward.outputs)
     return [flag and next(zero) for flag in rule.floating]

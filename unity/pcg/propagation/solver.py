@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from unity.pcg.ir.nested_programs import bodies
-from unity.pcg.ir.program import Body, Equation
+from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.jaxprs import CALLS, LINEAR_SOLVE, RULED
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.propagation import linear_solves as linear
@@ -454,11 +454,10 @@ def _backward_solution(
     inputs = rule.backward.inputs
     known = dict(residuals) | dict(zip(inputs[len(inputs) - len(results) :], map(dual, results), strict=True))
     expected = [dual(s) for s, float_ in zip(operands, rule.floating, strict=True) if float_]
-    wanted = {a: s for a, s in zip(rule.backward.outputs, expected, strict=True) if isinstance(a, int) and a not in known}
-    sums = {a for a, s in wanted.items() if s == PARTIAL}
-    for free in (frozenset[int](), *([sums] if sums else [])):
-        fixed = {a: s for a, s in wanted.items() if a not in free}
-        solution = _solve_nested(rule.backward, known | fixed, True)
+    goals = {a: s for a, s in zip(rule.backward.outputs, expected, strict=True) if isinstance(a, int) and a not in known}
+    without_sums = {a: s for a, s in goals.items() if s != PARTIAL}
+    for results_of_rule in (goals, without_sums):
+        solution = _solve_nested(rule.backward, known | results_of_rule, True)
         if solution is not None and (contributing := _with_contributions(rule.backward, solution, expected)) is not None:
             return contributing
     return None
@@ -467,11 +466,14 @@ def _backward_solution(
 def _with_contributions(body: Body, solution: Solution, expected: Sequence[State]) -> Solution | None:
     """Return the solution with results in the expected states, or None if they cannot be.
 
-    Where a partial sum is expected and every device computes the whole value, the first device contributes it. Zeros need not be.
+    Where a partial sum is expected and every device computes the whole value, the first device contributes it. A zero is a partial
+    sum as it is.
     """
-    zeros = [not isinstance(a, int) and a.zero and e == PARTIAL for a, e in zip(body.outputs, expected, strict=True)]
-    states = [s if isinstance(a, int) else REPLICATED for a, s in zip(body.outputs, solution.results, strict=True)]
-    ends = [(PARTIAL if zero else s, e) for zero, s, e in zip(zeros, states, expected, strict=True)]
+
+    def state(a: Atom, s: State, e: State) -> State:
+        return s if isinstance(a, int) else PARTIAL if a.zero and e == PARTIAL else REPLICATED
+
+    ends = [(state(a, s, e), e) for a, s, e in zip(body.outputs, solution.results, expected, strict=True)]
     whole = frozenset(k for k, end in enumerate(ends) if end == (REPLICATED, PARTIAL))
     if any(s != e for k, (s, e) in enumerate(ends) if k not in whole):
         return None
