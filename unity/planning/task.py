@@ -229,7 +229,7 @@ class Task(Request):
         return None
 
     def may_pack(self) -> bool:
-        """Return whether weights may be joined or stored padded. Warns if they were to be, but optimizer states differ in size."""
+        """Return whether weights may be joined or stored padded. Warns if optimizer states that differ in size forbid it."""
         pack = self.transforms.pack and not self.bound.every
         if pack and self.training.state.others:
             warn_user(
@@ -243,6 +243,8 @@ class Task(Request):
         self, keeping: PlanFamily, prices: Prices, than: Solution | None, choice: RecomputingChoice | None
     ) -> Generator[Solution, None, tuple[list[PlanFamily], Solution | None]]:
         """Yield the solutions of a program with chosen layers recomputed, where they are better than `than`.
+
+        Where nothing fits without, the recomputed program is rewritten, too.
 
         Returns the programs that further transformations start from, and the best solution, `than` included.
         """
@@ -275,7 +277,7 @@ class Task(Request):
             except InfeasibleError as error:
                 refusals.append(error)
             if self.transforms.has_required and not refusals:
-                break
+                break  # this program has what the plan must have
         if refusals and (best is None or len(refusals) == len(programs)):
             raise refusals[-1]
         return best

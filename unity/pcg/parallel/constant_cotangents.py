@@ -30,7 +30,7 @@ _SCALED = frozenset({"mul", "div"})
 _NOT_UNIFORM = frozenset({"combine_partition", "unreplicate"})
 
 
-def is_constant(v: Value, graph: PCG, uses: Uses) -> bool:
+def has_constant_cotangent(v: Value, graph: PCG, uses: Uses) -> bool:
     """Return whether the cotangent of a value has the same constant in every element.
 
     It does if the value's only use leads to the loss, whose cotangent `jax.grad` sets to 1, by sums and multiples.
@@ -52,16 +52,19 @@ def is_constant(v: Value, graph: PCG, uses: Uses) -> bool:
         v = Value(node, output)
 
 
-def is_zero(v: Value, uses: Uses) -> bool:
-    """Return whether the cotangent of a value is zero, since all that read it are derivative rules that return zeros for it."""
+def has_zero_cotangent(v: Value, uses: Uses) -> bool:
+    """Return whether the cotangent of a value is zero: only derivative rules that return zeros for it read it.
+
+    They read it directly, or behind changes of its type.
+    """
     users = uses.get(v, ())
-    return bool(users) and all(use is not None and _has_zero_cotangent(*use, uses) for use in users)
+    return bool(users) and all(use is not None and _returns_zeros(*use, uses) for use in users)
 
 
-def _has_zero_cotangent(node: Node, position: int, uses: Uses) -> bool:
+def _returns_zeros(node: Node, position: int, uses: Uses) -> bool:
     """Return whether a node returns zeros as the cotangent of one of its operands."""
     if node.kind in PARALLELIZATION:
-        return is_zero(Value(node), uses)
+        return has_zero_cotangent(Value(node), uses)
     return node.body is not None and node.body.inputs[position] in _inputs_without_cotangent(node.body)
 
 
@@ -86,7 +89,7 @@ def _zero_cotangents(e: Equation) -> Sequence[bool]:
     except Unreadable:
         return [False] * len(e.operands)
     known = constants(rule.backward).zero
-    zero = (a.zero if isinstance(a, Literal) else a in known for a in rule.backward.outputs)
+    zero = (a.zero if isinstance(a, Literal) else a in known for a in rule.backward.outputs)  # of `floating` operands alone
     return [flag and next(zero) for flag in rule.floating]
 
 

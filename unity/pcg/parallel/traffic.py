@@ -19,7 +19,7 @@ from unity.pcg.ir.graph import BRANCHES, LOOPS, PARALLELIZATION, PCG, PIPELINE, 
 from unity.pcg.ir.payloads import PipelineTail, Scan
 from unity.pcg.ir.program import Atom, Tensor
 from unity.pcg.parallel.branches import groups_of, weight_of
-from unity.pcg.parallel.constant_cotangents import is_constant, is_zero
+from unity.pcg.parallel.constant_cotangents import has_constant_cotangent, has_zero_cotangent
 from unity.pcg.parallel.equal_values import Around, ValueNumbering
 from unity.pcg.parallel.resharding import ReshardingStep, absolute, steps, turned
 from unity.pcg.parallel.stages import ends_of, loss_gradient_axes, runs_of, sends, stage_axes
@@ -217,8 +217,8 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
         name = (BACKWARD, back, _movement(step, over), numbering.cotangent(Value(node)))
         merged = step.kind == "replicate" and context.outermost and of_argument(node)
         size, turns = (returned, backward_dtype(tensor.dtype, step.after, graph.axes).itemsize), turned(step, over)
-        gathered = back == "all-gather" and is_constant(Value(node), graph, numbering.uses)
-        folded = context.outermost and (gathered or (back in SUMS and is_zero(Value(node), numbering.uses)))
+        gathered = back == "all-gather" and has_constant_cotangent(Value(node), graph, numbering.uses)
+        folded = context.outermost and (gathered or (back in SUMS and has_zero_cotangent(Value(node), numbering.uses)))
         yield Collective(back, over, *size, *context.once, BACKWARD, node, merged, name, turned=turns, folded=folded)
 
 

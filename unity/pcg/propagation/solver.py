@@ -254,8 +254,8 @@ def is_replicable_call(equation: Equation) -> bool:
         rule = derivative_agreements(equation, operands, results)
         if rule is None or any(a.kind for a in (*rule.forward, *rule.backward)):
             return False
-        # Only the first device along an axis contributes such a result, and in a branch or stage it may not run the call.
         solutions = vjp_solutions(equation, operands, results)
+        # A contributed result comes from the first device along an axis alone, which may not run a call in a branch or a stage.
         return solutions is not None and not solutions[1].contributed_results
     if equation.name == "cond":
         return all(map(replicable, branches(equation)))
@@ -448,8 +448,8 @@ def _backward_solution(
 ) -> Solution | None:
     """Return the solution of a custom_vjp's backward program, from states of residuals and of the call's operands and results.
 
-    The cotangent of a whole operand is a partial sum. A rule may compute it whole, as one that returns the next scale of an array
-    in 8 bits in the place of a gradient; one device contributes it then.
+    A replicated operand's cotangent is a partial sum. Some rules compute all of it on every device instead, such as one that
+    returns the next scale of an array in 8 bits in the place of a gradient. Then the first device contributes it.
     """
     inputs = rule.backward.inputs
     known = dict(residuals) | dict(zip(inputs[len(inputs) - len(results) :], map(dual, results), strict=True))
@@ -464,10 +464,10 @@ def _backward_solution(
 
 
 def _with_contributions(body: Body, solution: Solution, expected: Sequence[State]) -> Solution | None:
-    """Return the solution with results in the expected states, or None if they cannot be.
+    """Return a solution if its results are in the expected states, or can be; else None.
 
-    Where a partial sum is expected and every device computes the whole value, the first device contributes it. A zero is a partial
-    sum as it is.
+    Where a partial sum is expected and every device computes the whole value, the first device contributes it. A zero literal is a
+    partial sum already.
     """
 
     def state(a: Atom, s: State, e: State) -> State:

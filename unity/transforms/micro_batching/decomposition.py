@@ -220,24 +220,24 @@ def _refuse_whole_products(captured: Captured, outside: Sequence[int], size: int
 
 
 def _independent(captured: Captured, size: int) -> frozenset[int]:
-    """Return the computed variables with as many rows as there are samples that depend on no weight and no array of such a size."""
+    """Return the computed variables of the samples' size that depend on no weight, and on no input of that size."""
     body = captured.body
 
     def sized(v: int) -> bool:
         return size in body.tensors[v].shape[:DIMENSIONS]
 
-    of_samples = {v for k, v in enumerate(body.inputs) if k in captured.differentiated or sized(v)}
+    excluded = {v for k, v in enumerate(body.inputs) if k in captured.differentiated or sized(v)}
     for e in body.equations:
-        if not of_samples.isdisjoint(e.operands):
-            of_samples.update(e.results)
-    return frozenset(v for e in body.equations for v in e.results if v not in of_samples and sized(v))
+        if not excluded.isdisjoint(e.operands):
+            excluded.update(e.results)
+    return frozenset(v for e in body.equations for v in e.results if v not in excluded and sized(v))
 
 
 def _solved(body: Body, known: Mapping[int, State], independent: frozenset[int]) -> tuple[set[int], Solution, set[int]]:
     """Return three: the equations that come after the loop; the solution of the rest; the equations before the loop.
 
     The solver does not reduce a sum for an equation that reads it: such an equation comes after the loop. Those before the loop
-    compute arrays, of those that are `independent` of the samples, which are divided like arguments.
+    compute arrays that are `independent` of the samples. These are then divided among micro-batches like arguments.
 
     Raises Mixed, naming the first operator that does not work sample by sample.
     """
@@ -341,8 +341,8 @@ def _weights(captured: Captured) -> tuple[bool, ...]:
 def _early(body: Body, number: int, following: Sequence[int], active: AbstractSet[int], solution: Solution) -> list[int]:
     """Return the inactive sums among an equation's results that are computed for all samples first.
 
-    A loop or a checkpoint that also computes a part of the loss runs a second time for them. To avoid that, sums that only
-    equations after the loop read are added up in the loop.
+    A loop or a checkpoint that also computes a part of the loss would run a second time for them. So of its sums only those come
+    first that are read beside samples; the loop adds up the others.
     """
     e = body.equations[number]
     sums = [v for v in e.results if v in solution.reduced and v not in active]

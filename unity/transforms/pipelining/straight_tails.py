@@ -26,9 +26,9 @@ LARGEST = 4096  # equations of all written-out steps of a loop: planning more op
 
 
 def straight(body: Body) -> Body:
-    """Return a program without scans, and without constants that checkpoints read.
+    """Return a program with its scans written out, and cheap constants moved into the checkpoints that read them.
 
-    Those in conditionals and derivative rules stay as they are.
+    Scans and checkpoints in conditionals and derivative rules stay as they are.
 
     Raises Mixed, naming the loop, if its steps are too many equations.
     """
