@@ -23,7 +23,7 @@ from unity.substitutions.language.loop_rules import LOOP_RULES
 from unity.transforms.loops import applicable, loop_rewriting
 from unity.transforms.loops.loop_rewriting import apply
 from unity.transforms.micro_batching import micro_batched
-from unity.transforms.micro_batching.decomposition import divisors
+from unity.transforms.micro_batching.sample_dimensions import divisors
 from unity.transforms.packing import joining_of
 from unity.transforms.padding import padding
 from unity.transforms.padding.choose import MOST, padded_size

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from unity.pcg.analysis.rematerialization import Recomputation
 from unity.pcg.analysis.residuals import residuals
+from unity.pcg.ir.dead_code import descendants
 from unity.pcg.ir.gradient_flow import Gradients, with_gradient
 from unity.pcg.ir.graph import LOOPS, PCG, TAIL, UNCHANGED, Node, Value, accumulated_loss, carried_by, times_inside
 from unity.pcg.ir.payloads import Scan
@@ -195,11 +196,7 @@ class _Step:
     def varying(self, node: Node) -> set[int]:
         """Return the variables of an operator's program that are not the same in all steps."""
         assert node.body is not None
-        varying = {a for a, v in zip(node.body.inputs, node.operands, strict=True) if not self.is_constant(v)}
-        for e in node.body.equations:
-            if not varying.isdisjoint(a for a in e.operands if isinstance(a, int)):
-                varying.update(e.results)
-        return varying
+        return descendants(node.body, (a for a, v in zip(node.body.inputs, node.operands, strict=True) if not self.is_constant(v)))
 
 
 def _operators(node: Node) -> Iterator[tuple[Node, int]]:

@@ -1,4 +1,4 @@
-"""Dead-code elimination, value numbering, and extraction of a part of a body."""
+"""Dead-code elimination, ancestors and descendants, value numbering, and extraction of a part of a body."""
 
 from __future__ import annotations
 
@@ -21,6 +21,22 @@ def ancestors(body: Body, variables: Iterable[int]) -> set[int]:
         if not above.isdisjoint(e.results):
             above.update(a for a in e.operands if isinstance(a, int))
     return above
+
+
+def dependent_equations(body: Body, variables: Iterable[int]) -> list[int]:
+    """Return the numbers of the equations that depend on some variables, in the order of the program."""
+    below, numbers = set(variables), list[int]()
+    for i, e in enumerate(body.equations):
+        if any(a in below for a in e.operands if isinstance(a, int)):
+            below.update(e.results)
+            numbers.append(i)
+    return numbers
+
+
+def descendants(body: Body, variables: Iterable[int]) -> set[int]:
+    """Return the variables that are computed from some, and these themselves."""
+    sources = set(variables)
+    return sources.union(*(body.equations[i].results for i in dependent_equations(body, sources)))
 
 
 def deduplicated(body: Body, pure: Callable[[Equation], bool]) -> Body:

@@ -13,6 +13,7 @@ from enum import Enum
 from functools import lru_cache
 from math import gcd, prod
 
+from unity.pcg.ir.dead_code import descendants
 from unity.pcg.ir.program import Body
 from unity.pcg.propagation.derivative_rules import VjpRule, served_operands
 from unity.pcg.propagation.propagation import Solution, has_no_gradient, rounded_apart
@@ -117,10 +118,7 @@ def forwarded_inputs(body: Body) -> tuple[int, ...]:
 @lru_cache(maxsize=4096)
 def constant_results(body: Body) -> frozenset[int]:
     """Return the results of a body that depend on none of its inputs, such as zeros."""
-    dependent = set(body.inputs)
-    for e in body.equations:
-        if not dependent.isdisjoint(a for a in e.operands if isinstance(a, int)):
-            dependent.update(e.results)
+    dependent = descendants(body, body.inputs)
     return frozenset(a for a in body.outputs if isinstance(a, int) and a not in dependent)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 
+from unity.pcg.ir.dead_code import descendants
 from unity.pcg.ir.equation_writer import EquationWriter
 from unity.pcg.ir.program import Atom, Equation
 from unity.transforms.loops.dependences import ScanParts, takes_steps
@@ -39,10 +40,7 @@ def _can_have_lanes(inner: ScanParts) -> bool:
 
 def _all_vary(parts: ScanParts, loops: Sequence[Equation]) -> bool:
     """Return whether every loop and every result of a map's step depends on a slice, directly or not."""
-    varying = set(parts.slices)
-    for e in parts.step.equations:
-        if not varying.isdisjoint(a for a in e.operands if isinstance(a, int)):
-            varying.update(e.results)
+    varying = descendants(parts.step, parts.slices)
     return varying.issuperset(parts.step.outputs) and all(varying.issuperset(e.results) for e in loops)
 
 

@@ -2,11 +2,9 @@
 
     loss(w, x)  =  after(sum([part(w, x[m]) for m in micro_batches]))
 
-By the operator table, an axis that partitions the samples must leave every value of the part partitioned in the samples, a partial
-sum over them, or independent of them. Values that are independent of the samples are computed once, before the loop; so are sums
-over the samples that no gradient flows through, such as the number of labels that count. Equations that need complete sums come
-after the loop. An array with an entry for each sample that depends on no argument with samples, such as `jnp.linspace(0, 1, n)`, is
-computed before the loop and divided like an argument, unless each device can compute its slice.
+The states of its values along an axis that partitions the samples (`sample_states`) say which equations can be in the part. Values
+that are independent of the samples are computed once, before the loop; so are sums over the samples that no gradient flows through,
+such as the number of labels that count. Equations that need complete sums come after the loop.
 
 Of M micro-batches, number m has the samples m, m + M, m + 2 M and so on: a dimension of n samples, as `[n / M, M]`, is partitioned
 in its inner digit. So a device with a slice of the samples has a slice of each micro-batch.
@@ -14,29 +12,26 @@ in its inner digit. So a device with a slice of the samples has a slice of each 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from unity.pcg.capture.capture import Captured
 from unity.pcg.capture.heavy_operators import constants
-from unity.pcg.ir.dead_code import extract, used
+from unity.pcg.ir.dead_code import descendants, extract
 from unity.pcg.ir.gradient_flow import carrying, dependent, losses
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.parallel.stages import Mixed
 from unity.pcg.propagation.placement import along_axis
-from unity.pcg.propagation.propagation import Solution, Unmatched
-from unity.pcg.propagation.solver import solve
+from unity.pcg.propagation.propagation import Unmatched
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State
 from unity.transforms.chosen_results import narrowed, with_results
 from unity.transforms.cotangent_of_one import check_cotangents
+from unity.transforms.micro_batching.sample_dimensions import DIMENSIONS, SampleDimensions, candidates, divisors
+from unity.transforms.micro_batching.sample_states import SampleStates, sample_states
 from unity.transforms.splice import operator_at, variables_of
 
-DIMENSIONS = 2  # the samples of an argument are along its first or its second dimension
-ALONE = 16  # arrays that are tried alone
 NO_SAMPLES = "no argument that is not differentiated has samples"
 
 
@@ -79,22 +74,22 @@ class Decomposition:
         return (*(PARTIAL for _ in self.sums), *(s for _, s in self.each))
 
 
+class Uneven(Mixed):
+    """Raised for an operator that cannot work on micro-batches separately, but may be able to if there are fewer of them."""
+
+
 def decomposed(captured: Captured, count: int) -> Decomposition:
     """Decompose a program into `count` micro-batches.
 
     Raises Mixed, naming the operator and the user's line, if the program does not decompose over its samples.
     """
     first: Mixed | None = None
-    for size, known in _batches(captured):
+    for samples in candidates(captured):
         try:
-            return _decomposed(captured, size, known, count)
+            return _decomposed(captured, samples, count)
         except Mixed as reason:
             first = first or reason
     raise first or Mixed(NO_SAMPLES)
-
-
-class Uneven(Mixed):
-    """Raised for an operator that cannot work on micro-batches separately, but may be able to if there are fewer of them."""
 
 
 def counts(captured: Captured) -> list[int]:
@@ -103,11 +98,11 @@ def counts(captured: Captured) -> list[int]:
     Raises Mixed if the program does not decompose over its samples.
     """
     first: Mixed | None = None
-    for size, known in _batches(captured):
-        numbers = divisors(size)
+    for samples in candidates(captured):
+        numbers = divisors(samples.size)
         for k in reversed(range(len(numbers))):
             try:
-                _decomposed(captured, size, known, numbers[k])
+                _decomposed(captured, samples, numbers[k])
             except Uneven as reason:
                 first = first or reason
             except Mixed as reason:
@@ -118,89 +113,110 @@ def counts(captured: Captured) -> list[int]:
     raise first or Mixed(NO_SAMPLES)
 
 
-def divisors(size: int) -> list[int]:
-    """Return the numbers of micro-batches that may share the samples, ascending: powers of two, or else all divisors."""
-    every = [n for n in range(2, size + 1) if size % n == 0]
-    return [n for n in every if n & (n - 1) == 0] or every
+@dataclass(frozen=True, eq=False)
+class _Schedule:
+    """The equations of a program by when they run, by number; those in neither set run before the loop.
 
-
-def _batches(captured: Captured) -> Iterator[tuple[int, dict[int, int | None]]]:
-    """Yield numbers of samples, each with the sample dimension of some inputs, None for those without samples.
-
-    Sizes of the first dimension come first, and of these the size that most arrays have. For each size, all arrays of that size
-    have samples at first, and then one array alone, from which the states of the others follow: the largest of each argument, then
-    others, largest first. Weights that are not differentiated, such as a teacher's, may have as many rows as there are samples.
+    Attributes:
+        states: the states of the program's values.
+        early: sums over the samples that are computed before the loop.
+        inside: the equations of the loop over micro-batches. It may compute again what leads to the early sums.
+        after: the equations that run after the loop.
     """
-    body = captured.body
-    arguments = [k for k, tree in enumerate(captured.in_tree.children()) for _ in range(tree.num_leaves)]
-    argument_of = dict(zip(body.inputs, arguments, strict=False))  # the inputs after them are constants
-    data = [v for k, v in enumerate(body.inputs) if k not in captured.differentiated]
-    weights = dict.fromkeys(v for k, v in enumerate(body.inputs) if k in captured.differentiated)
-    for dim in range(DIMENSIONS):
-        sizes = Counter(body.tensors[v].shape[dim] for v in data if body.tensors[v].ndim > dim)
-        for size, _ in sizes.most_common():
-            alike = [v for v in data if body.tensors[v].ndim > dim and body.tensors[v].shape[dim] == size]
-            if size > 1:
-                yield size, {**weights, **dict.fromkeys(alike, dim)}
-                alike.sort(key=lambda v: body.tensors[v].nbytes, reverse=True)
-                largest = dict[int | None, int]()  # of each argument
-                for v in alike:
-                    largest.setdefault(argument_of.get(v), v)
-                for v in islice(dict.fromkeys((*largest.values(), *alike)), ALONE):
-                    yield size, {v: dim}
+
+    states: SampleStates
+    early: frozenset[int]
+    inside: list[int]
+    after: frozenset[int]
+
+    @property
+    def body(self) -> Body:
+        return self.states.body
 
 
-def _decomposed(captured: Captured, size: int, dims: Mapping[int, int | None], count: int) -> Decomposition:
-    body = captured.body
-    if size % count:
-        raise Mixed(f"{count} micro-batches cannot share {size} samples evenly")
-    known = {v: REPLICATED if dim is None else State("P", dim, size // count) for v, dim in dims.items()}
-    after, solution, arrays = _solved(body, known, _independent(captured, size))
-    following = [i for i in range(len(body.equations)) if i not in after and i not in arrays]
-    active = _active(captured)
-    early = {v for i in following for v in _early(body, i, following, active, solution)}  # sums that are computed before the loop
-    after = _needing_sums(body, following, after, solution.reduced.keys() - early, solution)
-    inside = [i for i in following if i not in after and _has_samples(body, i, solution)]
-    if len(dims) == 1:
-        if any(dims.values()):
-            _refuse_divided_weights(captured, solution)
-        _refuse_whole_products(captured, [i for i in following if i not in after and i not in inside], size)
-    own = [i for i in inside if not early.issuperset(body.equations[i].results)]
-    before = _leading_to(body, early)  # the loop computes again what it needs of these
-    computed = [v for i in own for v in body.equations[i].results if v not in before]
-    later = {a for i in after for a in variables_of(body.equations[i].operands)}
-    ends = [v for v in computed if v in later or v in variables_of(body.outputs)]
-    for v in ends:
-        if solution.states[v].kind == "P" and v in later:
-            raise _needing_all(next(body.equations[i] for i in sorted(after) if v in body.equations[i].operands))
-    sums = tuple(v for v in ends if solution.states[v].kind != "P")
-    each = tuple((v, solution.states[v]) for v in ends if solution.states[v].kind == "P")
-    part, _ = extract(_with_early_as_inputs(body, own, early), own, ends, _constants(body, arrays))
-    part = with_results(part, range(len(ends)))
-    inputs = [v for v in part.inputs if any(v in e.operands for e in part.equations)]
-    read = tuple((v, s) for v in inputs if (s := solution.seen(v)).kind == "P")
-    fixed = tuple(v for v in inputs if solution.seen(v).kind != "P")
-    part = replace(part, inputs=(*fixed, *(v for v, _ in read)), outputs=(*sums, *(v for v, _ in each)))
-    inactive = (frozenset(fixed) - active) | frozenset(sums).difference(dependent(body, _weights(captured)))
-    result = Decomposition(part, fixed, inactive, read, sums, each, frozenset(after), _loss(captured, sums), size)
+def _decomposed(captured: Captured, samples: SampleDimensions, count: int) -> Decomposition:
+    """Decompose a program into `count` micro-batches under an assumption about its samples. Raises Mixed if it does not."""
+    if samples.size % count:
+        raise Mixed(f"{count} micro-batches cannot share {samples.size} samples evenly")
+    states = sample_states(captured, samples, count)
+    schedule = _scheduled(captured, states)
+    if samples.of_one_input:
+        _refuse_one_input(captured, samples, schedule)
+    ends = _results_of_loop(schedule)
+    end_states = {v: states.solution.states[v] for v in ends}
+    sums = tuple(v for v, s in end_states.items() if s.kind != "P")
+    each = tuple((v, s) for v, s in end_states.items() if s.kind == "P")
+    part = _part(schedule, (*sums, *(v for v, _ in each)))
+    read = tuple((v, s) for v in part.inputs if (s := states.solution.seen(v)).kind == "P")
+    fixed = tuple(v for v in part.inputs if not states.is_partitioned(v))
+    part = replace(part, inputs=(*fixed, *(v for v, _ in read)))
+    inactive = (frozenset(fixed) - _active(captured)) | frozenset(sums).difference(dependent(captured.body, _weights(captured)))
+    result = Decomposition(part, fixed, inactive, read, sums, each, schedule.after, _loss(captured, sums), samples.size)
     if result.loss is not None:
         check_cotangents(part)
     _check(result, count)
     return result
 
 
-def _refuse_divided_weights(captured: Captured, solution: Solution) -> None:
-    """Refuse samples along an array's second dimension if they divide a weight, too, as the outputs of the last layer do.
+def _scheduled(captured: Captured, states: SampleStates) -> _Schedule:
+    """Divide a program's equations among the loop, what comes before it, and what comes after it.
+
+    Raises Mixed, naming an operator that needs a complete sum beside single samples.
+    """
+    body, active = captured.body, _active(captured)
+    early = frozenset(v for i in states.numbers for v in _early(states, i, active))
+    after = _needing_sums(states, states.solution.reduced.keys() - early)
+    inside = [i for i in states.numbers if i not in after and states.has_samples(i)]
+    return _Schedule(states, early, [i for i in inside if not early.issuperset(body.equations[i].results)], after)
+
+
+def _early(states: SampleStates, number: int, active: AbstractSet[int]) -> list[int]:
+    """Return the inactive sums among an equation's results that are computed for all samples before the loop.
+
+    A loop or a checkpoint that also computes a part of the loss would run a second time for them. So of its sums only those come
+    first that are read beside samples; the loop adds up the others.
+    """
+    e = states.body.equations[number]
+    sums = [v for v in e.results if v in states.solution.reduced and v not in active]
+    return [v for v in sums if active.isdisjoint(e.results) or any(reads_samples for _, reads_samples in states.dependent_on([v]))]
+
+
+def _needing_sums(states: SampleStates, sums: Iterable[int]) -> frozenset[int]:
+    """Return the equations that need complete sums, by number. Raises Mixed if one of these also reads samples."""
+    numbers = set(states.after)
+    for i, reads_samples in states.dependent_on(sums):
+        if reads_samples:
+            raise _needing_all(states.body.equations[i])
+        numbers.add(i)
+    return frozenset(numbers)
+
+
+def _needing_all(e: Equation) -> Mixed:
+    """Return the refusal of an equation that reads single samples beside a sum over all."""
+    return Mixed(f"{operator_at(e)} needs a sum over all samples to go on with each")
+
+
+def _refuse_one_input(captured: Captured, samples: SampleDimensions, schedule: _Schedule) -> None:
+    """Refuse an assumption about one input alone under which the other inputs do not follow as samples do. Raises Mixed."""
+    states = schedule.states
+    if any(samples.dims.values()):
+        _refuse_divided_weights(captured, states)
+    outside = [i for i in states.numbers if i not in schedule.after and not states.has_samples(i)]
+    _refuse_whole_products(captured, outside, samples.size)
+
+
+def _refuse_divided_weights(captured: Captured, states: SampleStates) -> None:
+    """Refuse samples along an input's second dimension if they divide a weight, too, as the outputs of the last layer do.
 
     Raises Mixed.
     """
     for k in sorted(captured.differentiated):
-        if (state := solution.states.get(captured.body.inputs[k])) is not None and state.kind == "P":
+        if (state := states.solution.states.get(captured.body.inputs[k])) is not None and state.kind == "P":
             raise Mixed(f"{captured.paths[k]} is differentiated, and has samples")
 
 
 def _refuse_whole_products(captured: Captured, outside: Sequence[int], size: int) -> None:
-    """Refuse samples of one array alone if a product of a weight and another array of their number would be computed whole.
+    """Refuse samples of one input alone if a product of a weight and another input of their number would be computed whole.
 
     Of a loss that picks its samples' scores in another order, the order alone could be shared by micro-batches.
 
@@ -219,111 +235,52 @@ def _refuse_whole_products(captured: Captured, outside: Sequence[int], size: int
                 known.update(e.results)
 
 
-def _independent(captured: Captured, size: int) -> frozenset[int]:
-    """Return the computed variables of the samples' size that depend on no weight, and on no input of that size."""
-    body = captured.body
+def _results_of_loop(schedule: _Schedule) -> list[int]:
+    """Return the variables that the loop computes for what comes after it, or for the program's results.
 
-    def sized(v: int) -> bool:
-        return size in body.tensors[v].shape[:DIMENSIONS]
-
-    excluded = {v for k, v in enumerate(body.inputs) if k in captured.differentiated or sized(v)}
-    for e in body.equations:
-        if not excluded.isdisjoint(e.operands):
-            excluded.update(e.results)
-    return frozenset(v for e in body.equations for v in e.results if v not in excluded and sized(v))
-
-
-def _solved(body: Body, known: Mapping[int, State], independent: frozenset[int]) -> tuple[set[int], Solution, set[int]]:
-    """Return three: the equations that come after the loop; the solution of the rest; the equations before the loop.
-
-    The solver does not reduce a sum for an equation that reads it: such an equation comes after the loop. Those before the loop
-    compute arrays that are `independent` of the samples. These are then divided among micro-batches like arguments.
-
-    Raises Mixed, naming the first operator that does not work sample by sample.
+    Raises Mixed if an equation after the loop reads samples.
     """
-    states, after, arrays = dict(known), set[int](), set[int]()
-    while True:
-        part = _without(body, after, arrays)
-        try:
-            solution = solve(part, states, patient=False)
-        except Unmatched:
-            number, sums = _first_unmatched(body, after, arrays, states)
-            if sums:
-                after |= _dependent(body, number)
-            elif (more := _producers(body, independent.intersection(body.equations[number].operands))) <= arrays:
-                raise Mixed(f"{operator_at(body.equations[number])} does not work on each sample by itself") from None
-            else:
-                arrays |= more
-            continue
-        partial = [v for v in part.inputs if solution.states.get(v) == PARTIAL]
-        if not partial:
-            return after, solution, arrays
-        states |= dict.fromkeys(partial, REPLICATED)
-
-
-def _constants(body: Body, arrays: Collection[int]) -> dict[int, int]:
-    """Return the cheap variables that depend on no input, nor on the results of `arrays`, each with its equation."""
-    numbers = {k for i in arrays for k in _dependent(body, i)}
-    return {v: i for v, i in constants(body).items() if i not in numbers}
-
-
-def _producers(body: Body, variables: AbstractSet[int]) -> set[int]:
-    """Return the numbers of the equations that compute some variables."""
-    return {i for i, e in enumerate(body.equations) if not variables.isdisjoint(e.results)}
-
-
-def _without(body: Body, after: Collection[int], arrays: Collection[int]) -> Body:
-    """Return the program without some equations.
-
-    The operands of `after` and the other outputs are its outputs, and the results of `arrays` its further inputs.
-    """
-    equations = tuple(e for i, e in enumerate(body.equations) if i not in after and i not in arrays)
-    inputs = (*body.inputs, *(v for i in sorted(arrays) for v in body.equations[i].results))
-    computed = {*inputs, *(v for e in equations for v in e.results)}
-    ends = [*variables_of(body.outputs), *(a for i in sorted(after) for a in variables_of(body.equations[i].operands))]
-    outputs = tuple(dict.fromkeys(v for v in ends if v in computed))
-    return used(replace(body, inputs=inputs, equations=equations, outputs=outputs))
-
-
-def _first_unmatched(body: Body, after: Collection[int], arrays: Collection[int], known: Mapping[int, State]) -> tuple[int, bool]:
-    """Return the first equation, by bisection, up to which the program has no solution, and whether it reads a partial sum."""
-    numbers = [i for i in range(len(body.equations)) if i not in after and i not in arrays]
-    inputs = _without(body, after, arrays).inputs
-
-    def prefix(count: int) -> Solution | None:
-        equations = tuple(body.equations[i] for i in numbers[:count])
-        outputs = tuple(v for e in equations for v in e.results)
-        try:
-            return solve(replace(body, inputs=inputs, equations=equations, outputs=outputs), known, patient=False)
-        except Unmatched:
-            return None
-
-    good, bad = 0, len(numbers)
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (good, middle) if prefix(middle) is None else (middle, bad)
-    number, solution = numbers[bad - 1], prefix(good)
-    operands = variables_of(body.equations[number].operands)
-    return number, solution is not None and any(solution.seen(a) == PARTIAL for a in operands if a in solution.states)
-
-
-def _dependent(body: Body, number: int) -> set[int]:
-    """Return the numbers of an equation and of those that depend on it."""
-    known, numbers = set(body.equations[number].results), {number}
-    for i, e in enumerate(body.equations):
-        if not known.isdisjoint(variables_of(e.operands)):
-            known.update(e.results)
-            numbers.add(i)
-    return numbers
+    body, states = schedule.body, schedule.states
+    again = _leading_to(body, schedule.early)  # the loop computes again what it needs of these
+    computed = [v for i in schedule.inside for v in body.equations[i].results if v not in again]
+    later = {a for i in schedule.after for a in variables_of(body.equations[i].operands)}
+    for v in computed:
+        if v in later and states.solution.states[v].kind == "P":
+            raise _needing_all(next(body.equations[i] for i in sorted(schedule.after) if v in body.equations[i].operands))
+    outputs = variables_of(body.outputs)
+    return [v for v in computed if v in later or v in outputs]
 
 
 def _leading_to(body: Body, variables: Collection[int]) -> set[int]:
-    """Return some variables and those that they depend on."""
+    """Return some variables and those that they depend on, result by result."""
     known = set(variables)
     for e in reversed(body.equations):
         if wanted := [k for k, v in enumerate(e.results) if v in known]:
             known.update(variables_of(narrowed(e, wanted).operands))
     return known
+
+
+def _part(schedule: _Schedule, results: Sequence[int]) -> Body:
+    """Return the program of the loop, with the inputs that it reads."""
+    body, states = schedule.body, schedule.states
+    per_sample = descendants(body, (v for i in states.before for v in body.equations[i].results))
+    copied = {v: i for v, i in constants(body).items() if v not in per_sample}
+    part, _ = extract(_with_early_as_inputs(schedule), schedule.inside, results, copied)
+    part = with_results(part, range(len(results)))
+    return replace(part, inputs=tuple(v for v in part.inputs if any(v in e.operands for e in part.equations)))
+
+
+def _with_early_as_inputs(schedule: _Schedule) -> Body:
+    """Return the program, in which equations of the loop compute the early sums of their samples under other names."""
+    body, early = schedule.body, schedule.early
+    start = max(body.tensors, default=0) + 1
+    other = {v: start + k for k, v in enumerate(sorted(early))}
+    inside = set(schedule.inside)
+    equations = (
+        replace(e, results=tuple(other.get(v, v) for v in e.results)) if i in inside and not early.isdisjoint(e.results) else e
+        for i, e in enumerate(body.equations)
+    )
+    return replace(body, equations=tuple(equations), tensors={**body.tensors, **{w: body.tensors[v] for v, w in other.items()}})
 
 
 def _active(captured: Captured) -> frozenset[int]:
@@ -336,72 +293,6 @@ def _weights(captured: Captured) -> tuple[bool, ...]:
     """Return whether each input of the program is differentiated."""
     body = captured.body
     return tuple(k in captured.differentiated and body.tensors[v].floating for k, v in enumerate(body.inputs))
-
-
-def _early(body: Body, number: int, following: Sequence[int], active: AbstractSet[int], solution: Solution) -> list[int]:
-    """Return the inactive sums among an equation's results that are computed for all samples first.
-
-    A loop or a checkpoint that also computes a part of the loss would run a second time for them. So of its sums only those come
-    first that are read beside samples; the loop adds up the others.
-    """
-    e = body.equations[number]
-    sums = [v for v in e.results if v in solution.reduced and v not in active]
-    return [v for v in sums if active.isdisjoint(e.results) or _read_with_samples(body, v, following, solution)]
-
-
-def _with_early_as_inputs(body: Body, own: Collection[int], early: AbstractSet[int]) -> Body:
-    """Return the program, in which equations of the loop compute the early sums of their samples under other names."""
-    start = max(body.tensors, default=0) + 1
-    other = {v: start + k for k, v in enumerate(sorted(early))}
-    equations = (
-        replace(e, results=tuple(other.get(v, v) for v in e.results)) if i in own and not early.isdisjoint(e.results) else e
-        for i, e in enumerate(body.equations)
-    )
-    return replace(body, equations=tuple(equations), tensors={**body.tensors, **{w: body.tensors[v] for v, w in other.items()}})
-
-
-def _read_with_samples(body: Body, variable: int, following: Sequence[int], solution: Solution) -> bool:
-    """Return whether an equation reads samples beside a variable or a value computed from it."""
-    known = {variable}
-    for i in following:
-        operands = set(variables_of(body.equations[i].operands))
-        if known.isdisjoint(operands):
-            continue
-        if any(solution.seen(v).kind == "P" for v in operands - known):
-            return True
-        known.update(body.equations[i].results)
-    return False
-
-
-def _needing_sums(
-    body: Body, following: Sequence[int], after: Collection[int], late: Collection[int], solution: Solution
-) -> set[int]:
-    """Return `after` with the equations that depend on `late` sums. Raises Mixed if one of these also reads samples."""
-    complete, numbers = set(late), set(after)
-    for i in following:
-        e = body.equations[i]
-        operands = set(variables_of(e.operands))
-        if complete.isdisjoint(operands):
-            continue
-        if any(solution.seen(v).kind == "P" for v in operands - complete):
-            raise _needing_all(e)
-        numbers.add(i)
-        complete.update(e.results)
-    return numbers
-
-
-def _needing_all(e: Equation) -> Mixed:
-    """Return the refusal of an equation that reads single samples beside a sum over all."""
-    return Mixed(f"{operator_at(e)} needs a sum over all samples to go on with each")
-
-
-def _has_samples(body: Body, number: int, solution: Solution) -> bool:
-    """Whether an equation reads or computes samples, or sums over them."""
-    e = body.equations[number]
-    if any(v not in solution.states for v in e.results):
-        return False  # nothing reads them
-    states = [*(solution.seen(a) for a in variables_of(e.operands)), *(solution.states[v] for v in e.results)]
-    return any(s.kind == "P" or s == PARTIAL for s in states)
 
 
 def _loss(captured: Captured, sums: Sequence[int]) -> int | None:

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from unity.pcg.capture.capture import Captured, graph_of
 from unity.pcg.capture.heavy_operators import constants
-from unity.pcg.ir.dead_code import extract
+from unity.pcg.ir.dead_code import dependent_equations, extract
 from unity.pcg.ir.gradient_flow import dependent, leading_to, losses
 from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.program import Body
@@ -77,7 +77,7 @@ def tail_of(captured: Captured, number: int, samples: Sequence[int], size: int, 
     body, results = captured.body, captured.body.equations[number].results
     if not set(results).isdisjoint(variables_of(body.outputs)):
         raise Mixed("what leaves the last layer is a result of the function, and no sum over the samples")
-    following = _following(body, results)
+    following = dependent_equations(body, results)
     ends = [v for v in variables_of(body.outputs) if any(v in body.equations[i].results for i in following)]
     whole, order = extract(body, following, ends, constants(body))
     solution = _solved(whole, {v: partitioned(d) for v, d in zip(results, samples, strict=True)})
@@ -102,16 +102,6 @@ def tail_of(captured: Captured, number: int, samples: Sequence[int], size: int, 
     if alone is None or alone.communicates or alone.results != (PARTIAL,) * len(sums):
         raise Mixed("what follows the last layer does not add up over the samples")
     return tail
-
-
-def _following(body: Body, results: Sequence[int]) -> list[int]:
-    """Return the equations that depend on these variables."""
-    known, dependent = set(results), []
-    for i, e in enumerate(body.equations):
-        if not known.isdisjoint(variables_of(e.operands)):
-            known.update(e.results)
-            dependent.append(i)
-    return dependent
 
 
 def _solved(body: Body, known: Mapping[int, State]) -> Solution:
