@@ -14,7 +14,7 @@ from jax.extend import core
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, SCANNED
-from unity.pcg.propagation.scan_programs import inside
+from unity.pcg.propagation.nested.scan_programs import inside
 
 NAMES = {
     **dict.fromkeys(("query", "key", "value", "qkv", "receptance"), "qkv_proj"),

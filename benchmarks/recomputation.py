@@ -31,7 +31,7 @@ from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured, capture
 from unity.pcg.ir.program import Body
 from unity.pcg.jaxprs.jaxprs import REMATERIALIZED
-from unity.pcg.propagation.scan_programs import inside
+from unity.pcg.propagation.nested.scan_programs import inside
 from unity.search.cost.assembly import Listed
 from unity.search.cost.cost import Training
 from unity.search.session import Search

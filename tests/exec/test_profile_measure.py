@@ -31,7 +31,7 @@ from unity.machine.profiles.store import Store
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.program import program_of
 from unity.pcg.parallel.parallelize import on_one_device, parallelize
-from unity.pcg.propagation.nested_programs import branch_indices
+from unity.pcg.propagation.nested.programs import branch_indices
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, Type, partitioned
 

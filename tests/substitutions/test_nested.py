@@ -14,7 +14,7 @@ from hidden_state import doubled
 import unity
 from unity.base.errors import DerivationError, PlanError
 from unity.pcg.capture.capture import capture
-from unity.pcg.propagation.scan_programs import programs, with_inside
+from unity.pcg.propagation.nested.scan_programs import programs, with_inside
 from unity.plan.files.plan_file import sealed
 from unity.search.joint.nested import program
 from unity.substitutions.language.derivation import Derivation, NestedDerivation

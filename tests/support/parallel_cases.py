@@ -22,10 +22,10 @@ from unity.exec.compiled.hlo import collectives
 from unity.pcg.ir.program import Body, close
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.parallel.resharding import steps
-from unity.pcg.propagation.agreements import RulePass
 from unity.pcg.propagation.choice import AGREED, Choice
 from unity.pcg.propagation.choices import choices
 from unity.pcg.propagation.halos import exchanges
+from unity.pcg.propagation.nested.agreements import RulePass
 from unity.pcg.propagation.placement import placing
 from unity.pcg.types.accumulation import storage_dtype
 from unity.pcg.types.axis import Axis

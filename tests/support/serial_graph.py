@@ -12,7 +12,7 @@ from jax import lax
 from unity.pcg.ir.graph import PCG, Node, Value
 from unity.pcg.ir.payloads import Scan
 from unity.pcg.ir.program import Body, Literal
-from unity.pcg.propagation.derivative_rules import as_function
+from unity.pcg.propagation.nested.derivative_rules import as_function
 
 
 def evaluate(graph: PCG, leaves: Sequence[Any]) -> list:

@@ -10,7 +10,7 @@ from unity.pcg.ir.nested_programs import bodies
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.operators.kernel_primitive import KERNEL
 from unity.pcg.operators.pallas_kernels import PallasKernel, kernel_of
-from unity.pcg.propagation.derivative_rules import Unreadable, is_reverse_only, vjp_bodies
+from unity.pcg.propagation.nested.derivative_rules import Unreadable, is_reverse_only, vjp_bodies
 from unity.plan.plan import Plan
 
 

@@ -13,7 +13,7 @@ from unity.export.source_code import Code, call
 from unity.pcg.analysis.policies import offloads, saves
 from unity.pcg.ir.nested_programs import bodies
 from unity.pcg.ir.program import Body, Equation
-from unity.pcg.propagation.nested_programs import nested_body
+from unity.pcg.propagation.nested.programs import nested_body
 
 # Whether a result is saved; of one that is offloaded, the memory that it is moved from, and the memory that it is moved to.
 Decision: TypeAlias = bool | tuple[str, str]

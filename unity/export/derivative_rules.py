@@ -1,7 +1,7 @@
 """Custom derivative rules of local programs as programs themselves, traced on one device's pieces inside a `shard_map`.
 
-As in `unity.pcg.propagation.derivative_rules` for whole tensors, the rule's program is traced by differentiating the call. In it,
-calls with rules of their own are replaced by the programs of their values. If a second derivative would need such a rule, the
+As `pcg/propagation/nested/derivative_rules.py` does for whole tensors, the rule's program is traced by differentiating the call. In
+it, calls with rules of their own are replaced by the programs of their values. If a second derivative would need such a rule, the
 exported file refuses it.
 """
 
@@ -22,7 +22,7 @@ from unity.export.tracing import LocalProgram, closed, like, traced
 from unity.pcg.ir.program import Equation
 from unity.pcg.jaxprs.jaxprs import CUSTOM_JVP, called, chosen_of, merged
 from unity.pcg.jaxprs.pullbacks import EquationPullback
-from unity.pcg.propagation.derivative_rules import Flags, Unreadable, as_function, differentiable_operands
+from unity.pcg.propagation.nested.derivative_rules import Flags, Unreadable, as_function, differentiable_operands
 from unity.pcg.types.varying_axes import vary
 
 MOST_TOLD_APART = 4  # operands of whose tangents a file tells all sets apart

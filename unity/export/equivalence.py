@@ -27,8 +27,8 @@ from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, RULED
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.jaxprs.shard_maps.rotation import ROTATION
 from unity.pcg.jaxprs.trace_contexts import words_of
-from unity.pcg.propagation.linear_solves import program_names, solve_program, split_operands
-from unity.pcg.propagation.nested_programs import branches, nested_body
+from unity.pcg.propagation.nested.linear_solves import program_names, solve_program, split_operands
+from unity.pcg.propagation.nested.programs import branches, nested_body
 
 
 class Meaning(NamedTuple):

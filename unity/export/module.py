@@ -24,7 +24,7 @@ from unity.pcg.ir.program import Literal
 from unity.pcg.jaxprs.jaxprs import chosen_of
 from unity.pcg.jaxprs.trace_contexts import words_of
 from unity.pcg.operators.table.elementwise import ERROR_SLOPES
-from unity.pcg.propagation.derivative_rules import Flags
+from unity.pcg.propagation.nested.derivative_rules import Flags
 from unity.pcg.types.varying_axes import CAST
 
 MAX_LITERAL = 24  # elements of an array that is written as a literal

@@ -23,8 +23,8 @@ from unity.export.tracing import LocalProgram, closed, varying_of
 from unity.pcg.ir.program import Equation
 from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, RULED
 from unity.pcg.jaxprs.loops import constants_and_carry
-from unity.pcg.propagation.linear_solves import is_symmetric, program_names, split_operands
-from unity.pcg.propagation.nested_programs import nested_body
+from unity.pcg.propagation.nested.linear_solves import is_symmetric, program_names, split_operands
+from unity.pcg.propagation.nested.programs import nested_body
 
 
 def nested_program(e: Equation) -> LocalProgram:

@@ -20,7 +20,7 @@ from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.jaxprs import BRANCHED, REMATERIALIZED, RULED, SCANNED
 from unity.pcg.jaxprs.loops import constants_and_carry
-from unity.pcg.propagation.nested_programs import branches, nested_body
+from unity.pcg.propagation.nested.programs import branches, nested_body
 from unity.transforms.loops.scan_parameters import with_step
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from unity.pcg.ir.nested_programs import bodies
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.propagation.constants import constants
-from unity.pcg.propagation.derivative_rules import Unreadable, is_reverse_only, vjp_bodies
+from unity.pcg.propagation.nested.derivative_rules import Unreadable, is_reverse_only, vjp_bodies
 from unity.pcg.propagation.solver import NESTED, equation_matches
 from unity.pcg.types.accumulation import narrow
 from unity.pcg.types.factors import TABLE

@@ -20,7 +20,7 @@ from unity.pcg.capture.capture import Bodies, Captured
 from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.program import Body
 from unity.pcg.parallel.axis_names import AxisNames
-from unity.pcg.propagation.scan_programs import with_inside
+from unity.pcg.propagation.nested.scan_programs import with_inside
 from unity.search.joint.joint import Budget, Improvement, improvements
 from unity.search.joint.nested import Program, program
 from unity.search.joint.pricing import Prices

@@ -9,7 +9,7 @@ from unity.pcg.analysis.traced_residuals import TracedResiduals, TypedEquation, 
 from unity.pcg.ir.program import close
 from unity.pcg.jaxprs.trace_contexts import precision_of
 from unity.pcg.operators.pointwise import pointwise
-from unity.pcg.propagation.derivative_rules import jvp_body, value_body
+from unity.pcg.propagation.nested.derivative_rules import jvp_body, value_body
 from unity.substitutions.language.typecheck import body_of
 
 

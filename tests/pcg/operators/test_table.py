@@ -22,9 +22,9 @@ from unity.pcg.operators.table import TABLE
 from unity.pcg.operators.table.elementwise import elementwise, every_dimension
 from unity.pcg.operators.table.reduction import reduction
 from unity.pcg.operators.table.windows import windowed
-from unity.pcg.propagation import linear_solves as linear
 from unity.pcg.propagation.choices import choices
-from unity.pcg.propagation.nested_programs import nested_body
+from unity.pcg.propagation.nested import linear_solves as linear
+from unity.pcg.propagation.nested.programs import nested_body
 from unity.pcg.propagation.solver import NESTED
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import Entry, Factor, Halo, Slot, Spec

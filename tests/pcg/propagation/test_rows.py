@@ -16,7 +16,7 @@ from jax.scipy.sparse.linalg import cg
 
 import unity
 from unity.pcg.ir.program import Equation, close
-from unity.pcg.propagation.row_loops import Rows, rows_of
+from unity.pcg.propagation.nested.row_loops import Rows, rows_of
 
 SLOW = replace(unity.Machine.grid(1, 8, "a100"), device=unity.Device("slow", {"float32": 1e7}, 2**30, 1e7, 1.0, 0.0))  # shares work
 X, K = np.ones((4, 6), np.float32), np.arange(4)

@@ -17,8 +17,8 @@ import unity
 from unity.base.errors import PlanError
 from unity.pcg.ir.program import close
 from unity.pcg.parallel.traffic import traffic
-from unity.pcg.propagation.agreements import RulePass
 from unity.pcg.propagation.choices import choices
+from unity.pcg.propagation.nested.agreements import RulePass
 from unity.pcg.propagation.solver import replicable
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, partitioned
 from unity.search.cost.prediction import predict

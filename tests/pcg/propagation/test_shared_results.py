@@ -15,7 +15,7 @@ import unity
 from unity.base.errors import CaptureError
 from unity.pcg.ir.program import close
 from unity.pcg.propagation.choices import choices
-from unity.pcg.propagation.derivative_rules import Unreadable, vjp_bodies
+from unity.pcg.propagation.nested.derivative_rules import Unreadable, vjp_bodies
 from unity.pcg.types.parallel_type import REPLICATED, partitioned
 
 

@@ -11,10 +11,10 @@ from parallel_cases import inner_seeds
 
 from unity.pcg.ir.program import Literal, close
 from unity.pcg.jaxprs.jaxprs import NESTING
-from unity.pcg.propagation.agreements import nested_agreements
 from unity.pcg.propagation.choice import AGREED
 from unity.pcg.propagation.choices import choices
 from unity.pcg.propagation.constants import constants
+from unity.pcg.propagation.nested.agreements import nested_agreements
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.propagation import Propagation, Unmatched
 from unity.pcg.propagation.solver import NESTED, equation_matches, solve

@@ -12,7 +12,7 @@ from jax import lax
 from unity.machine.machine import Machine
 from unity.pcg.ir.program import Atom, Body, Equation, close
 from unity.pcg.propagation.choices import choices
-from unity.pcg.propagation.nested_programs import nested_body
+from unity.pcg.propagation.nested.programs import nested_body
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.propagation import Solution
 from unity.pcg.types.parallel_type import REPLICATED, State, misfit

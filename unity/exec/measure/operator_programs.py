@@ -25,7 +25,7 @@ from jax.extend import core
 from unity.pcg.ir.program import Body, Tensor, tensor_type
 from unity.pcg.local.interpreter import BodyInterpreter
 from unity.pcg.operators.layout import PlacedTensor
-from unity.pcg.propagation.nested_programs import branch_indices
+from unity.pcg.propagation.nested.programs import branch_indices
 from unity.pcg.propagation.placement import placing
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.factors import TABLE, Halo, facts_of

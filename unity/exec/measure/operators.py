@@ -38,7 +38,7 @@ from unity.exec.measure.operator_programs import (
 )
 from unity.exec.measure.timing import repetitions, seconds_of
 from unity.pcg.ir.program import Body
-from unity.pcg.propagation.nested_programs import branch_indices, nested_body, nests
+from unity.pcg.propagation.nested.programs import branch_indices, nested_body, nests
 from unity.pcg.types.factors import is_convolution
 from unity.pcg.types.varying_axes import vary
 

@@ -55,8 +55,8 @@ from unity.pcg.jaxprs.weak_types import is_weak, struct_of
 from unity.pcg.operators.pallas_kernels import with_kernels
 from unity.pcg.operators.table import TABLE
 from unity.pcg.propagation.choices import choices
-from unity.pcg.propagation.nested_programs import nested_body
-from unity.pcg.propagation.scan_programs import REMATERIALIZED, SCANNED
+from unity.pcg.propagation.nested.programs import nested_body
+from unity.pcg.propagation.nested.scan_programs import REMATERIALIZED, SCANNED
 from unity.pcg.types.factors import facts_of
 
 VALUES = (  # errors that JAX raises if a program inspects the value of a tracer

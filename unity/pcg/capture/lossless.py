@@ -11,7 +11,7 @@ from unity.pcg.capture.heavy_operators import Uses, reduces
 from unity.pcg.ir.dead_code import extract
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor
 from unity.pcg.propagation.choices import choices, operand_states
-from unity.pcg.propagation.nested_programs import nested_body
+from unity.pcg.propagation.nested.programs import nested_body
 from unity.pcg.propagation.relaxation import Relaxed
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import TABLE, Slot, facts_of

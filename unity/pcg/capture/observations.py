@@ -21,8 +21,8 @@ from unity.base.formatting import size
 from unity.pcg.ir.program import INLINED, Atom, Body, Equation, Literal, Tensor, program_of, tensor_type
 from unity.pcg.ir.tracing import stop_gradient
 from unity.pcg.jaxprs.effects import INSPECT, TITLES, Notice, dropped, free, is_effect, is_ordered, pruned
-from unity.pcg.propagation.nested_programs import branches, nested_body
-from unity.pcg.propagation.scan_programs import REMATERIALIZED, SCANNED
+from unity.pcg.propagation.nested.programs import branches, nested_body
+from unity.pcg.propagation.nested.scan_programs import REMATERIALIZED, SCANNED
 
 COND = "cond"
 ENTERED = INLINED | {*SCANNED, *REMATERIALIZED, COND}  # primitives whose programs can return the values of effects in them

@@ -10,8 +10,8 @@ from unity.pcg.capture.heavy_operators import multiplies
 from unity.pcg.ir.graph import BRANCHES, CONSTRAIN, LOOPS, PARALLELIZATION, STAGES
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.operators.kernel_primitive import KERNEL
-from unity.pcg.propagation.nested_programs import nested_body
-from unity.pcg.propagation.scan_programs import REMATERIALIZED
+from unity.pcg.propagation.nested.programs import nested_body
+from unity.pcg.propagation.nested.scan_programs import REMATERIALIZED
 from unity.pcg.types.factors import Role, facts_of
 
 CUSTOM_DERIVATIVES = ("custom_jvp", "custom_vjp")  # how names of primitives begin that are functions with their own derivatives

@@ -17,7 +17,7 @@ from jax.extend.core import primitives
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.graph import CONSTRAIN
 from unity.pcg.ir.program import Body, Equation, Literal, Tensor, tensor_type
-from unity.pcg.propagation.derivative_rules import unread_operands
+from unity.pcg.propagation.nested.derivative_rules import unread_operands
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import facts_of
 

@@ -20,7 +20,7 @@ from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.jaxprs import chosen_of
 from unity.pcg.local.forward_rules import has_results
 from unity.pcg.operators.layout import PlacedTensor
-from unity.pcg.propagation.derivative_rules import (
+from unity.pcg.propagation.nested.derivative_rules import (
     Unreadable,
     VjpRule,
     backward_body,

@@ -13,7 +13,7 @@ from typing import Any
 from jax.custom_derivatives import SymbolicZero
 
 from unity.pcg.ir.program import Body, Equation
-from unity.pcg.propagation.derivative_rules import JvpRule, Unreadable, jvp_body, unread_operands
+from unity.pcg.propagation.nested.derivative_rules import JvpRule, Unreadable, jvp_body, unread_operands
 from unity.pcg.propagation.placement import Placing, placing
 from unity.pcg.propagation.propagation import Unmatched
 from unity.pcg.types.parallel_type import Type

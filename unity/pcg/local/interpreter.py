@@ -32,13 +32,13 @@ from unity.pcg.operators.layout import Layout, PlacedTensor
 from unity.pcg.operators.table import TABLE
 from unity.pcg.operators.table.reduction import GENERAL_REDUCTION
 from unity.pcg.parallel.resharding import steps
-from unity.pcg.propagation.agreements import agreements
-from unity.pcg.propagation.derivative_rules import as_function, is_reverse_only, jvp_body, vjp_bodies
-from unity.pcg.propagation.linear_solves import is_symmetric, program_names, solve_program, split_operands
-from unity.pcg.propagation.nested_programs import branches, nested_body
+from unity.pcg.propagation.nested.agreements import agreements
+from unity.pcg.propagation.nested.derivative_rules import as_function, is_reverse_only, jvp_body, vjp_bodies
+from unity.pcg.propagation.nested.linear_solves import is_symmetric, program_names, solve_program, split_operands
+from unity.pcg.propagation.nested.programs import branches, nested_body
+from unity.pcg.propagation.nested.row_loops import rows_of
 from unity.pcg.propagation.placement import Placing, around_scatter, placing
 from unity.pcg.propagation.propagation import Solution, has_no_gradient
-from unity.pcg.propagation.row_loops import rows_of
 from unity.pcg.propagation.solver import call_solutions
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.accumulation import backward_dtype, forward_dtype, is_wide_sum, narrow, without_widening

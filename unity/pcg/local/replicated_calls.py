@@ -1,7 +1,7 @@
 """Calls that every device runs replicated, with derivative rules or primitives that JAX cannot run inside a mesh.
 
 The operands by which a call is differentiated are known only when the program is differentiated. Its rule is then read outside the
-mesh (`unity.pcg.propagation.derivative_rules`) and run here like any other program.
+mesh (`unity.pcg.propagation.nested.derivative_rules`) and run here like any other program.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unity.pcg.jaxprs.foreign_primitives import own_program
 from unity.pcg.jaxprs.jaxprs import RULED, equations
 from unity.pcg.local.second_derivatives import with_checked_derivative
 from unity.pcg.operators.kernel_primitive import KERNEL
-from unity.pcg.propagation.derivative_rules import (
+from unity.pcg.propagation.nested.derivative_rules import (
     Unreadable,
     backward_body,
     backward_calls,

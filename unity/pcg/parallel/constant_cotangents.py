@@ -16,7 +16,7 @@ from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.jaxprs.jaxprs import CUSTOM_VJP
 from unity.pcg.parallel.equal_values import forwards_cotangent
 from unity.pcg.propagation.constants import constants
-from unity.pcg.propagation.derivative_rules import Unreadable, vjp_bodies
+from unity.pcg.propagation.nested.derivative_rules import Unreadable, vjp_bodies
 
 Uses = Mapping[Value, Sequence[tuple[Node, int] | None]]  # the users of each value, as (node, operand); None is an output
 

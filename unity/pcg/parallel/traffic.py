@@ -23,8 +23,8 @@ from unity.pcg.parallel.constant_cotangents import has_constant_cotangent, has_z
 from unity.pcg.parallel.equal_values import Around, ValueNumbering
 from unity.pcg.parallel.resharding import ReshardingStep, absolute, steps, turned
 from unity.pcg.parallel.stages import ends_of, loss_gradient_axes, runs_of, sends, stage_axes
-from unity.pcg.propagation.agreements import backward_agreements, nested_agreements
 from unity.pcg.propagation.halos import exchanges
+from unity.pcg.propagation.nested.agreements import backward_agreements, nested_agreements
 from unity.pcg.propagation.placement import Placing, around_scatter, placing
 from unity.pcg.types.accumulation import backward_dtype, forward_dtype, reduction_dtype, storage_dtype
 from unity.pcg.types.axis import Axis

@@ -1,1 +1,1 @@
-"""Parallel types followed through a program: the factor solver, loops, derivative rules, choices."""
+"""Parallel types followed through a program: the factor solver, nested programs, choices."""

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from unity.pcg.ir.program import Body, Equation
-from unity.pcg.propagation.agreements import CallArray, call_arrays, nested_agreements
 from unity.pcg.propagation.halos import HaloEdge, halo_edges
+from unity.pcg.propagation.nested.agreements import CallArray, call_arrays, nested_agreements
 from unity.pcg.propagation.propagation import Solution, contribution_operands
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import Match

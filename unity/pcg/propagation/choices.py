@@ -14,10 +14,10 @@ import numpy as np
 
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.jaxprs import CALLS, NESTING
-from unity.pcg.propagation.agreements import forwarded_inputs
 from unity.pcg.propagation.choice import Choice, InnerSlot, Scattered, choice_of, unused
 from unity.pcg.propagation.dominance import Dominance
-from unity.pcg.propagation.nested_programs import nested_body
+from unity.pcg.propagation.nested.agreements import forwarded_inputs
+from unity.pcg.propagation.nested.programs import nested_body
 from unity.pcg.propagation.placement import along_axis, around_moves, moved, placed, waists, with_rounded_alike, with_unused
 from unity.pcg.propagation.propagation import Solution, Unmatched, rounded_apart
 from unity.pcg.propagation.solver import replicable, rounds_cotangents, scattering_dims, scattering_solution, solve, solve_either

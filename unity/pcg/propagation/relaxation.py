@@ -13,7 +13,7 @@ from itertools import count
 from typing import NamedTuple
 
 from unity.pcg.ir.program import Atom, Body, Equation
-from unity.pcg.propagation.nested_programs import nested_body
+from unity.pcg.propagation.nested.programs import nested_body
 from unity.pcg.propagation.solver import NESTED
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import Spec, matching

@@ -17,8 +17,9 @@ from unity.pcg.ir.nested_programs import bodies
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.jaxprs import CALLS, LINEAR_SOLVE, RULED
 from unity.pcg.jaxprs.loops import constants_and_carry
-from unity.pcg.propagation import linear_solves as linear
-from unity.pcg.propagation.agreements import (
+from unity.pcg.propagation.inner_reductions import regrouped, smallest_in_chain
+from unity.pcg.propagation.nested import linear_solves as linear
+from unity.pcg.propagation.nested.agreements import (
     FORWARD,
     UNDIFFERENTIATED,
     agreements,
@@ -29,11 +30,10 @@ from unity.pcg.propagation.agreements import (
     rule_agreements,
     sliced_arrays,
 )
-from unity.pcg.propagation.conditionals import cond_matches
-from unity.pcg.propagation.derivative_rules import JvpRule, Unreadable, VjpRule, is_reverse_only, jvp_body, vjp_bodies
-from unity.pcg.propagation.inner_reductions import regrouped, smallest_in_chain
-from unity.pcg.propagation.loops import Loop, loop_matches, while_loop_of
-from unity.pcg.propagation.nested_programs import branches, nested_body
+from unity.pcg.propagation.nested.conditionals import cond_matches
+from unity.pcg.propagation.nested.derivative_rules import JvpRule, Unreadable, VjpRule, is_reverse_only, jvp_body, vjp_bodies
+from unity.pcg.propagation.nested.loops import Loop, loop_matches, while_loop_of
+from unity.pcg.propagation.nested.programs import branches, nested_body
 from unity.pcg.propagation.propagation import (
     Conflict,
     Place,

@@ -15,7 +15,7 @@ from unity.pcg.capture.capture import graph_of
 from unity.pcg.ir.gradient_flow import carrying, with_gradient
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.jaxprs import BRANCHED, CALLS
-from unity.pcg.propagation.nested_programs import branch_indices, branches, nested_body, nests
+from unity.pcg.propagation.nested.programs import branch_indices, branches, nested_body, nests
 from unity.pcg.types.parallel_type import Shape
 from unity.search.cost.operator_runs import OperatorRuns, operator_runs, program_facts
 

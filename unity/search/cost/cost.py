@@ -13,8 +13,8 @@ from unity.machine.machine import Machine
 from unity.machine.resharding_tables import distinct_changes
 from unity.pcg.ir.gradient_flow import carrying
 from unity.pcg.ir.program import Body, Tensor
-from unity.pcg.propagation.agreements import RulePass
 from unity.pcg.propagation.halos import HaloEdge, sent
+from unity.pcg.propagation.nested.agreements import RulePass
 from unity.pcg.types.accumulation import accumulator, growth
 from unity.search.cost.alignment import depends_on_alignment
 from unity.search.cost.operator_seconds import Pieces, seconds

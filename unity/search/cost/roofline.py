@@ -12,7 +12,7 @@ from unity.machine.hardware import Device
 from unity.pcg.capture.heavy_operators import is_fused_product
 from unity.pcg.ir.program import Body
 from unity.pcg.operators.kernel_primitive import KERNEL
-from unity.pcg.propagation.nested_programs import nested_body, nests
+from unity.pcg.propagation.nested.programs import nested_body, nests
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import facts_of
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.loops import constants_and_carry
-from unity.pcg.propagation.scan_programs import SCANNED, ambiguous, inside, with_inside
+from unity.pcg.propagation.nested.scan_programs import SCANNED, ambiguous, inside, with_inside
 from unity.search.joint.segments import Segment, flows, joined, segments
 from unity.substitutions.rewriting.forms import planning_form, search_form
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from unity.pcg.ir.graph import UNCHANGED, Node, Value
 from unity.pcg.ir.payloads import Scan
-from unity.pcg.propagation.scan_programs import SCANNED
+from unity.pcg.propagation.nested.scan_programs import SCANNED
 from unity.search.memory.peak import ReusableGradient, assign_reuse
 from unity.search.space.live_buffers import WORKING, Held, Lying, local, stays, unmoved
 

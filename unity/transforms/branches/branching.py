@@ -18,8 +18,8 @@ from unity.pcg.ir.graph import BRANCHES, PCG, Node, Value
 from unity.pcg.ir.payloads import Branches, Input
 from unity.pcg.ir.program import Body
 from unity.pcg.parallel.branches import first_unreplicable
-from unity.pcg.propagation.nested_programs import nested_body
-from unity.pcg.propagation.scan_programs import SCANNED, ambiguous
+from unity.pcg.propagation.nested.programs import nested_body
+from unity.pcg.propagation.nested.scan_programs import SCANNED, ambiguous
 from unity.pcg.types.axis import Axis
 from unity.transforms.branches.packing import packed
 from unity.transforms.branches.regions import Branch, BranchRegion, joins_sums, regions

@@ -8,7 +8,7 @@ from functools import partial
 
 from unity.pcg.ir.equation_writer import EquationWriter
 from unity.pcg.ir.program import Body, Equation
-from unity.pcg.propagation.scan_programs import inside
+from unity.pcg.propagation.nested.scan_programs import inside
 from unity.substitutions.language.loop_rules import (
     BATCHED,
     INVARIANTS,

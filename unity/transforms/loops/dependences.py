@@ -13,8 +13,8 @@ from unity.pcg.ir.dead_code import ancestors, used
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.jaxprs import SCANNED
 from unity.pcg.jaxprs.loops import constants_and_carry
-from unity.pcg.propagation.nested_programs import nested_body
-from unity.pcg.propagation.scan_programs import inside
+from unity.pcg.propagation.nested.programs import nested_body
+from unity.pcg.propagation.nested.scan_programs import inside
 from unity.pcg.types.accumulation import limited, narrow
 from unity.pcg.types.factors import facts_of
 from unity.substitutions.language.loop_rules import STEPPED

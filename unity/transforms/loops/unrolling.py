@@ -11,7 +11,7 @@ from jax import lax
 
 from unity.pcg.ir.equation_writer import EquationWriter
 from unity.pcg.ir.program import Atom, Body, Equation
-from unity.pcg.propagation.nested_programs import nested_body, nests
+from unity.pcg.propagation.nested.programs import nested_body, nests
 from unity.transforms.loops.dependences import ScanParts
 
 # Four steps in a round leave a quarter of the kernels that write rows. Eight leave an eighth and need more memory: an LSTM that is

@@ -12,8 +12,8 @@ from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.ir.tracing import trace
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.local.interpreter import run_body
-from unity.pcg.propagation.derivative_rules import is_readable, jvp_body
-from unity.pcg.propagation.nested_programs import nested_body
+from unity.pcg.propagation.nested.derivative_rules import is_readable, jvp_body
+from unity.pcg.propagation.nested.programs import nested_body
 from unity.transforms.padding.fills import Fill
 from unity.transforms.padding.padded_values import PaddedValue, PaddedValues, Sizes
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.jaxprs.jaxprs import REMATERIALIZED
-from unity.pcg.propagation.nested_programs import nested_body
+from unity.pcg.propagation.nested.programs import nested_body
 
 Place = tuple[int, int]  # an equation of a program and an operand of it, by number
 

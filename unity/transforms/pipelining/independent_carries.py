@@ -23,7 +23,7 @@ from unity.pcg.ir.program import Body, Equation
 from unity.pcg.ir.tracing import trace
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.local.interpreter import run_body
-from unity.pcg.propagation.nested_programs import nested_body
+from unity.pcg.propagation.nested.programs import nested_body
 from unity.transforms.chosen_results import inputs_read, with_results
 from unity.transforms.splice import aligned, spliced, with_lines_of_scans, with_nodes, within
 

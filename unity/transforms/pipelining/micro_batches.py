@@ -31,10 +31,10 @@ from unity.pcg.ir.tracing import trace
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.parallel.stages import Mixed, check_samples_independent
-from unity.pcg.propagation.nested_programs import nested_body
+from unity.pcg.propagation.nested.programs import nested_body
+from unity.pcg.propagation.nested.scan_programs import SCANNED, inside
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.propagation import Unmatched
-from unity.pcg.propagation.scan_programs import SCANNED, inside
 from unity.pcg.propagation.solver import solve
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned

@@ -16,7 +16,7 @@ from unity.pcg.ir.graph import PCG, PIPELINE
 from unity.pcg.ir.payloads import ScheduleKind
 from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.parallel.stages import FOLLOWED, GPIPE, TWO_BW, Mixed, Schedule
-from unity.pcg.propagation.nested_programs import nested_body
+from unity.pcg.propagation.nested.programs import nested_body
 from unity.pcg.types.axis import Axis
 from unity.transforms.cotangent_of_one import check_cotangents
 from unity.transforms.pipelining.equal_layers import EqualLayers, layers

@@ -22,8 +22,8 @@ from unity.pcg.ir.tracing import trace
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.local.interpreter import BodyInterpreter
 from unity.pcg.operators.counter_bits import WORD, bits, is_counter_based
-from unity.pcg.propagation.nested_programs import nested_body
-from unity.pcg.propagation.scan_programs import REMATERIALIZED, programs
+from unity.pcg.propagation.nested.programs import nested_body
+from unity.pcg.propagation.nested.scan_programs import REMATERIALIZED, programs
 from unity.pcg.types.factors import facts_of
 from unity.transforms.splice import spliced, with_steps
 

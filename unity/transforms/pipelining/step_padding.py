@@ -22,7 +22,7 @@ from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.tracing import trace
 from unity.pcg.jaxprs.loops import constants_and_carry
 from unity.pcg.local.interpreter import run_body
-from unity.pcg.propagation.nested_programs import nested_body
+from unity.pcg.propagation.nested.programs import nested_body
 from unity.transforms.splice import spliced, with_steps
 
 EVENED = "unity:places"  # scope of the scan over places; no model has it

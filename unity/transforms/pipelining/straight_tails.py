@@ -17,7 +17,7 @@ from unity.pcg.ir.equation_writer import EquationWriter
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, SCANNED
 from unity.pcg.parallel.stages import Mixed
-from unity.pcg.propagation.nested_programs import nested_body
+from unity.pcg.propagation.nested.programs import nested_body
 from unity.transforms.loops.dependences import ScanParts
 from unity.transforms.loops.unrolling import add_steps
 from unity.transforms.splice import operator_at

@@ -11,7 +11,7 @@ from unity.machine.machine import Machine
 from unity.pcg.capture.heavy_operators import is_fused_product
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.jaxprs import SCANNED
-from unity.pcg.propagation.scan_programs import inside
+from unity.pcg.propagation.nested.scan_programs import inside
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import facts_of
 from unity.search.cost.operator_seconds import seconds, single_piece

@@ -20,7 +20,7 @@ from unity.pcg.capture.heavy_operators import constants
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.jaxprs import SCANNED
-from unity.pcg.propagation.scan_programs import inside, with_inside
+from unity.pcg.propagation.nested.scan_programs import inside, with_inside
 from unity.search.joint.segments import part
 from unity.transforms.recomputing.layers import Span, equations_in_layers
 from unity.transforms.recomputing.products import SavedProducts

@@ -17,7 +17,7 @@ from jax import lax
 from unity.base.errors import DerivationError
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.jaxprs import SCANNED
-from unity.pcg.propagation.scan_programs import inside
+from unity.pcg.propagation.nested.scan_programs import inside
 from unity.verify.derivations.evaluation import (
     Evaluation,
     Scan,

@@ -13,7 +13,7 @@ from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, tensor_type
 from unity.pcg.ir.tracing import trace
 from unity.pcg.jaxprs.loops import constants_and_carry
-from unity.pcg.propagation.scan_programs import inside
+from unity.pcg.propagation.nested.scan_programs import inside
 from unity.verify.derivations.canonical_form import apply_body
 from unity.verify.derivations.constructors import expanded
 from unity.verify.derivations.nodes import CanonicalValue, NodeStore

@@ -18,7 +18,7 @@ from unity.base.formatting import with_article
 from unity.pcg.ir.program import Body, Equation, tensor_type
 from unity.pcg.ir.tracing import trace
 from unity.pcg.jaxprs.jaxprs import SCANNED
-from unity.pcg.propagation.scan_programs import inside
+from unity.pcg.propagation.nested.scan_programs import inside
 from unity.verify.derivations.canonical_form import apply_body
 from unity.verify.derivations.evaluation import (
     Evaluation,

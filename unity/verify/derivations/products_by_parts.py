@@ -10,7 +10,7 @@ from jax import lax
 
 from unity.pcg.ir.equation_writer import EquationWriter
 from unity.pcg.ir.program import Body, Equation
-from unity.pcg.propagation.scan_programs import inside
+from unity.pcg.propagation.nested.scan_programs import inside
 
 
 def by_parts(body: Body) -> Body:

@@ -16,7 +16,7 @@ from unity.base.errors import DerivationError, RuleError
 from unity.base.formatting import with_article
 from unity.pcg.capture.binary_joins import in_pairs
 from unity.pcg.ir.program import Body
-from unity.pcg.propagation.scan_programs import programs, with_inside
+from unity.pcg.propagation.nested.scan_programs import programs, with_inside
 from unity.substitutions.language.derivation import Derivation, RewriteStep, ValueReference
 from unity.substitutions.language.library import Library
 from unity.substitutions.language.rule import Rule

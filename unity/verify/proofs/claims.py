@@ -19,8 +19,8 @@ from pathlib import Path
 from unity.base.errors import RuleError, file_fault
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.jaxprs import CALLS
-from unity.pcg.propagation.derivative_rules import is_reverse_only
-from unity.pcg.propagation.nested_programs import nested_body
+from unity.pcg.propagation.nested.derivative_rules import is_reverse_only
+from unity.pcg.propagation.nested.programs import nested_body
 from unity.pcg.propagation.placement import placed
 from unity.pcg.propagation.propagation import Solution
 from unity.pcg.propagation.solver import NESTED, call_solutions

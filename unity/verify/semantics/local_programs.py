@@ -15,7 +15,7 @@ from unity.pcg.ir.program import Body, Literal, Tensor
 from unity.pcg.jaxprs.trace_contexts import precision_of
 from unity.pcg.local.interpreter import is_key, run_body, varied
 from unity.pcg.operators.layout import PlacedTensor
-from unity.pcg.propagation.derivative_rules import as_function
+from unity.pcg.propagation.nested.derivative_rules import as_function
 from unity.pcg.propagation.solver import dual
 from unity.pcg.types.accumulation import storage_dtype
 from unity.pcg.types.axis import Axis

@@ -12,7 +12,7 @@ from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Atom, Body, Equation, Literal
 from unity.pcg.ir.tracing import stop_gradient
 from unity.pcg.jaxprs.jaxprs import CUSTOM_JVP
-from unity.pcg.propagation.derivative_rules import (
+from unity.pcg.propagation.nested.derivative_rules import (
     Flags,
     Unreadable,
     differentiable_operands,

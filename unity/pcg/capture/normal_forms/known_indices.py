@@ -18,7 +18,7 @@ from unity.pcg.capture.routing.integer_tables import IntegerTables
 from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Atom, Body, Equation, Tensor
 from unity.pcg.jaxprs.jaxprs import BRANCHED, REMATERIALIZED, SCANNED
-from unity.pcg.propagation.nested_programs import branches, nested_body
+from unity.pcg.propagation.nested.programs import branches, nested_body
 
 LABELS = ("top_k", "argmax", "argmin")  # their results are known as functions of labels only
 SCATTERS = ("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max")

@@ -29,8 +29,8 @@ from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, SCANNED
 from unity.pcg.operators.kernel_primitive import KERNEL
 from unity.pcg.operators.routed_product import FREE, routed_dot
 from unity.pcg.operators.table.reduction import REDUCTIONS, WHOLE_REDUCTIONS
-from unity.pcg.propagation.derivative_rules import is_readable, jvp_body
-from unity.pcg.propagation.nested_programs import nested_body
+from unity.pcg.propagation.nested.derivative_rules import is_readable, jvp_body
+from unity.pcg.propagation.nested.programs import nested_body
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import Factor, Slot
 

@@ -14,8 +14,8 @@ from typing import Any
 from jax.extend import core
 
 from unity.pcg.ir.program import Body, Equation, close
-from unity.pcg.propagation.agreements import agreements, as_match
-from unity.pcg.propagation.loops import NestedSolve
+from unity.pcg.propagation.nested.agreements import agreements, as_match
+from unity.pcg.propagation.nested.loops import NestedSolve
 from unity.pcg.types.factors import Match
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State
 

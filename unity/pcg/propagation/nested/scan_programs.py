@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.jaxprs.jaxprs import REMATERIALIZED, SCANNED
-from unity.pcg.propagation.nested_programs import nested_body
+from unity.pcg.propagation.nested.programs import nested_body
 
 
 def inside(equation: Equation) -> Body | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from unity.pcg.ir.program import Body, Equation
-from unity.pcg.propagation.agreements import as_match, constant_results
-from unity.pcg.propagation.loops import NestedSolve
-from unity.pcg.propagation.nested_programs import branches
+from unity.pcg.propagation.nested.agreements import as_match, constant_results
+from unity.pcg.propagation.nested.loops import NestedSolve
+from unity.pcg.propagation.nested.programs import branches
 from unity.pcg.propagation.propagation import Solution
 from unity.pcg.types.factors import Match
 from unity.pcg.types.parallel_type import REPLICATED, State

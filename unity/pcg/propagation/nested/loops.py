@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 from unity.pcg.ir.program import Body, Equation, close
-from unity.pcg.propagation.agreements import agreements, as_match, constant_results, repeated
+from unity.pcg.propagation.nested.agreements import agreements, as_match, constant_results, repeated
+from unity.pcg.propagation.nested.row_loops import Rows, rows_of
 from unity.pcg.propagation.propagation import Solution
-from unity.pcg.propagation.row_loops import Rows, rows_of
 from unity.pcg.types.factors import Match
 from unity.pcg.types.parallel_type import REPLICATED, State
 

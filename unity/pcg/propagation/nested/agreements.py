@@ -15,7 +15,7 @@ from math import gcd, prod
 
 from unity.pcg.ir.dead_code import descendants
 from unity.pcg.ir.program import Body
-from unity.pcg.propagation.derivative_rules import VjpRule, served_operands
+from unity.pcg.propagation.nested.derivative_rules import VjpRule, served_operands
 from unity.pcg.propagation.propagation import Solution, has_no_gradient, rounded_apart
 from unity.pcg.propagation.specifications import summable_arrays
 from unity.pcg.types.factors import Agreement, Differentiated, Match
