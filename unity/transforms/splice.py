@@ -38,8 +38,8 @@ def spliced(
 
     def renamed(p: Equation) -> Equation:
         outputs = tuple(v for v in map(of, p.results) if isinstance(v, int))
-        place = {"source": named.source, "scope": f"{named.scope}/{scope}", "group": named.group, "library": named.library}
-        return replace(p, operands=tuple(map(of, p.operands)), results=outputs, **place)
+        placed = p.placed_like(named)
+        return replace(placed, operands=tuple(map(of, p.operands)), results=outputs, scope=f"{named.scope}/{scope}")
 
     leaving = [k for k, e in enumerate(body.equations) if set(e.results) & set(gone)]
     remaining = [e for k, e in enumerate(body.equations) if k not in set(leaving)]
