@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -281,6 +282,49 @@ def test_equal_layers_are_one_function(tmp_path: Path) -> None:
     program = next(n for n in functions if n.name == "program")
     assert sum(isinstance(n, ast.For) for n in ast.walk(program)) == 1
     assert path.read_text().count("jnp.tanh(") == 2  # three equal layers, and the last, which is squared and summed at once
+
+
+def test_equal_layers_may_read_one_argument_twice(tmp_path: Path) -> None:
+    def loss(p: Any, batch: Any) -> Any:
+        x, y = batch
+        pairs = [(x, x), (x, y), (y, y)]
+        ends = [jnp.tanh((a * m) @ k + (b * n) @ q) for (m, k, n, q), (a, b) in zip(p, pairs, strict=True)]
+        return (ends[0] * ends[1] * ends[2]).mean()
+
+    model = Small(loss, [(f(8, 8),) * 4] * 3, (f(8, 8), f(8, 8)))
+    plan, path = planned(model, Machine.grid(1, 1, "a100")), tmp_path / "twice.py"
+    plan.files.export(path)
+    assert "One of 3 equal layers" in path.read_text()
+    assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
+
+
+def test_the_first_of_equal_layers_may_come_last(tmp_path: Path) -> None:
+    """Of the equal parts of a step, that of the first gate waits for a product which those of the others do not need."""
+
+    def loss(w: Any, x: Any) -> Any:
+        def step(carry: Any, x: Any) -> Any:
+            h, e = carry
+            z = jnp.split(w["k"], 4, 1)
+            r = [w["r"][:, 16 * k : 16 * k + 16] for k in range(4)]
+            i, g, u, o = ((x * m) @ a + (h * n) @ b for m, n, a, b in zip(w["m"][:4], w["m"][4:], z, r, strict=True))
+            e = jax.nn.sigmoid(g) * e + jax.nn.sigmoid(i) * jnp.tanh(u)
+            return (jax.nn.sigmoid(o) * jnp.tanh(e), e), None
+
+        return (lax.scan(step, (jnp.zeros_like(x[0]),) * 2, x)[0][0] ** 2).mean()
+
+    model = Small(loss, {"k": f(16, 64), "r": f(16, 64), "m": [f(16, 16)] * 8}, f(6, 16, 16))
+    plan = unity.optimize(model.loss, model.params, model.batch, machine=slow(FOUR), search="captured", progress=False)
+    path = tmp_path / "late.py"
+    plan.files.export(path)
+    assert "equal layers" in path.read_text()
+    assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
+
+
+def slow(machine: Machine) -> Machine:
+    """Return a machine whose devices compute and communicate so slowly that the plans of small programs divide them."""
+    device = replace(machine.device, flops={k: n / 1e6 for k, n in machine.device.flops.items()}, bandwidth=1e7, launch=1e-9)
+    levels = tuple(replace(level, bandwidth=level.bandwidth / 1e3, latency=1e-9, protocols=()) for level in machine.levels)
+    return replace(machine, device=device, levels=levels)
 
 
 class Weights(NamedTuple):

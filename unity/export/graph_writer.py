@@ -54,7 +54,8 @@ class GraphWriter:
                 k += len(run)
                 continue
             comment = self.write_comment(block, item, graph, comment)
-            self.write_unit(block, graph, env, item)
+            results = self.write_unit(block, graph, [env[v] for v in item.operands], item)
+            env.update(zip(item.results, results, strict=True))
             k += 1
         return [env[v] for v in graph.outputs]
 
@@ -65,15 +66,14 @@ class GraphWriter:
             block.lines.append(" " * block.indent + "# " + text)
         return text or last
 
-    def write_unit(self, block: Block, graph: PCG, env: dict[Value, Code], unit: Unit) -> None:
-        """Write one operator, and add its results to `env`."""
+    def write_unit(self, block: Block, graph: PCG, operands: list[Code], unit: Unit) -> list[Code]:
+        """Write one operator, and return its results."""
         self.module.operator = re.sub(r"\W", "_", unit.node.kind)
         try:
-            results = self._unit_results(block, graph, [env[v] for v in unit.operands], unit)
+            return self._unit_results(block, graph, operands, unit)
         except ExportError as error:
             operator = unit.node.kind if unit.node.kind == error.operator else f"{unit.node.kind} ({error.operator})"
             raise ExportError(unit.node.source, operator, error.why) from None
-        env.update(zip(unit.results, results, strict=True))
 
     def _unit_results(self, block: Block, graph: PCG, operands: list[Code], unit: Unit) -> list[Code]:
         node = unit.node
@@ -138,7 +138,7 @@ class GraphWriter:
     def write_layer(self, block: Block, graph: PCG, env: dict[Value, Code], layer: Layer, run: Sequence[LayerCall]) -> None:
         """Write consecutive calls of one layer."""
         order = sorted(range(len(layer.slots)), key=lambda s: _slot_order(layer, s))
-        name = self.layer_function(layer, graph, env, order)
+        name = self.layer_function(layer, graph, [stem(env[v]) for v in layer.arguments_of(run[0].segment)], order)
         preferred = [_result_name(layer.segments[0][i].node, []) for i, _ in layer.results]
         if len(run) == len(layer.segments) > 2 and self.write_loop(block, env, layer, order, name, preferred):
             return
@@ -147,23 +147,29 @@ class GraphWriter:
             results = block.let(preferred, call(name, *(env[values[s]] for s in order)))
             env.update(zip(layer.results_of(c.segment), results, strict=True))
 
-    def layer_function(self, layer: Layer, graph: PCG, env: Mapping[Value, Code], order: Sequence[int]) -> str:
-        """Write the function of a layer, with its parameters in some order, and return the name."""
-        first, arguments = layer.segments[0], layer.arguments_of(0)
-        scope = self.module.scope.within()
-        names = {s: scope.new(stem(env[arguments[s]])) for s in order}
-        inner = Block(self.module, scope)
-        inner_env: dict[Value, Code] = {}
-        for s in order:
-            inner_env.update((first[i].operands[j], Code(names[s])) for i, j in layer.slots[s])
-        comment = ""
-        for u in first:
+    def layer_function(self, layer: Layer, graph: PCG, preferred: Sequence[str], order: Sequence[int]) -> str:
+        """Write the function of a layer, and return its name.
+
+        Args:
+            layer: The layer.
+            graph: The graph that contains it.
+            preferred: For each slot, the name that its parameter gets if it is free.
+            order: The slots in the order of the parameters.
+        """
+        units, scope = layer.segments[0], self.module.scope.within()
+        names = {s: scope.new(preferred[s]) for s in order}
+        # By place: one value may be the argument for two slots in this segment, and for one of them in another.
+        parameters = {place: Code(names[s]) for s, places in enumerate(layer.slots) for place in places}
+        inner, comment = Block(self.module, scope), ""
+        env: dict[Value, Code] = {}
+        for i, u in enumerate(units):
             comment = self.write_comment(inner, u, graph, comment)
-            self.write_unit(inner, graph, inner_env, u)
-        results = [inner_env[v] for v in layer.results_of(0)]
+            operands = [parameters[i, j] if (i, j) in parameters else env[v] for j, v in enumerate(u.operands)]
+            env.update(zip(u.results, self.write_unit(inner, graph, operands, u), strict=True))
+        results = [env[v] for v in layer.results_of(0)]
         doc = f"One of {len(layer.segments)} equal layers."
         written = function_lines("", [names[s] for s in order], inner.lines, results, about=doc)
-        return self.module.add(_user_function(first) or "layer", [written])
+        return self.module.add(_user_function(units) or "layer", [written])
 
     def write_loop(
         self, block: Block, env: dict[Value, Code], layer: Layer, order: Sequence[int], name: str, preferred: Sequence[str]
