@@ -137,16 +137,17 @@ class _EliminationOrder:
         self.shapes: list[tuple[int, ...]] = []
         self.steps: list[EliminationStep] = []
         self.factors: list[TableFactor] = []
-        self.at: list[list[TableFactor]] = [[] for _ in self.sizes]
+        self.at: list[dict[int, TableFactor]] = [{} for _ in self.sizes]  # the factors on a variable, by identity
+        self.shared: list[dict[int, int]] = [{} for _ in self.sizes]  # a variable's neighbours, and the number of factors on both
+        self.entries = [1] * len(self.sizes)  # of a table on a variable's neighbours
         self.alive = set(range(len(self.sizes)))
-        self.signatures: dict[int, Eliminate] = {}
+        self.signatures: dict[int, Eliminate] = {}  # equal ones are one object
+        self._interned: dict[Eliminate, Eliminate] = {}
         self.factored: dict[int, tuple[TableFactor, ...]] = {}  # a variable's factors, in the order of its signature's inputs
         self._neighbours: dict[int, tuple[int, ...]] = {}
-        self._neighbour_sets: dict[int, frozenset[int]] = {}
-        self._table_entries: dict[int, int] = {}  # the entries of a table on the neighbours
-        self._by_entries: dict[int, set[int]] = {}  # variables by the entries of the tables on their neighbours
+        self._by_entries: dict[int, set[int]] = {}  # variables by `entries`
         self._nodes: set[int] = set()  # variables with at most two neighbours
-        self._unindexed = set(self.alive)  # variables that are in neither of these two, for now or, once eliminated, for good
+        self._unindexed = set(self.alive)  # remaining variables that are in neither of these two
         self._fills: dict[int, int] = {}  # the edges that a variable's elimination adds
         self._inputs_by_content: dict[tuple[str, int, int, bool, int], int] = {}  # operations of the problem's tables, by content
         self.leaves = [self._leaf(i, scope, cost.key, domains) for i, (scope, cost) in enumerate(problem.tables)]
@@ -173,42 +174,63 @@ class _EliminationOrder:
         if not factor.scope:
             self.factors.append(factor)
         for v in factor.scope:
-            self.at[v].append(factor)
             self._forget(v)
+            self.at[v][id(factor)] = factor
+            shared = self.shared[v]
+            for n in factor.scope:
+                if n != v:
+                    if n not in shared:
+                        self.entries[v] *= self.sizes[n]
+                    shared[n] = shared.get(n, 0) + 1
 
     def _remove(self, variable: int) -> tuple[TableFactor, ...]:
-        removed = tuple(self.at[variable])
-        for neighbour in self.neighbours(variable):
-            self.at[neighbour] = [f for f in self.at[neighbour] if variable not in f.scope]
-            self._forget(neighbour)
+        removed = tuple(self.at[variable].values())
         self._forget(variable)
         self.alive.discard(variable)
-        self.at[variable] = []
+        self._unindexed.discard(variable)
+        for factor in removed:
+            for v in factor.scope:
+                if v != variable:
+                    self._forget(v)
+                    self._take(factor, v)
+        self.at[variable], self.shared[variable] = {}, {}
         return removed
 
+    def _take(self, factor: TableFactor, variable: int) -> None:
+        """Remove a factor from one of its variables."""
+        del self.at[variable][id(factor)]
+        shared = self.shared[variable]
+        for n in factor.scope:
+            if n != variable:
+                shared[n] -= 1
+                if not shared[n]:
+                    del shared[n]
+                    self.entries[variable] //= self.sizes[n]
+
     def _forget(self, variable: int) -> None:
-        """Drop everything cached about a variable whose factors have changed."""
+        """Drop everything cached about a variable whose factors are about to change."""
         if variable not in self._unindexed:
             self._unindexed.add(variable)
             self._nodes.discard(variable)
-            others = self._by_entries[self._entries(variable)]  # those of before the change, still cached
+            others = self._by_entries[self.entries[variable]]
             others.remove(variable)
             if not others:
-                del self._by_entries[self._entries(variable)]
-        for cache in (self.signatures, self.factored, self._neighbours, self._table_entries, self._neighbour_sets, self._fills):
+                del self._by_entries[self.entries[variable]]
+        for cache in (self.signatures, self.factored, self._neighbours, self._fills):
             cache.pop(variable, None)
 
     def _index(self) -> None:
         """Put variables into `_by_entries` and `_nodes`."""
-        for v in self._unindexed & self.alive:
-            self._by_entries.setdefault(self._entries(v), set()).add(v)
-            if len(self.neighbours(v)) <= 2:
+        for v in self._unindexed:
+            self._by_entries.setdefault(self.entries[v], set()).add(v)
+            if len(self.shared[v]) <= 2:
                 self._nodes.add(v)
-        self._unindexed -= self.alive
+        self._unindexed.clear()
 
     def neighbours(self, variable: int) -> tuple[int, ...]:
+        """Return the variables that share a factor with one, ascending."""
         if variable not in self._neighbours:
-            self._neighbours[variable] = tuple(sorted({v for f in self.at[variable] for v in f.scope} - {variable}))
+            self._neighbours[variable] = tuple(sorted(self.shared[variable]))
         return self._neighbours[variable]
 
     def run(self) -> None:
@@ -225,7 +247,7 @@ class _EliminationOrder:
                 for v in chosen:
                     self._eliminate(v)
             else:
-                touched = self._fix(min(self.alive, key=lambda v: (-len(self.neighbours(v)), self.sizes[v], v)))
+                touched = self._fix(min(self.alive, key=lambda v: (-len(self.shared[v]), self.sizes[v], v)))
             self._branches(sorted(touched & self.alive))
 
     def _singles(self) -> None:
@@ -234,12 +256,12 @@ class _EliminationOrder:
         A weight of an unrolled network is such a variable in searches that give it a single placement.
         """
         for v in sorted(self.alive):
-            if self.sizes[v] == 1 and len(self.neighbours(v)) > CROWDED:
+            if self.sizes[v] == 1 and len(self.shared[v]) > CROWDED:
                 self._fix(v)
 
     def _crowd(self, chosen: Iterable[int]) -> list[int]:
         """Return the one-valued neighbours of variables with many neighbours, since elimination would give each of them an axis."""
-        many = (self.neighbours(v) for v in chosen if len(self.neighbours(v)) > CROWDED)
+        many = (self.neighbours(v) for v in chosen if len(self.shared[v]) > CROWDED)
         return sorted({n for neighbours in many for n in neighbours if self.sizes[n] == 1})
 
     def _branches(self, variables: Iterable[int]) -> None:
@@ -247,8 +269,8 @@ class _EliminationOrder:
         queue = deque(variables)
         while queue:
             v = queue.popleft()
-            neighbours = self.neighbours(v)
-            if v in self.alive and len(neighbours) <= 1:
+            if v in self.alive and len(self.shared[v]) <= 1:
+                neighbours = self.neighbours(v)
                 self._eliminate(v)
                 queue.extend(neighbours)
 
@@ -261,14 +283,14 @@ class _EliminationOrder:
         classes: dict[Eliminate, list[int]] = {}
         for v in nodes:
             classes.setdefault(self._signature(v), []).append(v)
-        work = {v: self._entries(v) * self.sizes[v] for v in nodes}
+        work = {v: self.entries[v] * self.sizes[v] for v in nodes}
         chosen: list[int] = []
         blocked: set[int] = set()
         for members in sorted(classes.values(), key=lambda members: (work[members[0]], -len(members), members[0])):
             for v in members:
                 neighbours = self.neighbours(v)
                 cheapest = all(work[v] <= work.get(n, work[v]) for n in neighbours)
-                if cheapest and self._entries(v) <= self.budget and not blocked.intersection(neighbours):
+                if cheapest and self.entries[v] <= self.budget and not blocked.intersection(neighbours):
                     chosen.append(v)
                     blocked.add(v)
         return chosen
@@ -278,44 +300,33 @@ class _EliminationOrder:
         least = min(self._by_entries)
         if least > self.budget:
             return []
-        candidates = sorted(self._by_entries[least])
-        best = min(candidates, key=self._fill)  # of equal ones the first
-        signature = self._signature(best)
+        candidates = self._by_entries[least]
+        best = min(candidates, key=lambda v: (self._fill(v), v))
+        signature, count = self._signature(best), len(self.at[best])
         chosen: list[int] = []
-        for v in candidates:
-            if self._signature(v) == signature and not set(chosen).intersection(self.neighbours(v)):
+        for v in sorted(v for v in candidates if len(self.at[v]) == count and self._signature(v) is signature):
+            if self.shared[v].keys().isdisjoint(chosen):
                 chosen.append(v)
         return chosen
 
     def _fill(self, variable: int) -> int:
         """Return the number of edges that a variable's elimination adds: pairs of neighbours that are not neighbours yet."""
         if variable not in self._fills:
-            neighbours = self.neighbours(variable)
-            joined = sum(len(self.neighbour_set(a).intersection(neighbours)) for a in neighbours)
-            self._fills[variable] = (len(neighbours) * (len(neighbours) - 1) - joined) // 2
+            pairs = combinations(self.neighbours(variable), 2)
+            self._fills[variable] = sum(b not in self.shared[a] for a, b in pairs)
         return self._fills[variable]
-
-    def neighbour_set(self, variable: int) -> frozenset[int]:
-        """Return the neighbours as a set."""
-        if variable not in self._neighbour_sets:
-            self._neighbour_sets[variable] = frozenset(self.neighbours(variable))
-        return self._neighbour_sets[variable]
-
-    def _entries(self, variable: int) -> int:
-        if variable not in self._table_entries:
-            self._table_entries[variable] = prod(self.sizes[n] for n in self.neighbours(variable))
-        return self._table_entries[variable]
 
     def _signature(self, variable: int) -> Eliminate:
         if variable not in self.signatures:
             inputs = self._inputs(variable)
-            self.signatures[variable] = Eliminate(tuple((f.operation, labels) for f, labels in inputs))
+            signature = Eliminate(tuple((f.operation, labels) for f, labels in inputs))
+            self.signatures[variable] = self._interned.setdefault(signature, signature)
             self.factored[variable] = tuple(f for f, _ in inputs)
         return self.signatures[variable]
 
     def _inputs(self, variable: int) -> list[tuple[TableFactor, tuple[int, ...]]]:
         label = {v: i for i, v in enumerate((variable, *self.neighbours(variable)))}
-        labelled = [(f, tuple(label[v] for v in f.scope)) for f in self.at[variable]]
+        labelled = [(f, tuple(label[v] for v in f.scope)) for f in self.at[variable].values()]
         return sorted(labelled, key=lambda pair: (pair[1], pair[0].operation))
 
     def _eliminate(self, variable: int) -> None:
@@ -332,8 +343,8 @@ class _EliminationOrder:
     def _forget_fills(self, joined: tuple[int, ...]) -> None:
         """Drop the fills of the common neighbours of each pair of `joined` that becomes adjacent."""
         for a, b in combinations(joined, 2):
-            if b not in self.neighbour_set(a):
-                for common in self.neighbour_set(a) & self.neighbour_set(b):
+            if b not in self.shared[a]:
+                for common in self.shared[a].keys() & self.shared[b].keys():
                     self._fills.pop(common, None)
 
     def _fix(self, variable: int) -> set[int]:
