@@ -17,6 +17,8 @@ from unity.pcg.parallel.traffic import Collective, traffic
 LINEAR: dict[str, Callable[..., Any]] = {
     "mean of a product": lambda w, x: (x @ w).mean(),
     "multiples of sums": lambda w, x: -(jnp.tanh(x) @ w).T.mean(0).sum() * 3,
+    "real part": lambda w, x: jnp.real((x + 1j) @ (w * (2 + 1j))).mean(),
+    "imaginary part": lambda w, x: jnp.imag((x + 1j) @ (w * (2 + 1j))).mean(),
     "sum of two sums": lambda w, x: ((x @ w[:, :3]).sum() + (x @ w).mean()) / 2 - x.sum(),
 }
 OTHERS: dict[str, Callable[..., Any]] = {

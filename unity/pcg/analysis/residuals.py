@@ -20,7 +20,7 @@ from unity.pcg.ir.differentiable_dependence import differentiated
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.jaxprs.jaxprs import BRANCHED, CUSTOM_VJP, RULED, SCANNED
 from unity.pcg.operators.kernel_primitive import KERNEL, KernelError, kernel_residuals
-from unity.pcg.propagation.nested.derivative_rules import Unreadable, jvp_body, vjp_bodies
+from unity.pcg.propagation.nested.derivative_rules import Unreadable, jvp_body, read_residuals, vjp_bodies
 from unity.pcg.propagation.specifications import spec_of
 from unity.pcg.types.factors import facts_of
 
@@ -266,7 +266,7 @@ class _Derivative:
         if e.name in CUSTOM_VJP:
             program = vjp_bodies(e).forward
             inside = _Derivative(program, self.stacked, self.buffered, rule=True)
-            inside.need(program.outputs[len(e.results) :])
+            inside.need(program.outputs[len(e.results) + k] for k in read_residuals(e))
         else:
             rule, program = jvp_body(e), jvp_body(e).body
             inside = _Derivative(program, self.stacked, self.buffered, rule=True)

@@ -22,7 +22,20 @@ Uses = Mapping[Value, Sequence[tuple[Node, int] | None]]  # the users of each va
 
 # Primitives whose operand has the cotangent of the result in every element, or a multiple of it by a literal.
 _UNIFORM = frozenset(
-    {"reduce_sum", "reshape", "squeeze", "transpose", "convert_element_type", "copy", "neg", "add", "add_any", "sub"}
+    {
+        "reduce_sum",
+        "reshape",
+        "squeeze",
+        "transpose",
+        "convert_element_type",
+        "copy",
+        "neg",
+        "add",
+        "add_any",
+        "sub",
+        "real",
+        "imag",
+    }
 )
 _SCALED = frozenset({"mul", "div"})
 # Operators behind which a cotangent is no known constant: XLA exchanges pieces even if all are equal, and a value that stops being

@@ -23,6 +23,7 @@ from unity.pcg.parallel.constant_cotangents import has_constant_cotangent, has_z
 from unity.pcg.parallel.equal_values import Around, ValueNumbering
 from unity.pcg.parallel.resharding import ReshardingStep, absolute, steps, turned
 from unity.pcg.parallel.stages import ends_of, loss_gradient_axes, runs_of, sends, stage_axes
+from unity.pcg.parallel.unread_values import is_unread
 from unity.pcg.propagation.halos import exchanges
 from unity.pcg.propagation.nested.agreements import backward_agreements, nested_agreements
 from unity.pcg.propagation.placement import Placing, around_scatter, placing
@@ -205,7 +206,7 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
     graph, numbering = context.graph, context.numbering
     step, tensor = step_of(node, graph.axes), node.tensors[0]
     (there, elements), (back, returned), over = _movements(step, tensor, graph.axes)
-    if there:
+    if there and not is_unread(Value(node), numbering.uses):
         key = there, _movement(step, step.axes)
         name, repeated = context.forward_name(node, *key), context.repeat_name(node, *key)
         itemsize, turns = forward_dtype(tensor.dtype, step.before, graph.axes).itemsize // tensor.words, turned(step, step.axes)
@@ -218,7 +219,7 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
         merged = step.kind == "replicate" and context.outermost and of_argument(node)
         size, turns = (returned, backward_dtype(tensor.dtype, step.after, graph.axes).itemsize), turned(step, over)
         gathered = back == "all-gather" and has_constant_cotangent(Value(node), graph, numbering.uses)
-        folded = context.outermost and (gathered or (back in SUMS and has_zero_cotangent(Value(node), numbering.uses)))
+        folded = (context.outermost and gathered) or (back in SUMS and has_zero_cotangent(Value(node), numbering.uses))
         yield Collective(back, over, *size, *context.once, BACKWARD, node, merged, name, turned=turns, folded=folded)
 
 

@@ -8,7 +8,7 @@ being traced, since some rules compare the types of their arguments with those f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -242,6 +242,32 @@ def unread_operands(call: Equation) -> frozenset[int]:
     tangents = iter(rule.body.inputs[len(call.operands) :])
     active = [floating and next(tangents) in read_by_rule for floating in rule.floating]
     return frozenset(p for p in places if rule.body.inputs[p] not in read_by_rule and not active[p])
+
+
+@_remembered
+def read_residuals(call: Equation) -> tuple[int, ...]:
+    """Return the residuals of a `custom_vjp`, by number, that its backward program reads.
+
+    A rule may save an operand only to ask for its shape.
+    """
+    rule = vjp_bodies(call)
+    read = _read_variables(rule.backward)
+    return tuple(k for k in range(len(rule.forward.outputs) - len(call.results)) if rule.backward.inputs[k] in read)
+
+
+def unread_values(call: Equation) -> frozenset[int]:
+    """Return the operands of a `custom_vjp` whose values neither its results nor its backward program depend on.
+
+    They may have a cotangent: a product in 8 bits takes an operand rounded, and as it was, to return its gradient.
+    """
+    try:
+        forward, residuals = vjp_bodies(call).forward, read_residuals(call)
+    except Unreadable:
+        return frozenset()
+    results = len(call.results)
+    outputs = (*forward.outputs[:results], *(forward.outputs[results + k] for k in residuals))
+    read = _read_variables(replace(forward, outputs=outputs))
+    return frozenset(p for p, v in enumerate(forward.inputs) if v not in read)
 
 
 def _read_variables(body: Body) -> set[int]:
