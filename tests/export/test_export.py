@@ -348,6 +348,15 @@ def named() -> Small:
     return Small(lambda w, x: (checkpoint_name(jnp.sin(x @ w), "hidden") ** 2).sum(), f(16, 16), f(8, 16))
 
 
+def test_a_result_of_another_class_is_refused_by_its_path(tmp_path: Path) -> None:
+    def fn(p: Any, x: Any) -> Any:
+        return (x @ p).sum(), {"layers": [Weights(p, x)]}
+
+    plan = planned(Small(fn, f(8, 8), f(4, 8)), PAIR)
+    with pytest.raises(ExportError, match=r"^result\[1\]\['layers'\]\[0\], a Weights, cannot be exported: results can be made of"):
+        plan.files.export(tmp_path / "other.py")
+
+
 @pytest.mark.parametrize("model", [mlp, named])
 def test_the_file_runs_without_unity(model: Callable[[], Small], tmp_path: Path) -> None:
     path = tmp_path / "alone.py"

@@ -111,9 +111,18 @@ def grouped_rows(rows: Mapping[str, Code]) -> dict[str, Code]:
 
 def is_plain(tree: Any) -> bool:
     """Return whether a tree consists of values that have a Python literal."""
-    if type(tree) is dict:
-        return all(isinstance(k, (str, int)) and is_plain(v) for k, v in tree.items())
-    return tree is None or type(tree) is int or (type(tree) in (list, tuple) and all(map(is_plain, tree)))
+    return part_without_literal(tree, "") is None
+
+
+def part_without_literal(tree: Any, path: str) -> tuple[str, Any] | None:
+    """Return the first part of a tree that has no Python literal, after its path; `path` is that of the tree."""
+    if type(tree) is dict and all(isinstance(k, (str, int)) for k in tree):
+        parts = tree.items()
+    elif type(tree) in (list, tuple):
+        parts = enumerate(tree)
+    else:
+        return None if tree is None or type(tree) is int else (path, tree)
+    return next(filter(None, (part_without_literal(part, f"{path}[{key!r}]") for key, part in parts)), None)
 
 
 def tree_literal(tree: Any, leaf: Callable[[Any], Code] = code) -> Code:

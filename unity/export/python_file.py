@@ -16,7 +16,7 @@ from unity.base.atomic_files import path_of, save
 from unity.base.errors import ExportError
 from unity.base.formatting import with_article
 from unity.exec.lowering import run_graph, spec_of
-from unity.export.arguments import FileArguments, arguments_of, is_plain, spec_code, table_row, tree_literal
+from unity.export.arguments import FileArguments, arguments_of, part_without_literal, spec_code, table_row, tree_literal
 from unity.export.body_writer import Block
 from unity.export.equivalence import meanings
 from unity.export.graph_writer import GraphWriter
@@ -248,11 +248,10 @@ def _entry_point(
     specs = sequence([spec_code(spec_of(v.type, graph.axes, v.tensor.ndim)) for v in graph.outputs])
     tree = plan.program.family.captured.out_tree
     results = jax.tree.unflatten(tree, list(range(tree.num_leaves)))
-    if not is_plain(results):
-        kind = type(results).__name__
-        raise ExportError(
-            "", f"the result, {with_article(kind)},", "it is made of more than dictionaries, lists and tuples; return those"
-        )
+    if (part := part_without_literal(results, "result")) is not None:
+        path, other = part
+        kind = with_article(type(other).__name__)
+        raise ExportError("", f"{path}, {kind},", "results can be made of dictionaries, lists and tuples alone; return those")
     by_name = mapping([(literal(n).text, Code(n)) for n in arguments.names])
     closed_lines = [f"    given[{literal(p)}] = {c}" for p, c in closed.items()]
     run_lines = [

@@ -101,7 +101,7 @@ def differences(planned: Any, given: Any, at: str) -> Iterator[str]:
         yield f"{at}: planned for {_kind(planned)}, given {_kind(given)}"
         return
     problems = [f"{at}{key} is missing" for key in left if key not in right]
-    problems += [f"{at}{key} is not known to the plan" for key in right if key not in left]
+    problems += [f"{at}{key} is not known to the plan, which was made without it" for key in right if key not in left]
     problems += [problem for key in left if key in right for problem in differences(left[key], right[key], at + key)]
     yield from problems or [f"{at}: {_kind(planned)}, planned with {data}, given with {other}"]
 
