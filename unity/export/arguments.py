@@ -115,7 +115,7 @@ def is_plain(tree: Any) -> bool:
 
 
 def part_without_literal(tree: Any, path: str) -> tuple[str, Any] | None:
-    """Return the first part of a tree that has no Python literal, after its path; `path` is that of the tree."""
+    """Return the path and the value of the first part that no Python literal can express; `path` is that of the tree."""
     if type(tree) is dict and all(isinstance(k, (str, int)) for k in tree):
         parts = tree.items()
     elif type(tree) in (list, tuple):

@@ -39,6 +39,7 @@ class GraphWriter:
         self.module = module
         self.programs: dict[Hashable, LocalProgram] = {}  # by the key of a unit
         self.names: dict[Hashable, str] = {}  # of functions, by content
+        self.layer_functions: dict[Layer, str] = {}
         self.operator_functions: dict[str, tuple[LocalProgram, Node]] = {}  # by name: the program that each must equal
 
     def write(self, block: Block, graph: PCG, operands: Sequence[Code]) -> list[Code]:
@@ -138,7 +139,10 @@ class GraphWriter:
     def write_layer(self, block: Block, graph: PCG, env: dict[Value, Code], layer: Layer, run: Sequence[LayerCall]) -> None:
         """Write consecutive calls of one layer."""
         order = sorted(range(len(layer.slots)), key=lambda s: _slot_order(layer, s))
-        name = self.layer_function(layer, graph, [stem(env[v]) for v in layer.arguments_of(run[0].segment)], order)
+        if layer not in self.layer_functions:
+            parameters = [stem(env[v]) for v in layer.arguments_of(run[0].segment)]
+            self.layer_functions[layer] = self.layer_function(layer, graph, parameters, order)
+        name = self.layer_functions[layer]
         preferred = [_result_name(layer.segments[0][i].node, []) for i, _ in layer.results]
         if len(run) == len(layer.segments) > 2 and self.write_loop(block, env, layer, order, name, preferred):
             return
@@ -158,7 +162,7 @@ class GraphWriter:
         """
         units, scope = layer.segments[0], self.module.scope.within()
         names = {s: scope.new(preferred[s]) for s in order}
-        # By place: one value may be the argument for two slots in this segment, and for one of them in another.
+        # Keyed by place, not by value: two slots may receive one value in this segment, and different ones in others.
         parameters = {place: Code(names[s]) for s, places in enumerate(layer.slots) for place in places}
         inner, comment = Block(self.module, scope), ""
         env: dict[Value, Code] = {}

@@ -38,7 +38,7 @@ def spliced(
 
     def renamed(p: Equation) -> Equation:
         outputs = tuple(v for v in map(of, p.results) if isinstance(v, int))
-        placed = p.placed_like(named)
+        placed = p.with_provenance_of(named)
         return replace(placed, operands=tuple(map(of, p.operands)), results=outputs, scope=f"{named.scope}/{scope}")
 
     leaving = [k for k, e in enumerate(body.equations) if set(e.results) & set(gone)]

@@ -76,5 +76,5 @@ class EquationWriter:
             atoms |= {v: self.new(program.tensors[v]) for v in e.results if v not in atoms}
             inputs = tuple(atoms[a] if isinstance(a, int) else a for a in e.operands)
             outputs = tuple(v for v in (atoms[v] for v in e.results) if isinstance(v, int))
-            self.equations.append(replace(e, operands=inputs, results=outputs).placed_like(at))
+            self.equations.append(replace(e, operands=inputs, results=outputs).with_provenance_of(at))
         return [v for v in (atoms[a] for a in program.outputs if isinstance(a, int)) if isinstance(v, int)]

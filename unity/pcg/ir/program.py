@@ -177,7 +177,7 @@ class Equation:
         vars(other).update((name, known[name]) for name in ("signature", "identity") if name in known)
         return other
 
-    def placed_like(self, other: Equation) -> Equation:
+    def with_provenance_of(self, other: Equation) -> Equation:
         """Return the equation with the line, the scope, the calls and the library function of another."""
         return dataclasses.replace(self, source=other.source, scope=other.scope, group=other.group, library=other.library)
 

@@ -20,10 +20,10 @@ from unity.pcg.ir.payloads import PipelineTail, Scan
 from unity.pcg.ir.program import Atom, Tensor
 from unity.pcg.parallel.branches import groups_of, weight_of
 from unity.pcg.parallel.constant_cotangents import has_constant_cotangent, has_zero_cotangent
+from unity.pcg.parallel.dead_values import is_dead
 from unity.pcg.parallel.equal_values import Around, ValueNumbering
 from unity.pcg.parallel.resharding import ReshardingStep, absolute, steps, turned
 from unity.pcg.parallel.stages import ends_of, loss_gradient_axes, runs_of, sends, stage_axes
-from unity.pcg.parallel.unread_values import is_unread
 from unity.pcg.propagation.halos import exchanges
 from unity.pcg.propagation.nested.agreements import backward_agreements, nested_agreements
 from unity.pcg.propagation.placement import Placing, around_scatter, placing
@@ -55,8 +55,8 @@ class Collective:
     turned: it moves pieces of another dimension than the first (`resharding.turned`).
     part: the fraction of its seconds that counts, less than 1 among branches that run at the same time.
     hoisted: the factor by which it runs less often than the graph around it, repeats aside (`unity.pcg.analysis.hoisting`).
-    folded: it gathers a cotangent with one constant in every element, or adds up zeros, which XLA folds. Costs count it, as
-        the search does, which does not follow cotangents.
+    folded: it gathers a cotangent with one constant in every element, or adds up zeros, which XLA folds. Costs still
+        count it, because the search does not follow cotangents. (A change of a dead value has no collective at all.)
     """
 
     kind: str
@@ -206,7 +206,7 @@ def _of_step(node: Node, context: _Context) -> Iterator[Collective]:
     graph, numbering = context.graph, context.numbering
     step, tensor = step_of(node, graph.axes), node.tensors[0]
     (there, elements), (back, returned), over = _movements(step, tensor, graph.axes)
-    if there and not is_unread(Value(node), numbering.uses):
+    if there and not is_dead(Value(node), numbering.uses):
         key = there, _movement(step, step.axes)
         name, repeated = context.forward_name(node, *key), context.repeat_name(node, *key)
         itemsize, turns = forward_dtype(tensor.dtype, step.before, graph.axes).itemsize // tensor.words, turned(step, step.axes)

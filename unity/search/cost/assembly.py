@@ -103,7 +103,7 @@ class Assembled:
             port.last,
             port.apart,
             port.contributes,
-            port.unread,
+            port.dead,
             product,
             self.training.backward,
         )
@@ -187,7 +187,7 @@ class Assembled:
         if self.exposure is not FULL:
             c = self.exposure.of_changes(c, self.weights[port.source])
         times, backward = port.times, self.training.backward
-        runs = 0.0 if port.unread else 1 / port.hoisted + port.repeats
+        runs = 0.0 if port.dead else 1 / port.hoisted + port.repeats
         time = runs * c.forward
         if port.gradient and backward:
             time = time + c.backward - (c.merged if port.last else 0.0)

@@ -138,8 +138,8 @@ class _EliminationOrder:
         self.steps: list[EliminationStep] = []
         self.factors: list[TableFactor] = []
         self.at: list[dict[int, TableFactor]] = [{} for _ in self.sizes]  # the factors on a variable, by identity
-        self.shared: list[dict[int, int]] = [{} for _ in self.sizes]  # a variable's neighbours, and the number of factors on both
-        self.entries = [1] * len(self.sizes)  # of a table on a variable's neighbours
+        self.factor_counts: list[dict[int, int]] = [{} for _ in self.sizes]  # by neighbour, the number of factors on both
+        self.entries = [1] * len(self.sizes)  # of the table that eliminating a variable produces
         self.alive = set(range(len(self.sizes)))
         self.signatures: dict[int, Eliminate] = {}  # equal ones are one object
         self._interned: dict[Eliminate, Eliminate] = {}
@@ -147,7 +147,7 @@ class _EliminationOrder:
         self._neighbours: dict[int, tuple[int, ...]] = {}
         self._by_entries: dict[int, set[int]] = {}  # variables by `entries`
         self._nodes: set[int] = set()  # variables with at most two neighbours
-        self._unindexed = set(self.alive)  # remaining variables that are in neither of these two
+        self._unindexed = set(self.alive)  # remaining variables that are in neither `_by_entries` nor `_nodes`
         self._fills: dict[int, int] = {}  # the edges that a variable's elimination adds
         self._inputs_by_content: dict[tuple[str, int, int, bool, int], int] = {}  # operations of the problem's tables, by content
         self.leaves = [self._leaf(i, scope, cost.key, domains) for i, (scope, cost) in enumerate(problem.tables)]
@@ -176,12 +176,12 @@ class _EliminationOrder:
         for v in factor.scope:
             self._forget(v)
             self.at[v][id(factor)] = factor
-            shared = self.shared[v]
+            counts = self.factor_counts[v]
             for n in factor.scope:
                 if n != v:
-                    if n not in shared:
+                    if n not in counts:
                         self.entries[v] *= self.sizes[n]
-                    shared[n] = shared.get(n, 0) + 1
+                    counts[n] = counts.get(n, 0) + 1
 
     def _remove(self, variable: int) -> tuple[TableFactor, ...]:
         removed = tuple(self.at[variable].values())
@@ -192,19 +192,19 @@ class _EliminationOrder:
             for v in factor.scope:
                 if v != variable:
                     self._forget(v)
-                    self._take(factor, v)
-        self.at[variable], self.shared[variable] = {}, {}
+                    self._detach(factor, v)
+        self.at[variable], self.factor_counts[variable] = {}, {}
         return removed
 
-    def _take(self, factor: TableFactor, variable: int) -> None:
+    def _detach(self, factor: TableFactor, variable: int) -> None:
         """Remove a factor from one of its variables."""
         del self.at[variable][id(factor)]
-        shared = self.shared[variable]
+        counts = self.factor_counts[variable]
         for n in factor.scope:
             if n != variable:
-                shared[n] -= 1
-                if not shared[n]:
-                    del shared[n]
+                counts[n] -= 1
+                if not counts[n]:
+                    del counts[n]
                     self.entries[variable] //= self.sizes[n]
 
     def _forget(self, variable: int) -> None:
@@ -223,14 +223,14 @@ class _EliminationOrder:
         """Put variables into `_by_entries` and `_nodes`."""
         for v in self._unindexed:
             self._by_entries.setdefault(self.entries[v], set()).add(v)
-            if len(self.shared[v]) <= 2:
+            if len(self.factor_counts[v]) <= 2:
                 self._nodes.add(v)
         self._unindexed.clear()
 
     def neighbours(self, variable: int) -> tuple[int, ...]:
         """Return the variables that share a factor with one, ascending."""
         if variable not in self._neighbours:
-            self._neighbours[variable] = tuple(sorted(self.shared[variable]))
+            self._neighbours[variable] = tuple(sorted(self.factor_counts[variable]))
         return self._neighbours[variable]
 
     def run(self) -> None:
@@ -247,7 +247,7 @@ class _EliminationOrder:
                 for v in chosen:
                     self._eliminate(v)
             else:
-                touched = self._fix(min(self.alive, key=lambda v: (-len(self.shared[v]), self.sizes[v], v)))
+                touched = self._fix(min(self.alive, key=lambda v: (-len(self.factor_counts[v]), self.sizes[v], v)))
             self._branches(sorted(touched & self.alive))
 
     def _singles(self) -> None:
@@ -256,12 +256,12 @@ class _EliminationOrder:
         A weight of an unrolled network is such a variable in searches that give it a single placement.
         """
         for v in sorted(self.alive):
-            if self.sizes[v] == 1 and len(self.shared[v]) > CROWDED:
+            if self.sizes[v] == 1 and len(self.factor_counts[v]) > CROWDED:
                 self._fix(v)
 
     def _crowd(self, chosen: Iterable[int]) -> list[int]:
         """Return the one-valued neighbours of variables with many neighbours, since elimination would give each of them an axis."""
-        many = (self.neighbours(v) for v in chosen if len(self.shared[v]) > CROWDED)
+        many = (self.neighbours(v) for v in chosen if len(self.factor_counts[v]) > CROWDED)
         return sorted({n for neighbours in many for n in neighbours if self.sizes[n] == 1})
 
     def _branches(self, variables: Iterable[int]) -> None:
@@ -269,7 +269,7 @@ class _EliminationOrder:
         queue = deque(variables)
         while queue:
             v = queue.popleft()
-            if v in self.alive and len(self.shared[v]) <= 1:
+            if v in self.alive and len(self.factor_counts[v]) <= 1:
                 neighbours = self.neighbours(v)
                 self._eliminate(v)
                 queue.extend(neighbours)
@@ -305,7 +305,7 @@ class _EliminationOrder:
         signature, count = self._signature(best), len(self.at[best])
         chosen: list[int] = []
         for v in sorted(v for v in candidates if len(self.at[v]) == count and self._signature(v) is signature):
-            if self.shared[v].keys().isdisjoint(chosen):
+            if self.factor_counts[v].keys().isdisjoint(chosen):
                 chosen.append(v)
         return chosen
 
@@ -313,7 +313,7 @@ class _EliminationOrder:
         """Return the number of edges that a variable's elimination adds: pairs of neighbours that are not neighbours yet."""
         if variable not in self._fills:
             pairs = combinations(self.neighbours(variable), 2)
-            self._fills[variable] = sum(b not in self.shared[a] for a, b in pairs)
+            self._fills[variable] = sum(b not in self.factor_counts[a] for a, b in pairs)
         return self._fills[variable]
 
     def _signature(self, variable: int) -> Eliminate:
@@ -343,8 +343,8 @@ class _EliminationOrder:
     def _forget_fills(self, joined: tuple[int, ...]) -> None:
         """Drop the fills of the common neighbours of each pair of `joined` that becomes adjacent."""
         for a, b in combinations(joined, 2):
-            if b not in self.shared[a]:
-                for common in self.shared[a].keys() & self.shared[b].keys():
+            if b not in self.factor_counts[a]:
+                for common in self.factor_counts[a].keys() & self.factor_counts[b].keys():
                     self._fills.pop(common, None)
 
     def _fix(self, variable: int) -> set[int]:

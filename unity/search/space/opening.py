@@ -17,6 +17,7 @@ from unity.pcg.ir.graph import BRANCHES, CONSTRAIN, PCG, PIPELINE, STAGES, TAIL,
 from unity.pcg.ir.payloads import Scan
 from unity.pcg.ir.program import Tensor
 from unity.pcg.parallel import branches
+from unity.pcg.parallel.dead_values import ignores
 from unity.pcg.parallel.stages import (
     TWO_BW,
     ends_of,
@@ -28,7 +29,6 @@ from unity.pcg.parallel.stages import (
     sends,
     staged,
 )
-from unity.pcg.parallel.unread_values import leaves_unread
 from unity.pcg.propagation.choice import Choice
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED
@@ -105,7 +105,7 @@ class _Builder:
         self.sites.append(site)
         return len(self.sites) - 1
 
-    def port(self, where: Where, around: Around, kept: bool = False, places: Iterable[Place] = (), unread: bool = False) -> Port:
+    def port(self, where: Where, around: Around, kept: bool = False, places: Iterable[Place] = (), dead: bool = False) -> Port:
         """Return a port to a result of a site.
 
         Args:
@@ -113,7 +113,7 @@ class _Builder:
             around: The control flow around the port.
             kept: Whether it is a residual.
             places: The places of the graph that read it.
-            unread: Whether no result depends on its value there.
+            dead: Whether all of these ignore its value.
         """
         site = self.sites[where[0]]
         tensor, gradient = site.results[where[1]], site.flows[where[1]]
@@ -136,7 +136,7 @@ class _Builder:
             argument=argument,
             last=last,
             hoisted=site.hoisted,
-            unread=unread,
+            dead=dead,
         )
 
     def add_program(self, graph: PCG) -> None:
@@ -160,7 +160,7 @@ class _Builder:
         tensor: Any = None,
         of: Node | None = None,
         places: Iterable[Place] = (),
-        unread: bool = False,
+        dead: bool = False,
     ) -> int:
         """Add a site where the type of a value is free, and return its number.
 
@@ -172,9 +172,9 @@ class _Builder:
             tensor: The result, if it differs from the operand.
             of: The node whose value it becomes in another graph.
             places: The places of the graph that read the value.
-            unread: Whether no result depends on the value there.
+            dead: Whether all of these ignore the value.
         """
-        port = self.port(where, around, places=places, unread=unread)
+        port = self.port(where, around, places=places, dead=dead)
         result, hoisted_by = tensor or port.tensor, port.hoisted if of is None else self.hoisting.get(id(of), 1)
         return self.add(Site("free", None, [port], (result,), around, (port.gradient,), step=step, whole=whole, hoisted=hoisted_by))
 
@@ -268,8 +268,8 @@ class _Builder:
 
     def add_shared_copy(self, where: Where, around: Around, uses: Sequence[GraphUse]) -> int:
         """Add a copy of a value that several uses share, and return its number."""
-        unread = all(isinstance(user, Node) and leaves_unread(user, p) for user, p in uses)
-        return self.add_free(where, around, places=[(id(user), p) for user, p in uses], unread=unread)
+        dead = all(isinstance(user, Node) and ignores(user, p) for user, p in uses)
+        return self.add_free(where, around, places=[(id(user), p) for user, p in uses], dead=dead)
 
     def add_constrained(self, node: Node, where: Where, around: Around) -> list[Where]:
         """Add the site of a value whose type the user constrains."""
@@ -284,7 +284,7 @@ class _Builder:
         assert node.body is not None
         needed = residuals(node.body, flags, around.stacked, self.buffered)
         read = zip(operands, needed.operands, strict=True)
-        ports = [self.port(w, around, k, [(id(node), p)], leaves_unread(node, p)) for p, (w, k) in enumerate(read)]
+        ports = [self.port(w, around, k, [(id(node), p)], ignores(node, p)) for p, (w, k) in enumerate(read)]
         hosted = needed.hosted if id(node) in self.recomputed.in_branches else ()
         inner = tuple(value for k, value in enumerate(needed.inner) if k not in hosted)
         may_recompute = not around.again and not hosted and recomputable(node.body, needed)

@@ -118,7 +118,7 @@ class Port:
         apart: Axes whose devices do not run the change together, so that it cannot communicate along them.
         derived: The operands beside it that may be partial sums of a value that it is computed from (`space.contributions`).
         contributes: Whether a whole value may become a part of a sum in the change.
-        unread: Whether no result depends on the value, so that the change moves nothing in the forward pass.
+        dead: Whether its users ignore the value, so that the change moves nothing in the forward pass.
     """
 
     source: int
@@ -137,7 +137,7 @@ class Port:
     apart: tuple[str, ...] = ()
     derived: tuple[int, ...] = ()
     contributes: bool = True
-    unread: bool = False
+    dead: bool = False
 
 
 @dataclass(eq=False)

@@ -130,7 +130,7 @@ def _reshaped(e: Equation, array: int, joined: Joined) -> Equation:
     """Return the replacement of a concatenation of equal parts: a reshape of the stacked array."""
     program = trace(lambda x: x.reshape(joined.joined), [jax.ShapeDtypeStruct(joined.stacked, jnp.float32)])
     (reshape,) = program.equations
-    return replace(reshape, operands=(array,), results=e.results).placed_like(e)
+    return replace(reshape, operands=(array,), results=e.results).with_provenance_of(e)
 
 
 def _in_range(e: Equation, joined: Joined, tensors: dict[int, Tensor]) -> tuple[Equation, ...]:
@@ -156,7 +156,7 @@ def _in_range(e: Equation, joined: Joined, tensors: dict[int, Tensor]) -> tuple[
                 tensors[new[v]] = program.tensors[v]
         operands = tuple(new[a] if isinstance(a, int) else a for a in step.operands)
         results = tuple(new[v] for v in step.results)
-        placed = replace(step, operands=operands, results=results).placed_like(e)
+        placed = replace(step, operands=operands, results=results).with_provenance_of(e)
         equations.append(placed if step.name == e.name else replace(placed, group=()))
     return tuple(equations)
 

@@ -164,9 +164,9 @@ def _scheduled(captured: Captured, states: SampleStates) -> _Schedule:
     Raises Mixed, naming an operator that needs a complete sum beside single samples.
     """
     body, active = captured.body, _active(captured)
-    early = frozenset(v for i in states.numbers for v in _early(states, i, active))
+    early = frozenset(v for i in states.solved_equations for v in _early(states, i, active))
     after = _needing_sums(states, states.solution.reduced.keys() - early)
-    inside = [i for i in states.numbers if i not in after and states.has_samples(i)]
+    inside = [i for i in states.solved_equations if i not in after and states.has_samples(i)]
     return _Schedule(states, early, [i for i in inside if not early.issuperset(body.equations[i].results)], after)
 
 
@@ -178,13 +178,13 @@ def _early(states: SampleStates, number: int, active: AbstractSet[int]) -> list[
     """
     e = states.body.equations[number]
     sums = [v for v in e.results if v in states.solution.reduced and v not in active]
-    return [v for v in sums if active.isdisjoint(e.results) or any(reads_samples for _, reads_samples in states.dependent_on([v]))]
+    return [v for v in sums if active.isdisjoint(e.results) or any(reads_samples for _, reads_samples in states.dependents_of([v]))]
 
 
 def _needing_sums(states: SampleStates, sums: Iterable[int]) -> frozenset[int]:
     """Return the equations that need complete sums, by number. Raises Mixed if one of these also reads samples."""
     numbers = set(states.after)
-    for i, reads_samples in states.dependent_on(sums):
+    for i, reads_samples in states.dependents_of(sums):
         if reads_samples:
             raise _needing_all(states.body.equations[i])
         numbers.add(i)
@@ -197,11 +197,11 @@ def _needing_all(e: Equation) -> Mixed:
 
 
 def _refuse_one_input(captured: Captured, samples: SampleDimensions, schedule: _Schedule) -> None:
-    """Refuse an assumption about one input alone under which the other inputs do not follow as samples do. Raises Mixed."""
+    """Refuse an assumption about one input alone if it divides a weight, or leaves a product of samples whole. Raises Mixed."""
     states = schedule.states
     if any(samples.dims.values()):
         _refuse_divided_weights(captured, states)
-    outside = [i for i in states.numbers if i not in schedule.after and not states.has_samples(i)]
+    outside = [i for i in states.solved_equations if i not in schedule.after and not states.has_samples(i)]
     _refuse_whole_products(captured, outside, samples.size)
 
 
@@ -241,8 +241,8 @@ def _results_of_loop(schedule: _Schedule) -> list[int]:
     Raises Mixed if an equation after the loop reads samples.
     """
     body, states = schedule.body, schedule.states
-    again = _leading_to(body, schedule.early)  # the loop computes again what it needs of these
-    computed = [v for i in schedule.inside for v in body.equations[i].results if v not in again]
+    needed_before = _leading_to(body, schedule.early)  # the loop may compute some of these again, but returns none of them
+    computed = [v for i in schedule.inside for v in body.equations[i].results if v not in needed_before]
     later = {a for i in schedule.after for a in variables_of(body.equations[i].operands)}
     for v in computed:
         if v in later and states.solution.states[v].kind == "P":
@@ -263,14 +263,14 @@ def _leading_to(body: Body, variables: Collection[int]) -> set[int]:
 def _part(schedule: _Schedule, results: Sequence[int]) -> Body:
     """Return the program of the loop, with the inputs that it reads."""
     body, states = schedule.body, schedule.states
-    per_sample = descendants(body, (v for i in states.before for v in body.equations[i].results))
-    copied = {v: i for v, i in constants(body).items() if v not in per_sample}
-    part, _ = extract(_with_early_as_inputs(schedule), schedule.inside, results, copied)
+    divided = descendants(body, (v for i in states.before for v in body.equations[i].results))  # among the part's inputs
+    duplicated = {v: i for v, i in constants(body).items() if v not in divided}
+    part, _ = extract(_with_renamed_early_sums(schedule), schedule.inside, results, duplicated)
     part = with_results(part, range(len(results)))
     return replace(part, inputs=tuple(v for v in part.inputs if any(v in e.operands for e in part.equations)))
 
 
-def _with_early_as_inputs(schedule: _Schedule) -> Body:
+def _with_renamed_early_sums(schedule: _Schedule) -> Body:
     """Return the program, in which equations of the loop compute the early sums of their samples under other names."""
     body, early = schedule.body, schedule.early
     start = max(body.tensors, default=0) + 1

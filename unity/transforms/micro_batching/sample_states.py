@@ -1,4 +1,4 @@
-"""States of a program's values along an axis that partitions its samples, and the equations that cannot be among them.
+"""States of a program's values along an axis that partitions its samples, and the equations that must run before or after the loop.
 
 By the operator table, such an axis must leave every value partitioned in the samples, a partial sum over them, or independent of
 them. An equation that reads a partial sum is left out, with all that depends on it: it comes after the loop over micro-batches. So
@@ -30,7 +30,7 @@ class SampleStates:
 
     Attributes:
         body: the program.
-        solution: the states of the equations that are neither `before` nor `after`.
+        solution: the states of the values of the other equations.
         before: the numbers of the equations that compute arrays with an entry for each sample before the loop.
         after: the numbers of the equations that need complete sums over the samples.
     """
@@ -41,12 +41,12 @@ class SampleStates:
     after: frozenset[int]
 
     @cached_property
-    def numbers(self) -> list[int]:
-        """The numbers of the equations that have states."""
+    def solved_equations(self) -> list[int]:
+        """The numbers of the equations that are neither `before` nor `after`."""
         return [i for i in range(len(self.body.equations)) if i not in self.before and i not in self.after]
 
     def is_partitioned(self, variable: int) -> bool:
-        """Return whether a value has samples."""
+        """Return whether a value is partitioned in the samples."""
         return self.solution.seen(variable).kind == "P"
 
     def has_samples(self, number: int) -> bool:
@@ -57,10 +57,10 @@ class SampleStates:
         states = [*map(self.solution.seen, variables_of(e.operands)), *(self.solution.states[v] for v in e.results)]
         return any(s.kind == "P" or s == PARTIAL for s in states)
 
-    def dependent_on(self, sums: Iterable[int]) -> Iterator[tuple[int, bool]]:
+    def dependents_of(self, sums: Iterable[int]) -> Iterator[tuple[int, bool]]:
         """Yield the equations that depend on some sums, by number, and whether each also reads samples."""
         complete = set(sums)
-        for i in self.numbers:
+        for i in self.solved_equations:
             e = self.body.equations[i]
             operands = set(variables_of(e.operands))
             if not complete.isdisjoint(operands):

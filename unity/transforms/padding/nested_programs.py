@@ -130,7 +130,7 @@ def with_rule(values: PaddedValues, e: Equation, walk: NestedPadding) -> bool:
     atoms = {x: (v.variable, still) for x, v, still in zip(program.inputs, operands, e.still, strict=True)}
     reads, still = zip(*(atoms[a] if isinstance(a, int) else (a, True) for a in traced.operands), strict=True)
     variables = tuple(values.register(v, r.sizes, r.fill).variable for v, r in zip(e.results, padded, strict=False))
-    values.writer.equations.append(replace(traced, operands=reads, results=variables, still=still).placed_like(e))
+    values.writer.equations.append(replace(traced, operands=reads, results=variables, still=still).with_provenance_of(e))
     return True
 
 

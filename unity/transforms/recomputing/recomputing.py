@@ -162,7 +162,7 @@ def _with_names(body: Body, names: Mapping[int, int]) -> Body:
         equations.append(replace(e, results=tuple(new.get(v, v) for v in e.results)) if new else e)
         for v, value in new.items():
             tensors[value] = tensors[v]
-            equations.append(Equation(primitive, params, (value,), (v,), e.source).placed_like(e))
+            equations.append(Equation(primitive, params, (value,), (v,), e.source).with_provenance_of(e))
     return replace(body, equations=tuple(equations), tensors=tensors)
 
 

@@ -29,6 +29,7 @@ from unity.pcg.jaxprs.ragged_products import with_plain_dimensions
 from unity.pcg.jaxprs.weak_types import struct_of
 from unity.pcg.operators.kernel_primitive import KERNEL
 from unity.pcg.operators.pallas_kernels import with_kernels
+from unity.pcg.propagation.nested.programs import nested_body
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -230,8 +231,7 @@ def unread_operands(call: Equation) -> frozenset[int]:
     program = value_body(call)
     if program is None:
         return frozenset()
-    read = _read_variables(program)
-    places = [p for p, v in enumerate(program.inputs) if v not in read]
+    places = _unread_inputs(program)
     if not places:  # nearly always; tracing a rule is slow
         return frozenset()
     try:
@@ -255,19 +255,28 @@ def read_residuals(call: Equation) -> tuple[int, ...]:
     return tuple(k for k in range(len(rule.forward.outputs) - len(call.results)) if rule.backward.inputs[k] in read)
 
 
-def unread_values(call: Equation) -> frozenset[int]:
-    """Return the operands of a `custom_vjp` whose values neither its results nor its backward program depend on.
+def ignored_operands(call: Equation) -> frozenset[int]:
+    """Return the operands of a `custom_vjp`, by number, on whose values neither its results nor its residuals depend.
 
-    They may have a cotangent: a product in 8 bits takes an operand rounded, and as it was, to return its gradient.
+    They may have a cotangent all the same. Where the call is not differentiated, its program runs in the place of the rule, which
+    may read other operands.
     """
+    ignored = _unread_inputs(nested_body(call))
+    if not ignored or call.motionless:
+        return ignored
     try:
         forward, residuals = vjp_bodies(call).forward, read_residuals(call)
     except Unreadable:
         return frozenset()
     results = len(call.results)
     outputs = (*forward.outputs[:results], *(forward.outputs[results + k] for k in residuals))
-    read = _read_variables(replace(forward, outputs=outputs))
-    return frozenset(p for p, v in enumerate(forward.inputs) if v not in read)
+    return ignored & _unread_inputs(replace(forward, outputs=outputs))
+
+
+def _unread_inputs(body: Body) -> frozenset[int]:
+    """Return the inputs of a body, by number, that its outputs do not depend on."""
+    read = _read_variables(body)
+    return frozenset(p for p, v in enumerate(body.inputs) if v not in read)
 
 
 def _read_variables(body: Body) -> set[int]:

@@ -1,7 +1,8 @@
-"""Operands of derivative rules on whose values nothing depends are not moved: predicted, priced and compiled."""
+"""Values that only derivative rules take, and ignore, are not moved: predicted, priced and compiled."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +12,14 @@ import numpy as np
 import pytest
 from jax import lax
 from rerun_models import drawn, enter, named, right
-from small_models import MACHINE, Small, counted, f, random_point
+from small_models import MACHINE, Small, arrays, counted, f, random_point
+from test_halos import gradient_step
 
+from unity.exec.compiled.check import predicted_elements
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node
 from unity.pcg.parallel.parallelize import parallelize
 from unity.pcg.parallel.traffic import FORWARD, traffic
-from unity.pcg.propagation.nested.derivative_rules import unread_values
+from unity.pcg.propagation.nested.derivative_rules import ignored_operands
 from unity.search.cost.prediction import predict
 
 
@@ -57,16 +60,39 @@ def checkpointed(params: Any, x: Any) -> Any:
     return (lax.scan(jax.checkpoint(lambda x, w: (x + layer(x, w), None)), x, params)[0] ** 2).mean()
 
 
+@jax.custom_vjp
+def straight_through(x: Any, rounded: Any, w: Any) -> Any:
+    """Return a product that reads an operand which the forward rule ignores."""
+    return (x + lax.stop_gradient(rounded - x)) @ w
+
+
+straight_through.defvjp(
+    lambda x, rounded, w: (rounded @ w, (rounded, w)),
+    lambda residuals, g: (g @ residuals[1].T, None, residuals[0].T @ g),
+)
+
+
+def of_data(params: Any, x: Any) -> Any:
+    """Return a loss with a product that is not differentiated, beside one that is."""
+    data = straight_through(jnp.sin(x), jnp.round(x * 8) / 8, x.T)
+    rows = straight_through(jnp.tanh(x @ params[0]), jnp.round(x), params[1])
+    return ((data @ rows) ** 2).mean()
+
+
 def model(loss: Callable[..., Any]) -> Callable[[], Small]:
     return lambda: Small(loss, f(3, 8, 8), f(8, 8))
 
 
-LOSSES = {"rounded products": straight, "scanned rounded products": scanned, "checkpointed rounded products": checkpointed}
-enter({name: model(loss) for name, loss in LOSSES.items()})
+LOSSES = {
+    "rounded products": straight,
+    "scanned rounded products": scanned,
+    "checkpointed rounded products": checkpointed,
+}
+enter({name: model(loss) for name, loss in LOSSES.items()} | {"a product of data": model(of_data)})
 
 
-def unread_gathers(graph: PCG) -> list[Node]:
-    """Return the gathers whose result only a rule reads that does not depend on it."""
+def dead_gathers(graph: PCG) -> list[Node]:
+    """Return the gathers whose result is an operand of nothing but a product, which ignores its value."""
     gathers = [n for n in graph.nodes if n.kind in PARALLELIZATION and n.kind.startswith("combine")]
     users = {id(n): graph.users[id(n)] for n in gathers}
     return [n for n in gathers if users[id(n)] and all(u.kind == "custom_vjp" and p in (0, 2) for u, p in users[id(n)])]
@@ -75,12 +101,22 @@ def unread_gathers(graph: PCG) -> list[Node]:
 def test_the_rule_reads_rounded_operands_alone() -> None:
     captured, _ = named("rounded products")
     (call, *_) = [e for node in captured.graph.nodes if node.body for e in node.body.equations if e.name == "custom_vjp_call"]
-    assert unread_values(call) == {0, 2}
+    assert ignored_operands(call) == {0, 2}
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_plans_send_what_is_predicted(name: str) -> None:
     right(name, range(6))
+
+
+def test_nothing_that_is_sent_is_missing_where_the_program_reads_what_the_rule_ignores() -> None:
+    """The program runs where a call is not differentiated."""
+    with jax.enable_x64(True):
+        params, batch = arrays(f(3, 8, 8)), arrays(f(8, 8))
+        for seed in range(6):
+            captured, _, _, graph = drawn("a product of data", seed)
+            sent, _ = gradient_step(graph, MACHINE, captured, [params, batch])
+            assert Counter(sent) <= Counter(predicted_elements(graph, captured.differentiated))
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -94,7 +130,7 @@ def test_the_search_counts_at_least_the_cost_of_the_graph(name: str) -> None:
 
 def test_gathers_of_such_operands_are_no_traffic() -> None:
     graphs = [drawn("rounded products", seed)[3] for seed in range(40)]
-    assert any(map(unread_gathers, graphs))
+    assert any(map(dead_gathers, graphs))
     for graph in graphs:
         sent = {id(c.node) for c in traffic(graph, range(3)) if c.direction == FORWARD}
-        assert sent.isdisjoint(map(id, unread_gathers(graph)))
+        assert sent.isdisjoint(map(id, dead_gathers(graph)))
