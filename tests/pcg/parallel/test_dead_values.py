@@ -16,6 +16,7 @@ from small_models import MACHINE, Small, arrays, counted, f, random_point
 from test_halos import gradient_step
 
 from unity.exec.compiled.check import predicted_elements
+from unity.pcg.analysis.residuals import residuals
 from unity.pcg.ir.graph import PARALLELIZATION, PCG, Node
 from unity.pcg.parallel.parallelize import parallelize
 from unity.pcg.parallel.traffic import FORWARD, traffic
@@ -102,6 +103,13 @@ def test_the_rule_reads_rounded_operands_alone() -> None:
     captured, _ = named("rounded products")
     (call, *_) = [e for node in captured.graph.nodes if node.body for e in node.body.equations if e.name == "custom_vjp_call"]
     assert ignored_operands(call) == {0, 2}
+
+
+def test_operands_that_the_backward_pass_does_not_read_are_no_residuals() -> None:
+    captured, _ = named("rounded products")
+    body = next(node.body for node in captured.graph.nodes if node.kind == "custom_vjp")
+    assert body is not None
+    assert residuals(body, (True,) * 4).operands == (False, True, False, True)
 
 
 @pytest.mark.parametrize("name", LOSSES)
