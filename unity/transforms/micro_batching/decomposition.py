@@ -115,7 +115,7 @@ def counts(captured: Captured) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class _Schedule:
-    """The equations of a program by when they run, by number; those in neither set run before the loop.
+    """The equations of a program by when they run, by number; those in neither `inside` nor `after` run before the loop.
 
     Attributes:
         states: the states of the program's values.

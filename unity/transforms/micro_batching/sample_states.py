@@ -1,9 +1,9 @@
 """States of a program's values along an axis that partitions its samples, and the equations that must run before or after the loop.
 
 By the operator table, such an axis must leave every value partitioned in the samples, a partial sum over them, or independent of
-them. An equation that reads a partial sum is left out, with all that depends on it: it comes after the loop over micro-batches. So
-is one that computes an array with an entry for each sample from no argument with samples, such as `jnp.linspace(0, 1, n)`, unless
-each device can compute its slice: it comes before the loop, and its result is partitioned like an argument.
+them. Two kinds of equations have no such states. One that reads a partial sum comes after the loop over micro-batches, with all
+that depends on it. One that computes an array with an entry for each sample from no argument with samples, such as
+`jnp.linspace(0, 1, n)`, comes before the loop, unless each device can compute its slice; its result is partitioned as arguments are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SampleStates:
 
     Attributes:
         body: the program.
-        solution: the states of the values of the other equations.
+        solution: the states of the values that `solved_equations` read and compute.
         before: the numbers of the equations that compute arrays with an entry for each sample before the loop.
         after: the numbers of the equations that need complete sums over the samples.
     """
