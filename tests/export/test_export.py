@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from jax.sharding import PartitionSpec as P
 from layered_model import towers, towers_arguments
 from operator_cases import CASES
 from precision import in_64_bits
+from slow_machines import slow
 from small_models import MODELS, Small, arrays, f, gpt, i, joint_attention, random_point
 
 import unity
@@ -323,13 +323,6 @@ def test_the_first_of_equal_layers_may_come_last(tmp_path: Path) -> None:
     assert layers
     assert all(f"One of {calls[n.name]} equal layers." == ast.get_docstring(n) for n in layers)
     assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
-
-
-def slow(machine: Machine) -> Machine:
-    """Return a machine whose devices compute and communicate so slowly that the plans of small programs divide them."""
-    device = replace(machine.device, flops={k: n / 1e6 for k, n in machine.device.flops.items()}, bandwidth=1e7, launch=1e-9)
-    levels = tuple(replace(level, bandwidth=level.bandwidth / 1e3, latency=1e-9, protocols=()) for level in machine.levels)
-    return replace(machine, device=device, levels=levels)
 
 
 class Weights(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from slow_machines import slow
 from test_agreed import SLOW
 
 import unity
@@ -39,12 +39,7 @@ RULES = {
 }
 ROWS, SCALE = jnp.asarray(np.random.default_rng(0).normal(size=(8, 6)), jnp.float32), jnp.array(0.1, jnp.float32)
 WIDTH = 256
-FOUR = unity.Machine.grid(1, 4, "a100")
-SLOW_AND_NEAR = replace(
-    FOUR,
-    device=replace(FOUR.device, flops={name: flops / 1e6 for name, flops in FOUR.device.flops.items()}, bandwidth=2e7, launch=1e-9),
-    levels=tuple(replace(level, bandwidth=level.bandwidth / 1e3, latency=1e-9, protocols=()) for level in FOUR.levels),
-)
+SLOW_AND_NEAR = slow(unity.Machine.grid(1, 4, "a100"))
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -3,7 +3,8 @@
 By the operator table, such an axis must leave every value partitioned in the samples, a partial sum over them, or independent of
 them. Two kinds of equations have no such states. One that reads a partial sum comes after the loop over micro-batches, with all
 that depends on it. One that computes an array with an entry for each sample from no argument with samples, such as
-`jnp.linspace(0, 1, n)`, comes before the loop, unless each device can compute its slice; its result is partitioned as arguments are.
+`jnp.linspace(0, 1, n)`, comes before the loop, unless each device can compute its slice. Its result is partitioned as arguments
+are.
 """
 
 from __future__ import annotations
