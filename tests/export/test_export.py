@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -346,13 +347,52 @@ def named() -> Small:
     return Small(lambda w, x: (checkpoint_name(jnp.sin(x @ w), "hidden") ** 2).sum(), f(16, 16), f(8, 16))
 
 
-def test_a_result_of_another_class_is_refused_by_its_path(tmp_path: Path) -> None:
-    def fn(p: Any, x: Any) -> Any:
-        return (x @ p).sum(), {"layers": [Weights(p, x)]}
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Metrics:
+    loss: Any
+    weights: Weights
+    name: str = field(default="train", metadata={"static": True})
 
-    plan = planned(Small(fn, f(8, 8), f(4, 8)), PAIR)
-    with pytest.raises(ExportError, match=r"^result\[1\]\['layers'\]\[0\], a Weights, cannot be exported: results can be made of"):
-        plan.files.export(tmp_path / "other.py")
+
+def test_results_of_user_defined_classes(tmp_path: Path) -> None:
+    def fn(p: Any, x: Any) -> Any:
+        loss = (x @ p).sum()
+        return loss, {"layers": [Weights(p * 2, None), Metrics(loss, Weights(x, loss), "last")], "none": None}
+
+    plan, path = planned(Small(fn, f(8, 8), f(4, 8)), PAIR), tmp_path / "results.py"
+    plan.files.export(path)
+    assert_well_written(path, own=[__name__])
+    assert f"from {Weights.__module__} import Metrics, Weights" in path.read_text()
+    p, x = arrays(f(8, 8)), arrays(f(4, 8))
+    exported, original = names_of_file(path)["fn"](p, x), plan(*plan.shard(p, x))
+    assert jax.tree.structure(exported) == jax.tree.structure(original)
+    jax.tree.map(np.testing.assert_array_equal, exported, original)
+
+
+@jax.tree_util.register_pytree_node_class
+class Doubled:
+    """A class whose constructor does not take what its trees are made of."""
+
+    def __init__(self, x: Any) -> None:
+        self.half = x
+
+    def tree_flatten(self) -> Any:
+        return (self.half,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: Any, children: Any) -> Any:
+        return cls(*children)
+
+
+def test_a_result_of_another_class_is_refused_by_its_path(tmp_path: Path) -> None:
+    class Local(NamedTuple):
+        x: Any
+
+    for made, kind in ((Doubled, "a Doubled"), (Local, "a Local")):
+        plan = planned(Small(lambda p, x, made=made: ((x @ p).sum(), {"layers": [made(p)]}), f(8, 8), f(4, 8)), PAIR)
+        with pytest.raises(ExportError, match=rf"^result\[1\]\['layers'\]\[0\], {kind}, cannot be exported: return dictionaries"):
+            plan.files.export(tmp_path / "other.py")
 
 
 @pytest.mark.parametrize("model", [mlp, named])

@@ -111,18 +111,9 @@ def grouped_rows(rows: Mapping[str, Code]) -> dict[str, Code]:
 
 def is_plain(tree: Any) -> bool:
     """Return whether a tree consists of values that have a Python literal."""
-    return part_without_literal(tree, "") is None
-
-
-def part_without_literal(tree: Any, path: str) -> tuple[str, Any] | None:
-    """Return the path and the value of the first part that no Python literal can express; `path` is that of the tree."""
-    if type(tree) is dict and all(isinstance(k, (str, int)) for k in tree):
-        parts = tree.items()
-    elif type(tree) in (list, tuple):
-        parts = enumerate(tree)
-    else:
-        return None if tree is None or type(tree) is int else (path, tree)
-    return next(filter(None, (part_without_literal(part, f"{path}[{key!r}]") for key, part in parts)), None)
+    if type(tree) is dict:
+        return all(isinstance(k, (str, int)) for k in tree) and all(map(is_plain, tree.values()))
+    return all(map(is_plain, tree)) if type(tree) in (list, tuple) else tree is None or type(tree) is int
 
 
 def tree_literal(tree: Any, leaf: Callable[[Any], Code] = code) -> Code:

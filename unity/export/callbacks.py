@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -64,18 +62,12 @@ def _function_name(writer: BodyWriter, e: Equation, function: Any) -> Code:
     name = getattr(function, "__qualname__", getattr(function, "__name__", ""))
     if vars(np).get(name) is function:
         return Code(f"np.{name}")
-    module = getattr(function, "__module__", None) or ""
+    if (imported := writer.block.module.imported(function)) is not None:
+        return imported
+    module = getattr(function, "__module__", None)
     described = f"{module}.{name}" if module and name else repr(function)
     if module == "__main__":
         why = f"the function {described} is in the program that was started; put it in a module, so that the file can import it"
-        raise ExportError(e.source, e.name, why)
-    try:
-        imported = operator.attrgetter(name)(importlib.import_module(module))
-    except (AttributeError, ImportError, TypeError, ValueError):
-        imported = None
-    if imported is not function:
+    else:
         why = f"the file cannot import the function {described}; define it by name at the top level of a module"
-        raise ExportError(e.source, e.name, why)
-    outermost, _, rest = name.partition(".")
-    local_name = writer.block.module.imported(module, outermost)
-    return Code(f"{local_name}.{rest}") if rest else local_name
+    raise ExportError(e.source, e.name, why)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import operator
 import re
 import sys
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -87,11 +90,22 @@ class ModuleWriter:
             self.names[key] = name
         return Code(f'array("{name}")' + (".view(jnp.bfloat16)" if value.dtype == jnp.bfloat16 else ""))
 
-    def imported(self, module: str, name: str) -> Code:
-        """Import a user's function or class, and return its name in the file."""
-        if (module, name) not in self.user_imports:
-            self.user_imports[module, name] = self.scope.new(name)
-        return Code(self.user_imports[module, name])
+    def imported(self, value: Any) -> Code | None:
+        """Import a user's function or class, and return its name in the file, or None if no module has it by its name.
+
+        The program that was started (`__main__`) is no module that a file could import.
+        """
+        where, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "")
+        try:
+            is_importable = where != "__main__" and operator.attrgetter(name)(importlib.import_module(where)) is value
+        except (AttributeError, ImportError, ValueError):
+            is_importable = False
+        if not is_importable:
+            return None
+        outermost, dot, rest = name.partition(".")
+        if (where, outermost) not in self.user_imports:
+            self.user_imports[where, outermost] = self.scope.new(outermost)
+        return Code(f"{self.user_imports[where, outermost]}{dot}{rest}")
 
     def function(
         self,

@@ -8,21 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from unity.base.atomic_files import path_of, save
 from unity.base.errors import ExportError
-from unity.base.formatting import with_article
 from unity.exec.lowering import run_graph, spec_of
-from unity.export.arguments import FileArguments, arguments_of, part_without_literal, spec_code, table_row, tree_literal
+from unity.export.arguments import FileArguments, arguments_of, spec_code, table_row
 from unity.export.body_writer import Block
 from unity.export.equivalence import meanings
 from unity.export.graph_writer import GraphWriter
 from unity.export.module import ModuleWriter, imports
 from unity.export.primitives.collectives import UNREPLICATE_DEFINITION
 from unity.export.primitives.public_names import ROUTED_PRODUCT, routed_definition
+from unity.export.results import results_code
 from unity.export.source_code import Code, call, lines, literal, mapping, returned, sequence
 from unity.export.tracing import LocalProgram, piece, traced, within_mesh
 from unity.pcg.ir.graph import PCG, Value
@@ -68,11 +67,12 @@ def source(plan: Plan, name: str) -> tuple[str, dict[str, np.ndarray]]:
     closed = {f"{CLOSED_OVER}{k}": module.stored(np.asarray(c)) for k, c in enumerate(captured.consts)}
     paths = [*arguments.paths, *closed]
     weak = within_mesh(graph.axes, uses_64_bits(graph), lambda: _write_program(module, graph, paths))
+    entry_point = _entry_point(plan, graph, arguments, closed, list(zip(weak, captured.weak[1], strict=True)), module)
     parts = [
         *_head(plan, name, arguments, module, uses_64_bits(graph)),
         *_argument_tables(arguments, dict(zip(closed, zip(tensors[count:], specs[count:], strict=True), strict=True))),
         *module.functions,
-        *_entry_point(plan, graph, arguments, closed, [(now, then) for now, then in zip(weak, captured.weak[1], strict=True)]),
+        *entry_point,
     ]
     return "\n\n\n".join("\n".join(part) for part in parts) + "\n", module.arrays
 
@@ -234,7 +234,12 @@ def _argument_tables(arguments: FileArguments, closed: dict[str, tuple[Tensor, A
 
 
 def _entry_point(
-    plan: Plan, graph: PCG, arguments: FileArguments, closed: dict[str, Code], weak: Sequence[tuple[bool, bool]]
+    plan: Plan,
+    graph: PCG,
+    arguments: FileArguments,
+    closed: dict[str, Code],
+    weak: Sequence[tuple[bool, bool]],
+    module: ModuleWriter,
 ) -> list[Sequence[str]]:
     """Return the function that takes whole arrays, and a first run of it.
 
@@ -244,14 +249,9 @@ def _entry_point(
         arguments: the arguments of the function.
         closed: the arrays that the function closes over, by path.
         weak: for each result, whether the local program's and the planned function's result is weakly typed.
+        module: the file, which imports the classes of the results.
     """
     specs = sequence([spec_code(spec_of(v.type, graph.axes, v.tensor.ndim)) for v in graph.outputs])
-    tree = plan.program.family.captured.out_tree
-    results = jax.tree.unflatten(tree, list(range(tree.num_leaves)))
-    if (part := part_without_literal(results, "result")) is not None:
-        path, other = part
-        kind = with_article(type(other).__name__)
-        raise ExportError("", f"{path}, {kind},", "results can be made of dictionaries, lists and tuples alone; return those")
     by_name = mapping([(literal(n).text, Code(n)) for n in arguments.names])
     closed_lines = [f"    given[{literal(p)}] = {c}" for p, c in closed.items()]
     run_lines = [
@@ -272,13 +272,15 @@ def _entry_point(
         written, planned = weak[k]
         return call("typed", Code(f"results[{k}]"), weak=planned) if written or planned else Code(f"results[{k}]")
 
+    structure = plan.program.family.captured.out_tree
+    results = results_code(module, structure, [result_code(k) for k in range(structure.num_leaves)])
     doc = (plan.__doc__ or "").strip().split("\n")[0].replace('"""', "'''").replace("\\", "\\\\")
     fn = [
         f"def fn({', '.join(arguments.names)}):",
         f'    """{doc or "What the planned function gives."}"""',
         *lines(by_name, 4, "leaves = jax.tree_util.tree_leaves_with_path(", ")"),
         "    results = run({path_of(keys): x for keys, x in leaves})",
-        *lines(tree_literal(results, result_code), 4, "return "),
+        *lines(results, 4, "return "),
     ]
     helpers = [_TYPED.strip().splitlines()] if any(written or planned for written, planned in weak) else []
     return [run_lines, *helpers, fn, _ZEROS.strip().splitlines(), _main(arguments)]
