@@ -47,7 +47,8 @@ from unity.plan.options import (
 )
 from unity.plan.plan import Plan
 from unity.plan.shardings.optimizer_state import placed_state, state_sizes
-from unity.planning.task import Task
+from unity.planning.planner import plan_on, plan_on_fewest
+from unity.planning.request import Request
 from unity.search.cost.cost import Training
 from unity.search.cost.state_sizes import ADAM, NO_STATE
 from unity.search.substitution.fitting import CANDIDATES
@@ -149,7 +150,7 @@ def optimize(
         state = placed_state(state, target, transforms.offload and search in CONSTRAINED)
         placed = pins(captured.paths, jax.tree.leaves(args), target) if marks else ()
         constrained = obeyed(bind((*constraints, *placed), captured, fn, argnums), search)
-        task = Task(
+        request = Request(
             fn=fn,
             captured=captured,
             training=Training(training and bool(losses(captured.graph)), state),
@@ -168,7 +169,7 @@ def optimize(
             transforms=transforms,
         )
         with unset():
-            plan = task.plan_on_fewest(target) if objective == "devices" else task.plan_on(target)
+            plan = plan_on_fewest(request, target) if objective == "devices" else plan_on(request, target)
             plan = plan.on(mesh) if isinstance(mesh, Mesh) else plan
             if constrained.every:
                 _ = plan.program.pcg  # the first access checks it against the constraints

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 import unity
-import unity.planning.task
 from unity.base.interruption import UntilInterrupted
+from unity.planning import device_groups
 from unity.search.joint import backtracking
 from unity.search.session import Search
 from unity.search.substitution import fitting
@@ -61,8 +61,8 @@ def test_values_end_where_they_are_interrupted() -> None:
 def test_what_was_found_of_rewritings_is_planned_and_nothing_else_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = plan()
     assert whole.program.rewriting
-    monkeypatch.setattr(unity.planning.task, "best_pipeline", lambda *given: pytest.fail("it was interrupted before"))
-    monkeypatch.setattr(unity.planning.task, "best_branches", lambda *given: pytest.fail("it was interrupted before"))
+    monkeypatch.setattr(device_groups, "best_of_equal_stages", lambda *given: pytest.fail("it was interrupted before"))
+    monkeypatch.setattr(device_groups, "best_branches", lambda *given: pytest.fail("it was interrupted before"))
     unfound, found = interrupted_after(monkeypatch, 0), interrupted_after(monkeypatch, 1)
     assert not unfound.program.rewriting
     assert found.program.rewriting
@@ -75,16 +75,16 @@ def interrupted_after(monkeypatch: pytest.MonkeyPatch, rewritten: int) -> unity.
         return plan(seed=1)  # which the cache does not have
 
 
-@pytest.mark.parametrize("stage", ["best_pipeline", "best_branches"])
+@pytest.mark.parametrize("stage", ["best_of_equal_stages", "best_branches"])
 def test_an_interrupted_plan_says_so_and_is_searched_for_again(stage: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     with monkeypatch.context() as context:
-        interrupting(context, unity.planning.task, stage)
+        interrupting(context, device_groups, stage)
         first = plan()
     first.explain()
     assert "interrupted" in capsys.readouterr().out
     looked: list[object] = []
-    original: Callable[..., Any] = getattr(unity.planning.task, stage)
-    monkeypatch.setattr(unity.planning.task, stage, lambda *given: looked.append(given) or original(*given))
+    original: Callable[..., Any] = getattr(device_groups, stage)
+    monkeypatch.setattr(device_groups, stage, lambda *given: looked.append(given) or original(*given))
     second = plan()
     assert looked
     assert second.time <= first.time
@@ -99,7 +99,7 @@ def test_before_there_is_a_plan_there_is_none(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_is_asked_for_is_not_given_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupting(monkeypatch, unity.planning.task, "best_branches")
+    interrupting(monkeypatch, device_groups, "best_branches")
     with pytest.raises(KeyboardInterrupt):
         plan(branch_groups=2)
 

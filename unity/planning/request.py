@@ -37,6 +37,7 @@ class Request:
         overlap: whether the simulated step is minimized on machines whose devices compute while they communicate.
         measure: whether plans that are predicted to be nearly as fast as the fastest are run, too.
         say: shows the current stage to the user.
+        names_conflicts: whether an error names the constraints that leave no plan, which takes one more search for each constraint.
     """
 
     fn: Callable[..., Any]
@@ -54,6 +55,7 @@ class Request:
     say: Callable[[str], None]
     bound: BoundConstraints
     transforms: Transforms
+    names_conflicts: bool = True
 
     def search(self, captured: Captured, prices: Prices, thorough: bool = True) -> Search:
         """Return the search of a program's parallelizations, which shares listed and priced operators with other searches."""
@@ -154,6 +156,11 @@ class Request:
         return self.pinned.union(unlike, *(s.numbers for t in program.transformations for s in t.packing.slots))
 
     @property
-    def inside(self) -> list[Constraint]:
+    def inner_constraints(self) -> list[Constraint]:
         """The constraints that pipelines and micro-batches do not leave as they are: all but pins of arguments."""
         return [c for c in self.bound.every if not isinstance(c, Pin)]
+
+    @property
+    def padding_allowed(self) -> bool:
+        """Whether the plan may have padded dimensions."""
+        return self.transforms.padding and not self.bound.every

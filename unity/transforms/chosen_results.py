@@ -63,7 +63,7 @@ def _call(e: Equation, wanted: Sequence[int], primitive: core.Primitive, params:
     if e.primitive is primitive and len(wanted) == len(e.results) and len(places) == len(e.operands):
         return e
     program = replace(part, inputs=tuple(part.inputs[p] for p in places))
-    return _of(replace(e, primitive=primitive, params={**params, "jaxpr": program}, still=()), places, wanted)
+    return _of(replace(e, primitive=primitive, params={**params, "jaxpr": program}, inactive=()), places, wanted)
 
 
 def _conditional(e: Equation, wanted: Sequence[int]) -> Equation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unity.pcg.ir.program import Body
 from unity.pcg.parallel.stages import Mixed
-from unity.transforms.cotangent_linearity import nonlinear_call
+from unity.pcg.propagation.cotangent_linearity import nonlinear_call
 from unity.transforms.splice import operator_at
 
 

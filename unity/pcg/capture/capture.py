@@ -19,7 +19,7 @@ from unity.base.formatting import with_article
 from unity.pcg.capture.clustering import EquationCluster, clusters
 from unity.pcg.capture.constant_copies import with_own_constants
 from unity.pcg.capture.folded_constants import with_folded_constants
-from unity.pcg.capture.heavy_operators import PLATFORM, constants, is_fused_product, pure
+from unity.pcg.capture.heavy_operators import PLATFORM, constants, is_fused_product
 from unity.pcg.capture.normal_forms import (
     absorbed,
     with_early_picks,
@@ -32,7 +32,8 @@ from unity.pcg.capture.observations import Observation, observed_program
 from unity.pcg.capture.operator_names import calls, label
 from unity.pcg.capture.routing import without_sorting
 from unity.pcg.capture.unread_operands import without_unread
-from unity.pcg.ir.dead_code import deduplicated, extract, used
+from unity.pcg.capture.value_numbering import deduplicated
+from unity.pcg.ir.dead_code import extract, used
 from unity.pcg.ir.graph import CONSTRAIN, PCG, Node, Value
 from unity.pcg.ir.nested_programs import bodies
 from unity.pcg.ir.payloads import Input, Remat, Scan
@@ -388,7 +389,7 @@ class _Capture:
         self.looped = False
 
     def graph(self, body: Body, names: Sequence[str]) -> PCG:
-        body = with_moved_transposes(with_known_indices(deduplicated(without_forwarding_calls(body), pure)))
+        body = with_moved_transposes(with_known_indices(deduplicated(without_forwarding_calls(body))))
         body = with_early_picks(with_plain_convolutions(absorbed(body)))
         body = without_unread(body)  # the zeros for an unread operand are not those that others read
         body = with_own_constants(with_folded_constants(body))

@@ -1,11 +1,10 @@
-"""Def-use chains of a body, and the classes of its equations: light, reducing, pure, constant."""
+"""Def-use chains of a body, and the classes of its equations: light, reducing, constant."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
 from unity.pcg.ir.program import Body, Equation
-from unity.pcg.jaxprs.jaxprs import NESTING
 from unity.pcg.operators.table import TABLE
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import Shape
@@ -56,11 +55,6 @@ def reductions(body: Body, equations: Iterable[Equation]) -> frozenset[Reduction
 def crosses(one: Iterable[Reduction], other: Iterable[Reduction]) -> bool:
     """Return whether some reductions are over the rows, and others over the columns, of tensors of one shape."""
     return any(a == b and set(rows).isdisjoint(columns) for a, rows in one for b, columns in other)
-
-
-def pure(equation: Equation) -> bool:
-    """Return whether equal equations of the same operands are computed once: products, loops and other heavy work, too."""
-    return equation.name in NESTING or (equation.name in TABLE and not TABLE[equation.name].facts.distinct)
 
 
 class Uses:

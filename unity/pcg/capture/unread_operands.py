@@ -65,5 +65,5 @@ def _zeros(tensor: Tensor, variable: int, equation: Equation) -> Equation:
         operands=(zero,),
         results=(variable,),
         origin=None,
-        still=(),
+        inactive=(),
     )

@@ -1,10 +1,10 @@
-"""Dead-code elimination, ancestors and descendants, value numbering, and extraction of a part of a body."""
+"""Dead-code elimination, ancestors and descendants, and extraction of a part of a body."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from unity.pcg.ir.program import Body, Equation, Literal
+from unity.pcg.ir.program import Body
 
 
 def used(body: Body) -> Body:
@@ -37,25 +37,6 @@ def descendants(body: Body, variables: Iterable[int]) -> set[int]:
     """Return the variables that are computed from some, and these themselves."""
     sources = set(variables)
     return sources.union(*(body.equations[i].results for i in dependent_equations(body, sources)))
-
-
-def deduplicated(body: Body, pure: Callable[[Equation], bool]) -> Body:
-    """Compute equal equations once, where `pure` allows it: a mean taken twice, for itself and for a variance."""
-    first: dict[tuple, tuple[int, ...]] = {}
-    same: dict[int, int] = {}
-    equations = []
-    for e in body.equations:
-        if same and any(a in same for a in e.operands if isinstance(a, int)):
-            e = e.reading(tuple(same.get(a, a) if isinstance(a, int) else a for a in e.operands))
-        if pure(e):
-            content = (e.signature, e.identity, *(a.key if isinstance(a, Literal) else a for a in e.operands))
-            results = first.setdefault(content, e.results)
-            if results is not e.results:
-                same.update(zip(e.results, results, strict=True))
-                continue
-        equations.append(e)
-    outputs = tuple(same.get(a, a) if isinstance(a, int) else a for a in body.outputs)
-    return Body(body.inputs, outputs, tuple(equations), body.tensors)
 
 
 def extract(

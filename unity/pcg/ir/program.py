@@ -132,7 +132,7 @@ class Equation:
         source: the user's line.
         group: the numbered nested calls that it came from, outermost first.
         scope: the names that the model gave the place (`jax.named_scope`; Flax and Haiku modules).
-        still: for a call with a derivative rule, the operands to which no gradient flows.
+        inactive: for a call with a derivative rule, the operands to which no gradient flows.
         library: the library function called at the user's line whose implementation contains it, as `diagonal` of `jnp.diagonal`.
     """
 
@@ -144,7 +144,7 @@ class Equation:
     group: tuple[str, ...] = ()
     origin: core.JaxprEqn | None = None
     scope: str = ""
-    still: tuple[bool, ...] = ()
+    inactive: tuple[bool, ...] = ()
     library: str = ""
 
     @cached_property
@@ -153,15 +153,15 @@ class Equation:
         return name_of(self.primitive.name, self.params)
 
     @property
-    def motionless(self) -> bool:
-        """Return whether it is a call that is never differentiated, as no gradient flows to any operand."""
-        return bool(self.still) and all(self.still)
+    def undifferentiated(self) -> bool:
+        """Whether it is a call that is never differentiated, as no gradient flows to any operand."""
+        return bool(self.inactive) and all(self.inactive)
 
     @cached_property
     def signature(self) -> str:
         """The primitive and its parameters as text."""
-        still = f" still {[k for k, s in enumerate(self.still) if s]}" if any(self.still) else ""
-        return f"{self.name} {params_key(self.params)}{still}"
+        inactive = f" inactive {[k for k, flag in enumerate(self.inactive) if flag]}" if any(self.inactive) else ""
+        return f"{self.name} {params_key(self.params)}{inactive}"
 
     @cached_property
     def identity(self) -> tuple[int, ...]:
@@ -328,7 +328,7 @@ class _Builder:
             self.active.add(number)
         return number
 
-    def still(self, operands: Sequence[Atom]) -> tuple[bool, ...]:
+    def inactive(self, operands: Sequence[Atom]) -> tuple[bool, ...]:
         """Return for each operand whether no gradient flows to it, whatever is differentiated."""
         return tuple(a not in self.active for a in operands)
 
@@ -374,13 +374,13 @@ class _Builder:
                 continue
             numbers = tuple(self.new(v.aval, place.line) for v in eqn.outvars)
             env.update(zip(eqn.outvars, numbers, strict=True))
-            still = self.still(operands)
+            inactive = self.inactive(operands)
             facts = facts_of(eqn.primitive.name)
-            if any(not s and facts.reads_for(p) is not None for p, s in enumerate(still)):
+            if any(not flag and facts.reads_for(p) is not None for p, flag in enumerate(inactive)):
                 self.active.update(v for v in numbers if self.tensors[v].floating)
             what = eqn.primitive, eqn.params, operands, numbers
-            still = still if eqn.primitive.name in RULED else ()
-            self.equations.append(Equation(*what, place.line, group, eqn, place.scope, still, place.library))
+            inactive = inactive if eqn.primitive.name in RULED else ()
+            self.equations.append(Equation(*what, place.line, group, eqn, place.scope, inactive, place.library))
             constant = eqn.primitive.name in TABLE and all(isinstance(a, Literal) or a in self.constants for a in operands)
             if constant and all(self.tensors[v].nbytes <= HOISTED for v in numbers):
                 self.constants.update(numbers)
@@ -392,7 +392,7 @@ class _Builder:
         if eqn.primitive.name in UNSET and not jnp.issubdtype(result.dtype, jax.dtypes.extended):
             return _zeros(result)
         if eqn.primitive.name not in INLINED:
-            return adopted(eqn, self.still(operands))
+            return adopted(eqn, self.inactive(operands))
         inner = next((eqn.params[k] for k in ("jaxpr", "call_jaxpr", "call", "fwd_jaxpr") if k in eqn.params), None)
         # Since JAX 0.12 both are one class, and every jaxpr has its constants.
         return inner if inner is None or isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())

@@ -83,33 +83,33 @@ def outside(run: Any, arguments: Any, results: Sequence[Any] = ()) -> core.Close
 
 @TABLE.clears
 @lru_cache(maxsize=1024)
-def adopted(eqn: core.JaxprEqn, still: tuple[bool, ...]) -> core.ClosedJaxpr | None:
+def adopted(eqn: core.JaxprEqn, inactive: tuple[bool, ...]) -> core.ClosedJaxpr | None:
     """Return the program that replaces a foreign primitive. None for others, and for one whose rules cannot be traced.
 
-    `still`: the operands to which no gradient flows. Rules may refuse to be differentiated by these.
+    `inactive`: the operands to which no gradient flows. Rules may refuse to be differentiated by these.
     """
     program = own_program(eqn)
     if program is None or not any(floating(v.aval) for v in eqn.outvars):
         return program  # without floating-point results it has no derivatives
     try:
-        return outside(_with_rules(eqn, program, still), [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars])
+        return outside(_with_rules(eqn, program, inactive), [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars])
     except Exception:  # a rule refuses some operands, or results
         return None
 
 
-def _with_rules(eqn: core.JaxprEqn, program: core.ClosedJaxpr, still: tuple[bool, ...]) -> Callable[..., list]:
+def _with_rules(eqn: core.JaxprEqn, program: core.ClosedJaxpr, inactive: tuple[bool, ...]) -> Callable[..., list]:
     """Return a foreign primitive as a function with a `custom_vjp`, traced once for all floating-point operands and results."""
 
     def run(*operands: Any) -> list:
         results = eqn.primitive.bind(*operands, **eqn.params)
         return list(results) if eqn.primitive.multiple_results else [results]
 
-    moving = [floating(v.aval) and not s for v, s in zip(eqn.invars, still, strict=True)]
-    return with_vjp(run, eqn, program, moving, partial(outside, results=[v.aval for v in eqn.outvars]))
+    active = [floating(v.aval) and not fixed for v, fixed in zip(eqn.invars, inactive, strict=True)]
+    return with_vjp(run, eqn, program, active, partial(outside, results=[v.aval for v in eqn.outvars]))
 
 
 def with_vjp(
-    run: Callable[..., list], eqn: core.JaxprEqn, program: core.ClosedJaxpr, moving: Sequence[bool], traced: Callable[..., Any]
+    run: Callable[..., list], eqn: core.JaxprEqn, program: core.ClosedJaxpr, active: Sequence[bool], traced: Callable[..., Any]
 ) -> Callable[..., list]:
     """Return an equation as a function with a `custom_vjp`, whose rules are traced once.
 
@@ -117,11 +117,11 @@ def with_vjp(
         run: the equation as a function of its operands, which is differentiated.
         eqn: the equation.
         program: the program of its values.
-        moving: whether each operand is differentiated.
+        active: whether each operand is differentiated.
         traced: traces a function of values of some types.
     """
     real = [floating(v.aval) for v in eqn.outvars]
-    pullback = EquationPullback(run, moving)
+    pullback = EquationPullback(run, active)
     n, avals = len(eqn.outvars), [v.aval for v in eqn.outvars]
     first = traced(pullback.forward, [v.aval for v in eqn.invars])
     second = traced(partial(pullback.backward, real), [first.out_avals[n:], chosen_of(real, avals)])
@@ -132,7 +132,7 @@ def with_vjp(
     call.defvjp(
         lambda *given: (lambda out: (out[:n], out[n:]))(forwards(*given)),
         lambda residuals, cotangents: tuple(
-            merged(moving, back(*residuals, *chosen_of(real, cotangents)), [None] * moving.count(False))
+            merged(active, back(*residuals, *chosen_of(real, cotangents)), [None] * active.count(False))
         ),
     )
     return call

@@ -24,48 +24,48 @@ def with_own_rules(eqn: core.JaxprEqn, plain: core.JaxprEqn) -> core.ClosedJaxpr
 
     `plain` is the equation without the mesh.
     """
-    moving = [floating(v.aval) for v in eqn.invars]
+    active = [floating(v.aval) for v in eqn.invars]
     try:
-        outside(_derivative(plain, moving), _with_tangents(plain, moving))
+        outside(_derivative(plain, active), _with_tangents(plain, active))
         return None
     except Exception:  # for want of a mesh, or for good
         pass
     try:
         with eqn.ctx.manager:
             renewed = _jvp_call if eqn.primitive.name == "custom_jvp_call" else _vjp_call
-            call = renewed(eqn, called(plain.params), moving)
+            call = renewed(eqn, called(plain.params), active)
         return outside(call, [v.aval for v in eqn.invars])
     except Exception:  # the rule cannot be traced at all, which is reported where it is needed
         return None
 
 
-def _derivative(eqn: core.JaxprEqn, moving: Sequence[bool]) -> Callable[..., Any]:
+def _derivative(eqn: core.JaxprEqn, active: Sequence[bool]) -> Callable[..., Any]:
     """Return a call's results and their derivative, as a function of its operands and the tangents or cotangents of real ones."""
     run, real = callable_of(without_scope(eqn)), [floating(v.aval) for v in eqn.outvars]
     count = len(eqn.invars)
 
     def forward(*given: Any) -> list:
         operands, tangents = given[:count], given[count:]
-        still = [np.zeros(np.shape(x), jax.dtypes.float0) for x in chosen_of(moving, operands, False)]
-        results, out = jax.jvp(run, operands, tuple(merged(moving, tangents, still)))
+        zeros = [np.zeros(np.shape(x), jax.dtypes.float0) for x in chosen_of(active, operands, False)]
+        results, out = jax.jvp(run, operands, tuple(merged(active, tangents, zeros)))
         return [*results, *chosen_of(real, out)]
 
     def backward(*given: Any) -> Any:
         operands, cotangents = given[:count], given[count:]
 
         def chosen(*some: Any) -> list:
-            return chosen_of(real, run(*merged(moving, some, chosen_of(moving, operands, False))))
+            return chosen_of(real, run(*merged(active, some, chosen_of(active, operands, False))))
 
-        results, back = jax.vjp(chosen, *chosen_of(moving, operands))
+        results, back = jax.vjp(chosen, *chosen_of(active, operands))
         return results, back(list(cotangents))
 
     return forward if eqn.primitive.name == "custom_jvp_call" else backward
 
 
-def _with_tangents(eqn: core.JaxprEqn, moving: Sequence[bool]) -> list[Any]:
+def _with_tangents(eqn: core.JaxprEqn, active: Sequence[bool]) -> list[Any]:
     """Return the types of the arguments of a call's `_derivative`."""
     forward = eqn.primitive.name == "custom_jvp_call"
-    more = chosen_of(moving, eqn.invars) if forward else [v for v in eqn.outvars if floating(v.aval)]
+    more = chosen_of(active, eqn.invars) if forward else [v for v in eqn.outvars if floating(v.aval)]
     return [v.aval for v in (*eqn.invars, *more)]
 
 
@@ -79,22 +79,22 @@ def _struct(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
 
 
-def _vjp_call(eqn: core.JaxprEqn, program: core.ClosedJaxpr, moving: Sequence[bool]) -> Callable[..., list]:
+def _vjp_call(eqn: core.JaxprEqn, program: core.ClosedJaxpr, active: Sequence[bool]) -> Callable[..., list]:
     """Return a `custom_vjp` call, which computes `program`, as one with rules that are traced."""
-    return with_vjp(callable_of(without_scope(eqn)), eqn, program, moving, _traced)
+    return with_vjp(callable_of(without_scope(eqn)), eqn, program, active, _traced)
 
 
-def _jvp_call(eqn: core.JaxprEqn, program: core.ClosedJaxpr, moving: Sequence[bool]) -> Callable[..., list]:
+def _jvp_call(eqn: core.JaxprEqn, program: core.ClosedJaxpr, active: Sequence[bool]) -> Callable[..., list]:
     """Return a `custom_jvp` call, which computes `program`, as one with a rule that is traced."""
     real, count = [floating(v.aval) for v in eqn.outvars], len(eqn.outvars)
-    rule = core.jaxpr_as_fun(without_shardings(_traced(_derivative(eqn, moving), _with_tangents(eqn, moving))))
+    rule = core.jaxpr_as_fun(without_shardings(_traced(_derivative(eqn, active), _with_tangents(eqn, active))))
     values = core.jaxpr_as_fun(program)
     call = jax.custom_jvp(lambda *operands: values(*operands))
 
     @call.defjvp
     def differentiated(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list, list]:
-        out = rule(*primals, *chosen_of(moving, tangents))
-        still = [np.zeros(x.shape, jax.dtypes.float0) for x in chosen_of(real, out[:count], False)]
-        return list(out[:count]), merged(real, out[count:], still)
+        out = rule(*primals, *chosen_of(active, tangents))
+        zeros = [np.zeros(x.shape, jax.dtypes.float0) for x in chosen_of(real, out[:count], False)]
+        return list(out[:count]), merged(real, out[count:], zeros)
 
     return call

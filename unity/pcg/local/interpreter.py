@@ -286,7 +286,7 @@ def _custom_jvp(equation: Equation, operands: list, layout: Layout, axes: tuple[
     A call that must be widened runs its rule as an operator (`applied`), whose second derivative is that of the call's program. So
     the call itself is checked then, too, and outside of the operator: the equation that checks would round its operands there.
     """
-    if equation.motionless:
+    if equation.undifferentiated:
         return _undifferentiated(equation, operands, layout, axes)
     if is_reverse_only(equation):
         return _custom_vjp(equation, operands, layout, axes)
@@ -339,7 +339,7 @@ def _has_wide_tangents(rule: BodyInterpreter, tangents: set[int]) -> bool:
 
 def _custom_vjp(equation: Equation, operands: list, layout: Layout, axes: tuple[Axis, ...]) -> list:
     """Run a custom_vjp call on pieces, with its forward and backward rules on pieces."""
-    if equation.motionless:
+    if equation.undifferentiated:
         return _undifferentiated(equation, operands, layout, axes)
     body, rule = nested_body(equation), vjp_bodies(equation)
     types, results = _types(layout.operands), _types(layout.results)

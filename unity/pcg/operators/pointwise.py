@@ -41,7 +41,7 @@ def _is_relu(e: Equation) -> bool:
     if e.origin is None or len(e.operands) != 1:
         return False
     aval: Any = e.origin.invars[0].aval
-    return replace(e, still=()).signature == _relu_signature(aval.shape, aval.dtype)
+    return replace(e, inactive=()).signature == _relu_signature(aval.shape, aval.dtype)
 
 
 @lru_cache(maxsize=4096)

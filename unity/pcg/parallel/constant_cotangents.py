@@ -95,7 +95,7 @@ def _inputs_without_cotangent(body: Body) -> frozenset[int]:
 
 def _zero_cotangents(e: Equation) -> Sequence[bool]:
     """Return for each operand of an equation whether it is a call whose derivative rule returns zeros for it."""
-    if e.name not in CUSTOM_VJP or e.motionless:
+    if e.name not in CUSTOM_VJP or e.undifferentiated:
         return [False] * len(e.operands)
     try:
         rule = vjp_bodies(e)

@@ -241,7 +241,7 @@ def rounds_cotangents(body: Body) -> bool:
 
 def _rounds_inside(equation: Equation) -> bool:
     """Return whether the derivative of an equation with nested programs rounds cotangents."""
-    if equation.motionless or equation.name == "while" or is_reverse_only(equation):
+    if equation.undifferentiated or equation.name == "while" or is_reverse_only(equation):
         return False
     programs = [jvp_body(equation).body] if equation.name == "custom_jvp_call" else bodies(equation)
     return any(map(rounds_cotangents, programs))
@@ -263,7 +263,7 @@ def is_replicable_call(equation: Equation) -> bool:
         programs = (linear.solve_program(equation, name) for name in linear.program_names(equation))
         return _solves_sums(equation) and all(map(replicable, programs))
     if equation.name == "custom_jvp_call":
-        return equation.motionless or not _refuses_partial_sums(jvp_body(equation).body)
+        return equation.undifferentiated or not _refuses_partial_sums(jvp_body(equation).body)
     return equation.name == "while" or replicable(nested_body(equation))
 
 
@@ -304,7 +304,7 @@ def _call_matches(equation: Equation, known: Mapping[int, State]) -> Iterator[Ma
         if ruled:
             arrays = located_in(UNDIFFERENTIATED, sliced_arrays(body, solution))
             match = replace(match, agreed=(*match.agreed, *arrays))
-        ruled_by = {"rounds": rule.rounds, "ruled": None if equation.motionless else rule}
+        ruled_by = {"rounds": rule.rounds, "ruled": None if equation.undifferentiated else rule}
         yield match if equation.name not in RULED else replace(match, **ruled_by)
 
 
@@ -316,7 +316,7 @@ def _with_constant_results(
     A result that depends on no operand can be in any state; the rule may need it partitioned, beside tangents that are.
     """
     free = constant_results(body) - {v for v in atoms.values() if isinstance(v, int)}
-    if not free or equation.motionless or equation.name != "custom_jvp_call" or is_reverse_only(equation):
+    if not free or equation.undifferentiated or equation.name != "custom_jvp_call" or is_reverse_only(equation):
         return solution
     rule = jvp_body(equation)
     inputs = operands + tuple(s for s, float_ in zip(operands, rule.floating, strict=True) if float_)
@@ -337,7 +337,7 @@ def _with_unread_operands(equation: Equation, body: Body, solution: Solution, kn
     The rule of a factorization, for example, may take the matrix beside its factors.
     """
     unread = [k for k, v in enumerate(body.inputs) if k not in known and v not in body.touching and v not in body.outputs]
-    if not unread or equation.name not in RULED or equation.motionless:
+    if not unread or equation.name not in RULED or equation.undifferentiated:
         return solution.operands
     try:
         if not is_reverse_only(equation):
@@ -383,7 +383,7 @@ def derivative_agreements(equation: Equation, operands: tuple[State, ...], resul
 
     A tangent has the state of its primal, a cotangent the dual one (partial for replicated, replicated for partial).
     """
-    if equation.motionless:
+    if equation.undifferentiated:
         return Differentiated()
     try:
         if is_reverse_only(equation):

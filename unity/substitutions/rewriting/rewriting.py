@@ -10,8 +10,8 @@ from functools import lru_cache
 import jax
 import networkx as nx
 
-from unity.pcg.capture.heavy_operators import pure
-from unity.pcg.ir.dead_code import deduplicated, used
+from unity.pcg.capture.value_numbering import deduplicated
+from unity.pcg.ir.dead_code import used
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor
 from unity.pcg.ir.tracing import trace
 from unity.pcg.types.factors import TABLE, facts_of
@@ -49,7 +49,7 @@ def rewritten(body: Body, occurrence: Occurrence) -> Body | None:
 
 def tidy(body: Body) -> Body:
     """Return a program without dead equations and without duplicates."""
-    return used(deduplicated(body, pure))
+    return used(deduplicated(body))
 
 
 def _written(body: Body, occurrence: Occurrence) -> tuple[Body, list[Atom]]:

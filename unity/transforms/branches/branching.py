@@ -11,9 +11,10 @@ from unity.base.documents import Natural, Record
 from unity.base.errors import PlanError
 from unity.base.formatting import short
 from unity.pcg.capture.capture import Captured, graph_of
-from unity.pcg.capture.heavy_operators import Uses, constants, pure
+from unity.pcg.capture.heavy_operators import Uses, constants
 from unity.pcg.capture.packed_arguments import NOTHING
-from unity.pcg.ir.dead_code import deduplicated, extract, used
+from unity.pcg.capture.value_numbering import deduplicated
+from unity.pcg.ir.dead_code import extract, used
 from unity.pcg.ir.graph import BRANCHES, PCG, Node, Value
 from unity.pcg.ir.payloads import Branches, Input
 from unity.pcg.ir.program import Body
@@ -134,7 +135,7 @@ class Forked:
     @cached_property
     def body(self) -> Body:
         """The program with equal equations computed once."""
-        return deduplicated(self.captured.body, pure)
+        return deduplicated(self.captured.body)
 
     @cached_property
     def regions(self) -> tuple[BranchRegion, ...]:

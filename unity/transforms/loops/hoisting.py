@@ -73,16 +73,16 @@ def _needed(parts: ScanParts, targets: frozenset[int]) -> tuple[Body, list[int]]
 def add_hoisted(writer: EquationWriter, parts: ScanParts, targets: Targets) -> bool:
     """Append a scan with targets of its step computed before it. Returns False, and appends it as it is, if it reads none."""
     scan, step = parts.scan, parts.step
-    rest, moving = _needed(parts, targets(parts))
-    if not moving:
+    rest, hoisted = _needed(parts, targets(parts))
+    if not hoisted:
         writer.equations.append(scan)
         return False
     values = MappedSteps.around(writer, parts)
-    for e in parts.cone(set(moving)):
+    for e in parts.cone(set(hoisted)):
         values.add(e)
     read = variables_read(rest)
-    fixed = {v: values.atoms[v] for v in (*parts.fixed, *moving) if v in read and v not in values.stacked}
-    slices = {v: values.atoms[v] for v in (*parts.slices, *moving) if v in read and v in values.stacked}
+    fixed = {v: values.atoms[v] for v in (*parts.fixed, *hoisted) if v in read and v not in values.stacked}
+    slices = {v: values.atoms[v] for v in (*parts.slices, *hoisted) if v in read and v in values.stacked}
     operands = dict(zip(step.inputs, scan.operands, strict=True))
     inputs = (*fixed, *parts.carry, *slices)
     atoms = (*fixed.values(), *(operands[v] for v in parts.carry), *slices.values())

@@ -8,8 +8,8 @@ from typing import Any
 
 from jax import lax
 
-from unity.pcg.capture.heavy_operators import multiplies, pure
-from unity.pcg.ir.dead_code import deduplicated
+from unity.pcg.capture.heavy_operators import multiplies
+from unity.pcg.capture.value_numbering import deduplicated
 from unity.pcg.ir.equation_writer import EquationWriter
 from unity.pcg.ir.program import Atom, Body, Equation
 from unity.pcg.types.accumulation import limited
@@ -70,8 +70,8 @@ def summed_products(parts: ScanParts) -> list[SummedProduct]:
         if product is None or product.name != "dot_general" or multiplies(product) or reads[added.value] != 1:
             continue
         levels = [parts.dependences[a] for a in product.operands if isinstance(a, int)]
-        moving = len(levels) == 2 and Dependence.CONSTANTS not in levels
-        if moving and not any(limited(step.tensor(a).dtype) for a in product.operands):
+        varies = len(levels) == 2 and Dependence.CONSTANTS not in levels
+        if varies and not any(limited(step.tensor(a).dtype) for a in product.operands):
             sums.append(SummedProduct(added.number, product))
     return sums
 
@@ -89,7 +89,7 @@ def add_with_sums(writer: EquationWriter, parts: ScanParts) -> bool:
     remaining = [k for k in range(len(step.outputs)) if k not in removed]
     factors = [v for s in sums for v in s.operands]
     outputs = (*(step.outputs[k] for k in remaining), *factors)
-    merged = deduplicated(Body(step.inputs, outputs, step.equations, step.tensors), pure)  # equal factors are emitted once
+    merged = deduplicated(Body(step.inputs, outputs, step.equations, step.tensors))  # equal factors are emitted once
     shared, same = merged.outputs[: len(remaining)], dict(zip(factors, merged.outputs[len(remaining) :], strict=True))
     operands = dict(zip(step.inputs, scan.operands, strict=True))
     stacked: dict[Atom, Atom] = {

@@ -19,6 +19,7 @@ from unity.pcg.ir.dead_code import dependent_equations, descendants, used
 from unity.pcg.ir.program import Body
 from unity.pcg.parallel.stages import Mixed
 from unity.pcg.propagation.propagation import Solution, Unmatched
+from unity.pcg.propagation.solved_prefix import first_unmatched
 from unity.pcg.propagation.solver import solve
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State
 from unity.transforms.micro_batching.sample_dimensions import DIMENSIONS, SampleDimensions
@@ -125,22 +126,9 @@ def _without(body: Body, before: Collection[int], after: Collection[int]) -> Bod
 
 
 def _first_unmatched(body: Body, before: Collection[int], after: Collection[int], known: Mapping[int, State]) -> tuple[int, bool]:
-    """Return the first equation, by bisection, up to which the program has no solution, and whether it reads a partial sum."""
+    """Return the first equation up to which the program has no solution, and whether it reads a partial sum."""
     numbers = [i for i in range(len(body.equations)) if i not in after and i not in before]
-    inputs = _without(body, before, after).inputs
-
-    def prefix(length: int) -> Solution | None:
-        equations = tuple(body.equations[i] for i in numbers[:length])
-        outputs = tuple(v for e in equations for v in e.results)
-        try:
-            return solve(replace(body, inputs=inputs, equations=equations, outputs=outputs), known, patient=False)
-        except Unmatched:
-            return None
-
-    good, bad = 0, len(numbers)
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (good, middle) if prefix(middle) is None else (middle, bad)
-    number, solution = numbers[bad - 1], prefix(good)
-    operands = variables_of(body.equations[number].operands)
-    return number, solution is not None and any(solution.seen(a) == PARTIAL for a in operands if a in solution.states)
+    part = replace(body, inputs=_without(body, before, after).inputs, equations=tuple(body.equations[i] for i in numbers))
+    place, solution = first_unmatched(part, known, patient=False)
+    operands = variables_of(part.equations[place].operands)
+    return numbers[place], any(solution.seen(a) == PARTIAL for a in operands if a in solution.states)

@@ -127,10 +127,10 @@ def with_rule(values: PaddedValues, e: Equation, walk: NestedPadding) -> bool:
 
     program = trace(call, (values.writer.tensors[v.variable].struct for v in operands), primal.tensors.values())
     (traced,) = program.equations  # JAX makes arrays that the function closes over operands of the call
-    atoms = {x: (v.variable, still) for x, v, still in zip(program.inputs, operands, e.still, strict=True)}
-    reads, still = zip(*(atoms[a] if isinstance(a, int) else (a, True) for a in traced.operands), strict=True)
+    atoms = {x: (v.variable, fixed) for x, v, fixed in zip(program.inputs, operands, e.inactive, strict=True)}
+    reads, inactive = zip(*(atoms[a] if isinstance(a, int) else (a, True) for a in traced.operands), strict=True)
     variables = tuple(values.register(v, r.sizes, r.fill).variable for v, r in zip(e.results, padded, strict=False))
-    values.writer.equations.append(replace(traced, operands=reads, results=variables, still=still).with_provenance_of(e))
+    values.writer.equations.append(replace(traced, operands=reads, results=variables, inactive=inactive).with_provenance_of(e))
     return True
 
 

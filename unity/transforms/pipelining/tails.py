@@ -22,6 +22,7 @@ from unity.pcg.ir.program import Body
 from unity.pcg.parallel.stages import Mixed
 from unity.pcg.propagation.placement import along_axis
 from unity.pcg.propagation.propagation import Solution, Unmatched
+from unity.pcg.propagation.solved_prefix import first_unmatched
 from unity.pcg.propagation.solver import solve
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
 from unity.transforms.pipelining.straight_tails import straight
@@ -114,7 +115,8 @@ def _solved(body: Body, known: Mapping[int, State]) -> Solution:
         try:
             solution = solve(body, states)
         except Unmatched:
-            raise Mixed(_first_mixed(body, known)) from None
+            first = body.equations[first_unmatched(body, known)[0]]
+            raise Mixed(f"{operator_at(first)} does not work on each sample by itself") from None
         partial = [v for v in body.inputs if solution.states[v] == PARTIAL]
         if not partial:
             break
@@ -123,21 +125,6 @@ def _solved(body: Body, known: Mapping[int, State]) -> Solution:
         if kind != "sum":
             raise Mixed(f"{operator_at(next(e for e in body.equations if v in e.results))} takes the {kind} over the samples")
     return solution
-
-
-def _first_mixed(body: Body, known: Mapping[int, State]) -> str:
-    """Return a message about the first equation with which the program cannot be solved, by bisection."""
-    good, bad = 0, len(body.equations)
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        equations = body.equations[:middle]
-        outputs = tuple(v for e in equations for v in e.results)
-        try:
-            solve(replace(body, equations=equations, outputs=outputs), known)
-            good = middle
-        except Unmatched:
-            bad = middle
-    return f"{operator_at(body.equations[bad - 1])} does not work on each sample by itself"
 
 
 def _parted(body: Body, following: Sequence[int], solution: Solution) -> tuple[list[int], list[int]]:
@@ -163,10 +150,10 @@ def _loss(captured: Captured, sums: Sequence[int], inactive: Collection[int]) ->
     """
     body, weights, ends = captured.body, captured.differentiated, losses(captured.graph)
     flags = tuple(k in weights and body.tensors[v].floating for k, v in enumerate(body.inputs))
-    moving = dependent(body, flags, frozenset(inactive))
+    with_tangent = dependent(body, flags, frozenset(inactive))
     later = Body(tuple(sums), body.outputs, body.equations, body.tensors)
     leading = leading_to(later, tuple(k in ends for k in range(len(body.outputs))))
-    active = [k for k, v in enumerate(sums) if v in moving and leading[k] and body.tensors[v].floating]
+    active = [k for k, v in enumerate(sums) if v in with_tangent and leading[k] and body.tensors[v].floating]
     lines = [_maker(body, range(len(body.equations)), sums[k]) for k in active]
     if not active:
         raise Mixed("of the sums over the samples one must have a gradient, but none has one")

@@ -20,7 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from unity.pcg.capture.value_numbering import gradients_add_up
 from unity.pcg.ir.program import Atom, Body, Equation, Literal, Tensor, params_key, tensor_type
+from unity.pcg.jaxprs.jaxprs import NESTING
 from unity.pcg.operators.pointwise import pointwise
 from unity.pcg.types.parallel_type import Shape
 from unity.substitutions.language.promises import BOUNDS_PARAMETERS, CLIPPED, PROMISED, promised_rows
@@ -70,11 +72,12 @@ def canonical_forms(body: Body, store: NodeStore | None = None) -> CanonicalForm
 
 def apply_body(store: NodeStore, body: Body, inputs: Sequence[CanonicalValue], manner: str | None = None) -> CanonicalForms:
     """Apply a program to values. `manner` replaces the manner of its products, convolutions and look-ups."""
-    values = dict(zip(body.inputs, inputs, strict=True))
+    values, calls = dict(zip(body.inputs, inputs, strict=True)), _Calls(store, body)
     for e in body.equations:
         operands = tuple(_literal(store, a) if isinstance(a, Literal) else values[a] for a in e.operands)
         results = tuple(body.tensors[v] for v in e.results)
-        values.update(zip(e.results, _read(_Reading(store, e, operands, results, manner)), strict=True))
+        reading = _Reading(store, e, operands, results, manner, calls.occurrence(e, operands))
+        values.update(zip(e.results, _read(reading), strict=True))
     outputs = tuple(_literal(store, a) if isinstance(a, Literal) else values[a] for a in body.outputs)
     return CanonicalForms(body, store, values, outputs)
 
@@ -103,15 +106,33 @@ def _literal(store: NodeStore, a: Literal) -> CanonicalValue:
     return store.rearranged(reshaped((), a.tensor.shape), store.unarranged("literal", (scalar.key,), (), scalar.tensor))
 
 
+class _Calls:
+    """The calls of a program that equal earlier ones, but must stay apart, because their gradients do not add up."""
+
+    def __init__(self, store: NodeStore, body: Body) -> None:
+        self.store, self.body = store, body
+        self.counts: Counter[tuple[Any, ...]] = Counter()
+
+    def occurrence(self, e: Equation, operands: Sequence[CanonicalValue]) -> int:
+        """Return how many equal calls precede one that must stay apart from them; 0 for any other equation."""
+        if e.name not in NESTING:
+            return 0
+        key = (e.signature, self.store.function(e) if e.identity else 0, *(x.text for x in operands))
+        self.counts[key] += 1
+        count = self.counts[key] - 1
+        return 0 if count == 0 or gradients_add_up(self.body, e) else count
+
+
 @dataclass(frozen=True, eq=False)
 class _Reading:
-    """An equation with the values of its operands."""
+    """An equation with the values of its operands, and with how many equal calls precede it from which it must stay apart."""
 
     store: NodeStore
     equation: Equation
     operands: tuple[CanonicalValue, ...]
     results: tuple[Tensor, ...]
     manner: str | None
+    occurrence: int
 
     @property
     def params(self) -> Mapping[str, Any]:
@@ -150,8 +171,9 @@ def _read(reading: _Reading) -> Sequence[CanonicalValue]:
 def _opaque(reading: _Reading) -> list[CanonicalValue]:
     e, store = reading.equation, reading.store
     number = store.function(e) if e.identity else 0
+    apart = (reading.occurrence,) if reading.occurrence else ()
     return [
-        store.make("opaque", ("opaque", t.shape, e.signature, number, k), reading.operands, t.dtype)
+        store.make("opaque", ("opaque", t.shape, e.signature, number, k, *apart), reading.operands, t.dtype)
         for k, t in enumerate(reading.results)
     ]
 

@@ -61,7 +61,7 @@ def _passed_tangents(call: Equation, places: Sequence[int]) -> list[bool] | None
 
     None if a tangent is anything else, or depends on which of the operands that the rule reads have one.
     """
-    differentiable = (False,) * len(call.operands) if call.motionless else differentiable_operands(call)
+    differentiable = (False,) * len(call.operands) if call.undifferentiated else differentiable_operands(call)
     unread = unread_operands(call)
     flags = [differentiable]
     if call.params.get("symbolic_zeros"):

@@ -372,16 +372,16 @@ class _Rule:
 
     def derivative(self, call: Callable[..., Any]) -> core.ClosedJaxpr:
         """Return the program (operands, tangents of the floating-point ones) -> (results, their tangents)."""
-        moving = list(map(floating, self.avals))
+        active = list(map(floating, self.avals))
 
         def run(*given: Any) -> list[Any]:
-            primals, tangents = given[: len(moving)], given[len(moving) :]
-            others = chosen_of(moving, primals, False)
-            results = jax.jvp(lambda *c: call(*merged(moving, c, others)), tuple(chosen_of(moving, primals)), tuple(tangents))
+            primals, tangents = given[: len(active)], given[len(active) :]
+            others = chosen_of(active, primals, False)
+            results = jax.jvp(lambda *c: call(*merged(active, c, others)), tuple(chosen_of(active, primals)), tuple(tangents))
             return [x for part in results for x in part]
 
         if not self.programs:
-            self.programs.append(self.region.inside(run, [*self.avals, *chosen_of(moving, self.avals)]))
+            self.programs.append(self.region.inside(run, [*self.avals, *chosen_of(active, self.avals)]))
         return self.programs[0]
 
     def pull(self, call: Callable[..., Any]) -> list[core.ClosedJaxpr]:
@@ -413,10 +413,10 @@ def _content(eqn: core.JaxprEqn) -> tuple[Any, ...]:
 def with_jvp(rule: _Rule) -> Callable[..., list[Any]]:
     """Return a `custom_jvp` on stacked pieces."""
     original = callable_of(without_scope(rule.eqn))  # in the closure of the rule, which is told from others by what it closes over
-    n, moving = len(rule.eqn.outvars), list(map(floating, rule.avals))
+    n, active = len(rule.eqn.outvars), list(map(floating, rule.avals))
 
     def derivative(primals: Any, tangents: Any) -> tuple[list[Any], list[Any]]:
-        results = rule.region.run(rule.derivative(original), [*primals, *chosen_of(moving, tangents)])
+        results = rule.region.run(rule.derivative(original), [*primals, *chosen_of(active, tangents)])
         return results[:n], results[n:]
 
     call = jax.custom_jvp(rule.value)
@@ -432,7 +432,7 @@ def with_vjp(rule: _Rule) -> Callable[..., list[Any]]:
     """
     original = callable_of(without_scope(rule.eqn))
     results, n = rule.eqn.outvars, len(rule.eqn.outvars)
-    moving, real = list(map(floating, rule.avals)), [floating(v.aval) for v in results]
+    active, real = list(map(floating, rule.avals)), [floating(v.aval) for v in results]
 
     def forward(*operands: Any) -> tuple[list[Any], list[Any]]:
         values = rule.region.run(rule.pull(original)[0], operands)
@@ -440,7 +440,7 @@ def with_vjp(rule: _Rule) -> Callable[..., list[Any]]:
 
     def backward(residuals: Any, cotangents: Any) -> tuple[Any, ...]:
         values = rule.region.run(rule.pull(original)[1], [*residuals, *chosen_of(real, cotangents)])
-        return tuple(merged(moving, values, [None] * moving.count(False)))
+        return tuple(merged(active, values, [None] * active.count(False)))
 
     call = jax.custom_vjp(lambda *operands: rule.region.varied(results, rule.value(*operands)))
     call.defvjp(forward, backward)

@@ -136,13 +136,13 @@ def differentiable_operands(equation: Equation) -> Flags:
     after that they are constants.
     """
     floats = tuple(map(floating, _abstract_operands(equation)))
-    inactive = equation.still or (False,) * len(floats)
+    inactive = equation.inactive or (False,) * len(floats)
     if not equation.name.startswith("custom_vjp_call"):
-        active = tuple(f and not still for f, still in zip(floats, inactive, strict=True))
+        active = tuple(f and not fixed for f, fixed in zip(floats, inactive, strict=True))
         return active if any(active) else floats
     closed_over = equation.params.get("num_consts", 0)
     flagged = enumerate(zip(equation.operands, inactive, strict=True))
-    constant = [k < closed_over or not isinstance(a, int) or still for k, (a, still) in flagged]
+    constant = [k < closed_over or not isinstance(a, int) or fixed for k, (a, fixed) in flagged]
     return tuple(f and not c for f, c in zip(floats, constant, strict=True))
 
 
@@ -262,7 +262,7 @@ def ignored_operands(call: Equation) -> frozenset[int]:
     may read other operands.
     """
     ignored = _unread_inputs(nested_body(call))
-    if not ignored or call.motionless:
+    if not ignored or call.undifferentiated:
         return ignored
     try:
         forward, residuals = vjp_bodies(call).forward, read_residuals(call)
@@ -302,7 +302,7 @@ def is_reverse_only(equation: Equation) -> bool:
     A custom_vjp has no other rule. A `custom_jvp` may have one that cannot be traced or transposed, or that returns constants as
     tangents of integers, which in JAX cannot vary between devices.
     """
-    if equation.motionless or equation.name not in RULED:
+    if equation.undifferentiated or equation.name not in RULED:
         return False
     if equation.name != "custom_jvp_call" or not is_readable(equation):
         return True
@@ -345,8 +345,8 @@ def _moving_results(pulled: Pull) -> Flags:
 
     program = close(_traced(equation, tangents, structs, chosen_of(floats, structs)))
     dependents = _dependents(program, (frozenset({k}) for k in range(len(pulled.results))))
-    moving = frozenset[int]().union(*(dependents.get(v, ()) for v in program.inputs[len(structs) :]))
-    return tuple(k in moving for k in range(len(pulled.results)))
+    active = frozenset[int]().union(*(dependents.get(v, ()) for v in program.inputs[len(structs) :]))
+    return tuple(k in active for k in range(len(pulled.results)))
 
 
 def _is_readable(pulled: Pull, nonzero: Flags) -> bool:

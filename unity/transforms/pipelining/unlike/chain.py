@@ -28,8 +28,8 @@ from unity.pcg.ir.program import Body, Equation, Tensor
 from unity.pcg.ir.tracing import trace
 from unity.pcg.parallel.stages import Mixed
 from unity.pcg.propagation.placement import along_axis
-from unity.pcg.propagation.propagation import Solution, Unmatched
-from unity.pcg.propagation.solver import solve
+from unity.pcg.propagation.propagation import Unmatched
+from unity.pcg.propagation.solved_prefix import longest_solved_prefix
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
 from unity.transforms.pipelining.sample_bits import NUMBERED, by_sample, sample_bits
@@ -175,7 +175,7 @@ def _chain(body: Body, variable: int, dim: int) -> SampleChain:
     size = body.tensors[variable].shape[dim]
     body, numbers = _numbered(body, size)
     known = {variable: dim, **dict.fromkeys(numbers, 0)}
-    solution, good = _longest(body, {v: partitioned(d) for v, d in known.items()})
+    solution, good = longest_solved_prefix(body, {v: partitioned(d) for v, d in known.items()})
 
     def fits(v: int) -> bool:
         state, shape = solution.states.get(v, REPLICATED), body.tensors[v].shape
@@ -222,25 +222,3 @@ def _numbered(body: Body, size: int) -> tuple[Body, list[int]]:
 
 def _drawn(width: int, shape: Sequence[int], key: jax.Array, numbers: jax.Array) -> jax.Array:
     return sample_bits(key, width, shape, numbers)
-
-
-def _longest(body: Body, known: Mapping[int, State]) -> tuple[Solution, int]:
-    """Solve for states along an axis that partitions the samples, over the longest prefix of equations, by bisection.
-
-    Return the solution and the length of the prefix.
-    """
-
-    def solved(count: int) -> Solution | None:
-        equations = body.equations[:count]
-        try:
-            return solve(replace(body, equations=equations, outputs=tuple(v for e in equations for v in e.results)), known)
-        except Unmatched:
-            return None
-
-    good, bad, best = 0, len(body.equations) + 1, solve(replace(body, equations=(), outputs=()), known)
-    middle = len(body.equations)
-    while bad - good > 1:
-        solution = solved(middle)
-        good, bad, best = (good, middle, best) if solution is None else (middle, bad, solution)
-        middle = (good + bad) // 2
-    return best, good

@@ -117,7 +117,7 @@ def unlike(
     schedule = Schedule(stages, stages * rounds, stages, kind)
     again = MicroBatched(walk, lambda graph: with_stages(graph, staging, walk, along, free)[0])
     never, axes = frozenset(whole), tuple(along)
-    stopped = undifferentiated(captured, staging.layouts[0].places) if staging.still else frozenset[str]()
+    stopped = undifferentiated(captured, staging.layouts[0].places) if staging.first_is_inactive else frozenset[str]()
     return Unlike(captured, after, rounds, schedule, again, cuts, pack, never, along=axes, packing=packing, stopped=stopped)
 
 

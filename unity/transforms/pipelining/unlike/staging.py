@@ -97,14 +97,14 @@ class Staging:
         return list(dict.fromkeys(v for k in range(len(self.parts)) for v in self.fixed(k)))
 
     @cached_property
-    def still(self) -> bool:
+    def first_is_inactive(self) -> bool:
         """Whether the inputs of the first stage are inactive for differentiation."""
-        moving = flows(self.captured.body, self.captured.differentiated)
-        return moving.isdisjoint(self.layouts[0].places)
+        active = flows(self.captured.body, self.captured.differentiated)
+        return active.isdisjoint(self.layouts[0].places)
 
     def unpack(self, stage: int, kind: str, rows: Any) -> list[Any]:
         """Unpack a stage's variables from a buffer."""
-        return self.layouts[stage].unpacked(kind, lax.stop_gradient(rows) if stage == 0 and self.still else rows)
+        return self.layouts[stage].unpacked(kind, lax.stop_gradient(rows) if stage == 0 and self.first_is_inactive else rows)
 
     def left(self, buffers: Sequence[Any]) -> list[Any]:
         """Unpack the chain's results from the last stage's buffers.

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from unity.pcg.capture.capture import capture
-from unity.transforms.cotangent_linearity import nonlinear_call
+from unity.pcg.propagation.cotangent_linearity import nonlinear_call
 
 Rule = Callable[[Any, Any], Any]
 

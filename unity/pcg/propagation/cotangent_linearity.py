@@ -1,7 +1,8 @@
 """Derivative rules that are not linear in their cotangent, such as one that clips a gradient.
 
-A loop that runs backward passes before the cotangent of the loss is known computes gradients for a cotangent of one, and multiplies
-them by that of the loss afterwards. This is right if every derivative rule inside is linear in its cotangent.
+Two equal calls may become one only if their gradients add up to that of the one call with the sum of both cotangents. A loop that
+runs backward passes before the cotangent of the loss is known computes gradients for a cotangent of one, and multiplies them by
+that of the loss afterwards. Both are right if every derivative rule inside is linear in its cotangent.
 """
 
 from __future__ import annotations
@@ -24,43 +25,49 @@ ROUNDING = ("convert_element_type", "reduce_precision")  # linear but for roundi
 
 
 @lru_cache(maxsize=4096)
-def nonlinear_call(body: Body) -> Equation | None:
+def nonlinear_call(body: Body, unknown_is_linear: bool = True) -> Equation | None:
     """Return the first call of a program, nested programs included, whose derivative rule is not linear in its cotangent.
 
-    Primitives without an entry in the operator table, such as kernels, are taken to be linear, and so are unreadable rules.
+    Args:
+        body: the program.
+        unknown_is_linear: whether rules that cannot be read are taken to be linear, and primitives without an entry in the operator
+            table, such as kernels.
     """
     for e in body.equations:
         if is_reverse_only(e):
-            if not _is_linear_rule(e):
+            if not _is_linear_rule(e, unknown_is_linear):
                 return e
         else:
             for program in bodies(e):
-                if (call := nonlinear_call(program)) is not None:
+                if (call := nonlinear_call(program, unknown_is_linear)) is not None:
                     return call
     return None
 
 
-def _is_linear_rule(call: Equation) -> bool:
+def _is_linear_rule(call: Equation, unknown_is_linear: bool) -> bool:
     """Return whether the rule of a call is linear in the cotangents of the call's results."""
     try:
         backward = _widened(vjp_bodies(call).backward)
     except Unreadable:
-        return True
+        return unknown_is_linear
     dependent = set(backward.inputs[len(backward.inputs) - len(call.results) :])
     for e in backward.equations:
         if not dependent.isdisjoint(a for a in e.operands if isinstance(a, int)):
-            if not _is_linear(backward, e, dependent):
+            if not (unknown_is_linear if _is_unknown(e) else _is_linear(backward, e, dependent)):
                 return False
             dependent.update(e.results)
     return all(a in dependent or _is_zero(backward, a) for a in backward.outputs)  # no constant gradient
+
+
+def _is_unknown(e: Equation) -> bool:
+    """Return whether neither the operator table nor a nested program tells what an equation is linear in."""
+    return e.name not in TABLE and e.name not in NESTED and e.name not in ROUNDING
 
 
 def _is_linear(body: Body, e: Equation, dependent: set[int]) -> bool:
     """Return whether an equation is linear in its operands that depend on a cotangent: sums of these give sums of results."""
     if e.name in ROUNDING:
         return all(body.tensors[v].floating for v in e.results)
-    if e.name not in TABLE and e.name not in NESTED:
-        return True
     n = len(e.operands)
     known = {p: PARTIAL for p, a in enumerate(e.operands) if a in dependent} | {n + k: PARTIAL for k in range(len(e.results))}
     others = [p for p, a in enumerate(e.operands) if p not in known and not _is_zero(body, a)]
