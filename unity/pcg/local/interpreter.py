@@ -146,17 +146,17 @@ class BodyInterpreter:
         return [self.contributed_result(k, self.seen(a, -1 - k)) for k, a in enumerate(self.body.outputs)]
 
     def reduce(self, variable: int, x: Any) -> Any:
-        """Reduce or scatter a partial result along the axes where the solver inserted that."""
+        """Reduce or scatter a partial result along the axes where the solver inserted that.
+
+        If it is scattered along one axis, the sums along others are part of the same change of type; maxima come before it.
+        """
         around = around_scatter(self.placing, variable)
-        if around is not None:
-            x = vary(x, [axis.name for axis, s in zip(self.axes, around[0], strict=True) if s == PARTIAL])
-            for step in steps(*around, self.axes):
-                x = apply(step, x, self.axes, self.body.tensors[variable].dtype)
-            return x
         kinds: dict[str, list[str]] = {}
         for axis, solution in zip(self.axes, self.placing, strict=True):
             if solution is not None and variable in solution.reduced:
                 kinds.setdefault(solution.reduced[variable], []).append(axis.name)
+        if around is not None:
+            kinds.pop("sum", None)
         dtype = self.result(variable).dtype
         summed = is_wide_sum(dtype, tuple(UNUSED if s is None else s.seen(variable) for s in self.placing), self.axes)
         for kind, names in kinds.items():
@@ -165,6 +165,10 @@ class BodyInterpreter:
             x = REDUCERS[kind](vary(x, names), tuple(names))
             if x.dtype != dtype and not summed:
                 x = rounded(x, dtype)
+        if around is not None:
+            x = vary(x, [axis.name for axis, s in zip(self.axes, around[0], strict=True) if s == PARTIAL])
+            for step in steps(*around, self.axes):
+                x = apply(step, x, self.axes, self.body.tensors[variable].dtype)
         return x
 
     def layout(self, number: int) -> Layout:

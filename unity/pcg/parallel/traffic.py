@@ -337,16 +337,16 @@ def _of_reductions(node: Node, context: _Context) -> Iterator[Collective]:
         yield from _of_scatter(node, variable, solutions, context)
     for variable in dict.fromkeys([*over, *replicated]):
         tensor = body.tensors[variable]
-        elements = tensor.nbytes // tensor.itemsize
+        produced = elements = tensor.nbytes // tensor.itemsize
         for axis, s in zip(graph.axes, solutions, strict=True):
-            if s is not None and s.seen(variable).kind == "P":
-                elements //= axis.size
+            produced //= axis.size if s is not None and s.states[variable].kind == "P" else 1
+            elements //= axis.size if s is not None and s.seen(variable).kind == "P" else 1
         kind = next((s.reduced[variable] for s in solutions if s is not None and variable in s.reduced), "")
         runs = context.runs(node, context.whole.recomputation.computed(node, variable))
-        if variable in over and variable not in scattered:
+        if variable in over and (variable not in scattered or kind != "sum"):  # else the change that scatters it adds it up
             axes = tuple(over[variable])
             itemsize = _reduced_in(tensor.dtype, kind, graph.axes, axes).itemsize
-            yield Collective("all-reduce", axes, elements, itemsize, *runs, FORWARD, node, hoisted=context.hoisted_by(node))
+            yield Collective("all-reduce", axes, produced, itemsize, *runs, FORWARD, node, hoisted=context.hoisted_by(node))
         if kind in ("", "sum") and variable in active:
             for axes in dict.fromkeys(map(tuple, replicated.get(variable, {}).values())):
                 itemsize = _reduced_in(tensor.dtype, "sum", graph.axes, axes).itemsize

@@ -77,7 +77,12 @@ class Solution:
         return REPLICATED if variable in self.reduced or state == UNUSED else state
 
     def around_reduction(self, variable: int) -> tuple[State, State]:
-        """Return the states of a variable as it is produced, and after it is reduced or scattered, before it is replicated."""
+        """Return the states of a variable as it is produced, and after it is reduced or scattered, before it is replicated.
+
+        A variable of which devices take the maximum, or anything but the sum, counts as produced when they have it.
+        """
+        if self.reduced.get(variable, "sum") != "sum":
+            return UNUSED, UNUSED
         before = UNUSED if variable in self.unused else self.states[variable]
         return before, UNUSED if variable in self.reduced else self.scattered.get(variable, before)
 

@@ -165,8 +165,12 @@ def _reduces(site: Site, domain: Domain, machine: Machine, training: Training) -
         over = np.array([x is not None and bool(x.kind) for x in of_choice])[domain.picks]
         mask = (over * bits).sum(axis=1)
         again = next((n for v, n in site.computed if v == variable), 0)
-        if variable not in domain.scattered:  # else this is a part of the change that scatters it
-            total += (1 / site.hoisted + again) * prices.seconds(mask, summed if kind == "sum" else nbytes)
+        produced = nbytes
+        if variable in domain.scattered:
+            split = np.array([c.around_scatter(variable)[0].kind == "P" for c in domain.choices])[domain.picks]
+            produced = r.nbytes * np.prod(np.where(split, 1 / sizes, 1.0), axis=1)
+        if variable not in domain.scattered or kind != "sum":  # else the change that scatters it adds it up
+            total += (1 / site.hoisted + again) * prices.seconds(mask, summed if kind == "sum" else produced)
         masks: list[Array] = []  # users for which it is replicated along the same axes share one all-reduce
         users = sorted({u for x in of_choice if x is not None for u in x.users})
         for user in users if _has_cotangents(site, variable, kind, training) else ():
