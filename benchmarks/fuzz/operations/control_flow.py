@@ -161,7 +161,7 @@ def custom_rule(d: Draw) -> None:
         rule = "dx * 2" if "sum" in rule or "clip" in rule else rule.replace("g", "dx")
         wrap, tail = "jax.custom_jvp", f"{name}.defjvps(lambda dx, ans, x: ({rule}).astype(x.dtype))"
     f = Function(name, (h,), (step,), "{0}", (r,), wrap=wrap, tail=tail)
-    d.add("{f0}({0})", x, functions=[f])
+    d.add(d.rng.choice(("{f0}({0})", "{f0}({0})", "{f0}({0}) + 2 * {f0}({0})")), x, functions=[f])
 
 
 @operation(0.8)
