@@ -30,7 +30,9 @@ from unity.plan.effects import dropped_effects
 from unity.plan.face.former_names import accepting_former_options
 from unity.plan.files import cache
 from unity.plan.further_options import FurtherOptions, Transforms, refuse_unknown
-from unity.plan.options import (
+from unity.plan.plan import Plan
+from unity.plan.shardings.optimizer_state import placed_state, state_sizes
+from unity.planning.options import (
     CONSTRAINED,
     obeyed,
     refuse,
@@ -43,12 +45,10 @@ from unity.plan.options import (
     refuse_switches,
     refuse_type,
     refuse_uncallable,
-    resembling_step,
 )
-from unity.plan.plan import Plan
-from unity.plan.shardings.optimizer_state import placed_state, state_sizes
 from unity.planning.planner import plan_on, plan_on_fewest
 from unity.planning.request import Request
+from unity.planning.resembling_step import resembling_step
 from unity.search.cost.cost import Training
 from unity.search.cost.state_sizes import ADAM, NO_STATE
 from unity.search.substitution.fitting import CANDIDATES

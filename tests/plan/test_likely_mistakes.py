@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import unity
-from unity.plan.options import no_pipeline
+from unity.planning.infeasible import no_pipeline
 
 MACHINE = unity.Machine.grid(1, 8, "a100")
 ARRAY = jax.ShapeDtypeStruct((64, 64), "float32")

@@ -278,10 +278,11 @@ class Machine:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Machine:
-        """Read a machine's file, written by `save` or by hand, with the fields of Device and Level; others are ignored.
+        """Read a machine's file, written by `save`, or by hand with the fields of `Machine`, `Device` and `Level`.
 
         Raises:
-            MachineError: the file is not JSON, has another schema version, lacks a field, or has an impossible figure.
+            MachineError: the file is not JSON, has another schema version, lacks a field or has one that is not known, or has an
+                impossible figure.
             OSError: the file cannot be read.
         """
         try:

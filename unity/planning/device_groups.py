@@ -12,8 +12,8 @@ from unity.constraints.kinds import Across
 from unity.machine.machine import Machine
 from unity.pcg.ir.payloads import ScheduleKind
 from unity.pcg.parallel.parallelize import Assignment
-from unity.plan.options import no_branches, no_pipeline
 from unity.plan.plan_family import PlanFamily
+from unity.planning.infeasible import no_branches, no_pipeline
 from unity.planning.ranking import Solution
 from unity.planning.refusal import LeanPipelines
 from unity.planning.request import Request

@@ -7,8 +7,8 @@ from collections.abc import Generator
 from unity.base.errors import InfeasibleError, OptionError
 from unity.base.user_warnings import warn_user
 from unity.pcg.parallel.stages import Mixed
-from unity.plan.options import not_decomposed
 from unity.plan.plan_family import PlanFamily
+from unity.planning.infeasible import not_decomposed
 from unity.planning.ranking import Solution
 from unity.planning.recomputed_programs import with_all_layers_recomputed
 from unity.planning.refusal import LimitedPrograms, refusal

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from unity.base.errors import InfeasibleError
 from unity.machine.machine import Machine
-from unity.plan.options import shortfall
 from unity.plan.plan_family import PlanFamily
+from unity.planning.infeasible import shortfall
 from unity.planning.ranking import Solution
 from unity.planning.request import Request
 from unity.search.joint.pricing import Prices

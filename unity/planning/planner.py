@@ -11,10 +11,10 @@ from unity.base.processes import same
 from unity.base.user_warnings import recorded_warnings, repeat
 from unity.machine.machine import Machine
 from unity.plan.files import cache
-from unity.plan.options import CONSTRAINED
 from unity.plan.plan import Plan
 from unity.plan.plan_family import PlanFamily
 from unity.planning.joint_search import joint_solution
+from unity.planning.options import CONSTRAINED
 from unity.planning.other_searches import as_published, by_substitution, in_sequence
 from unity.planning.ranking import Solution, measured
 from unity.planning.request import Request

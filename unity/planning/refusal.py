@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from unity.machine.machine import Machine
-from unity.plan.options import out_of_reach, shortfall
+from unity.planning.infeasible import out_of_reach, shortfall
 from unity.search.memory.lower_bound import LeastMemory
 from unity.search.session import Candidate, Search
 from unity.transforms.least_number import LimitedChoice

@@ -375,6 +375,11 @@ class Search:
         """The inputs whose gradients a step computes."""
         return self.differentiated if self.training.backward else frozenset()
 
+    @property
+    def least_operator_seconds(self) -> float:
+        """A quick lower bound on the seconds of any strategy: the sum over all operators, each with its best choice."""
+        return sum(float(c.time.min()) for c in self.assembled.unary)
+
     def least_time(self, known: float, memory: float) -> float | None:
         """Return a proved lower bound on the seconds of every strategy that needs at most `memory` bytes on a device.
 

@@ -27,8 +27,8 @@ from unity.exec.hosts.arrays import place
 from unity.pcg.capture.observations import observed_program
 from unity.pcg.ir.dead_code import used
 from unity.pcg.jaxprs.weak_types import struct_of
-from unity.plan.options import refuse_uncallable
 from unity.plan.plan import Plan
+from unity.planning.options import refuse_uncallable
 from unity.training.array_call import ArrayCall
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -27,11 +27,11 @@ from unity.pcg.jaxprs.trace_contexts import WIDE, unset, without_mesh
 from unity.plan.call_arguments import bound, refuse_narrow, refuse_others
 from unity.plan.face.former_names import accepting_former_options, former_member
 from unity.plan.further_options import refuse_unknown
-from unity.plan.options import refuse_uncallable
 from unity.plan.plan import Plan
 from unity.plan.shardings.following_shardings import HOST
 from unity.plan.shardings.optimizer_state import SlotsByShape
 from unity.plan.shardings.placement import Placement
+from unity.planning.options import refuse_uncallable
 from unity.training.array_call import ArrayCall, ResultStructure, Structured, next_values
 from unity.training.host_state import Update, Weight, needed_by_losses, updates_of, weights_of_plans, with_state_on_host
 from unity.training.marked_loss import MarkedCall, PlannedTrace, Survey, traced_with

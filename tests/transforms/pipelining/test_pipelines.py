@@ -21,6 +21,7 @@ import unity
 from unity import Device, Machine
 from unity.base.errors import DerivationError, InfeasibleError, ParallelTypeError, PlanError
 from unity.exec.pipelines.guarded import guarded
+from unity.machine.axis_ladders import axis_ladders
 from unity.pcg.capture.capture import capture
 from unity.pcg.ir.graph import PCG, PIPELINE, Node, Value
 from unity.pcg.ir.payloads import Pipeline
@@ -38,7 +39,6 @@ from unity.search.cost.cost import Training
 from unity.search.session import Search
 from unity.search.simulator import simulate
 from unity.transforms.pipelining import PipelineSource, Pipelining, pipelined, scans
-from unity.transforms.pipelining.choose import ladders
 from unity.transforms.pipelining.equal_layers import layers
 from unity.transforms.pipelining.micro_batches import joined, split
 from unity.transforms.pipelining.rolling import rolled
@@ -569,7 +569,7 @@ def test_a_pipeline_idles_no_longer_than_its_schedule_says():
 
 
 def test_stages_lie_along_some_of_a_level_or_whole_outer_ones():
-    found = {tuple(a.name for a in axes) for row in ladders(Machine.grid(4, 6)) for axes in row}
+    found = {tuple(a.name for a in axes) for row in axis_ladders(Machine.grid(4, 6)) for axes in row}
     assert {("n0",), ("n0", "n1"), ("d0",), ("d1",), ("d0", "d1"), ("n0", "n1", "d0")} <= found
     assert found.isdisjoint({("n1",), ("n0", "d0")})
 

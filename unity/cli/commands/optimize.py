@@ -27,9 +27,9 @@ from unity.cli.errors import CommandError
 from unity.cli.model import Model, add_model, model_of
 from unity.cli.output import print_json, stage
 from unity.optimize import OPTIONS, optimize
-from unity.plan.options import OBJECTIVES, SEARCHES
 from unity.plan.plan import Plan
 from unity.plan.undivided import headline, undivided
+from unity.planning.options import OBJECTIVES, SEARCHES
 
 HELP = "find the best plan for a model, and save it"
 

@@ -15,6 +15,7 @@ from math import prod
 from typing import TypeAlias
 
 from unity.base.errors import ConstraintError, InfeasibleError
+from unity.machine.axis_ladders import axis_ladders
 from unity.machine.collectives import collective
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
@@ -29,7 +30,6 @@ from unity.search.cost.prediction import predict
 from unity.search.request import Wish
 from unity.search.session import Search
 from unity.transforms.branches.branching import Apart, Branching, Forked, Share, Spot, branched
-from unity.transforms.pipelining.choose import ladders, least_seconds
 from unity.transforms.transformation import TransformationCandidate
 
 PROMISE = 0.02  # share of a step's time that regions, each alone, must gain before the whole program is searched with them
@@ -82,7 +82,7 @@ class _Choosing:
         """Return the seconds of a branch on one device."""
         if graph.key not in self.loads:
             floating = frozenset(k for k, n in enumerate(graph.inputs) if n.tensors[0].floating)
-            self.loads[graph.key] = least_seconds(Search(graph, floating, self.alone, self.training))
+            self.loads[graph.key] = Search(graph, floating, self.alone, self.training).least_operator_seconds
         return self.loads[graph.key]
 
     def loads_of(self, spot: Spot) -> list[float]:
@@ -102,7 +102,7 @@ class _Choosing:
         if self.wish.exactly is not None or not allowed:
             return allowed
         captured = self.program.before
-        total = least_seconds(Search(captured.graph, captured.differentiated, self.alone, self.training))
+        total = Search(captured.graph, captured.differentiated, self.alone, self.training).least_operator_seconds
         return allowed if sum(sum(self.loads_of(spot)) for _, spot in allowed) >= WORTH * total else []
 
     def gain(self, number: int, axes: tuple[Axis, ...]) -> float:
@@ -113,7 +113,7 @@ class _Choosing:
         if key not in self.gained:
             pack = self.wish.pack and self.program.spots[number].program is self.program  # operands of scans are not packed
             after = self.search(branched(alone.program, axes, self.shares(alone.program, [alone.number], axes), pack).after)
-            self.gained[key] = alone.time - after.minimizer.at([0.0])[0].time if least_seconds(after) < alone.time else 0.0
+            self.gained[key] = alone.time - after.minimizer.at([0.0])[0].time if after.least_operator_seconds < alone.time else 0.0
         return self.program.spots[number].times * self.gained[key]
 
     def kind(self, number: int) -> tuple[str, ...]:
@@ -190,7 +190,7 @@ class _Choosing:
             search = self.wish.search(branching.after)
             if than is not None:  # the leanest plan, from which the rate follows, is hard to find with packed weights
                 search = replace(search, guessed=than[0].rate)
-            if than is not None and least_seconds(search) + least_summing(branching, self.machine) >= than[1].time:
+            if than is not None and search.least_operator_seconds + least_summing(branching, self.machine) >= than[1].time:
                 return
             candidate = self.wish.choose(search)
         except (InfeasibleError, ConstraintError) as reason:  # a constraint may exclude the types that branches need
@@ -216,7 +216,7 @@ class _Choosing:
 def best(program: Forked, machine: Machine, training: Training, wish: BranchesWish) -> tuple[BranchCandidate | None, list[str]]:
     """Return the best candidate with branches on separate groups, and the reasons why others were refused."""
     choosing = _Choosing(program, machine, training, wish)
-    rows = list(ladders(machine)) if choosing.spots else []
+    rows = list(axis_ladders(machine)) if choosing.spots else []
     if wish.than is None:
         for row in rows:
             choosing.everything(row)

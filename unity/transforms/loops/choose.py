@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.program import Body
-from unity.search.cost.operator_runs import operator_runs, program_facts
+from unity.search.cost.operator_runs import stacking_seconds
 from unity.search.joint.joint import GAIN
 from unity.search.joint.pricing import Prices
 from unity.substitutions.language.loop_rules import BATCHED, FEWER_ROUNDS, MAPPED, WRITTEN_OUT, LoopRule
@@ -61,8 +61,8 @@ def best(
 def seconds_of_rows(captured: Captured, body: Body, prices: Prices) -> float:
     """Return the seconds in which the loops of a program write rows of stacked values: the most that fewer of these can save."""
     graph = prices.graph(body)
-    every = operator_runs(graph, program_facts(graph, captured.differentiated if prices.training.backward else ()))
-    return sum(runs.count * sum(runs.stacking.seconds(prices.machine.device.launch)) for runs in every)
+    differentiated = captured.differentiated if prices.training.backward else ()
+    return stacking_seconds(graph, differentiated, prices.machine.device.launch)
 
 
 def _may_gain(rules: Sequence[LoopRule], captured: Captured, body: Body, prices: Prices, seconds: float) -> bool:

@@ -9,7 +9,7 @@ machine is at least as fast, and much faster to search.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -17,6 +17,7 @@ from math import inf, prod
 from typing import TypeAlias, TypeVar
 
 from unity.base.errors import InfeasibleError
+from unity.machine.axis_ladders import axis_ladders
 from unity.machine.joined_levels import joined, joined_axes
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
@@ -117,7 +118,7 @@ class _Choosing:
             after = pipeline(joined_axes(axes, self.machine, machine)).after
             search = replace(self.wish.search(after), machine=machine, listed=listed, restrict=_unrestricted)
             with suppress(InfeasibleError):
-                least = max(least, least_seconds(search))
+                least = max(least, search.least_operator_seconds)
                 if whole and least < self.best:
                     least = max(least, search.fastest.time / CERTAIN)
             if least >= self.best:
@@ -147,7 +148,7 @@ class _Choosing:
         if one.schedule.kind == ONE_F_ONE_B:
             self.wish.say("the same pipeline by GPipe's schedule")
             self.first = GPIPE
-            for ladder in ladders(self.machine):
+            for ladder in axis_ladders(self.machine):
                 if one.along in ladder:
                     self.up(ladder[ladder.index(one.along) :])
 
@@ -169,7 +170,7 @@ class _Choosing:
         search = replace(self.wish.search(pipelining.after), guessed=self.rate)
         try:
             if self.wish.than is not None:
-                if least_seconds(search) >= self.best:
+                if search.least_operator_seconds >= self.best:
                     return inf
                 if search.minimizer.least(0.0, above=FAR * self.best) > FAR * self.best:
                     return FAR * self.best
@@ -203,7 +204,7 @@ class _Choosing:
             return False
         search, candidate = self.wish.than
         longer = schedule.slots * schedule.stages / schedule.steps * schedule.ticks / schedule.micro_batches
-        return least_seconds(search) + repeated(search) * (longer - 1) >= candidate.time
+        return search.least_operator_seconds + repeated(search) * (longer - 1) >= candidate.time
 
 
 def _check_loss(captured: Captured) -> None:
@@ -231,20 +232,15 @@ def scheduled(make: Callable[[ScheduleKind], T], kind: ScheduleKind | None, pref
 def best(captured: Captured, machine: Machine, wish: PipelineWish) -> tuple[PipelineCandidate | None, list[str]]:
     """Return the best pipeline of a program, and the reasons why scans, or stages, were refused."""
     choosing = _Choosing(PipelineSource(captured), wish, machine)
-    for ladder in ladders(machine):
+    for ladder in axis_ladders(machine):
         choosing.up(ladder)
     refused = choosing.refused or choosing.program.refused or ["the program has no scan over layers, and no equal layers"]
     choosing.other()
     return choosing.chosen, refused
 
 
-def least_seconds(search: Search) -> float:
-    """Return a lower bound on the seconds of any strategy: all operators, each with its best choice."""
-    return sum(float(c.time.min()) for c in search.assembled.unary)
-
-
 def repeated(search: Search) -> float:
-    """Return the part of `least_seconds` of operators in loops and of repeated operators, which could become a pipeline."""
+    """Return the least seconds of operators in loops and of repeated operators, which could become a pipeline."""
     assembled = search.assembled
     sites, costs = assembled.opened.sites, assembled.unary
     bodies = [site.node.body.key if site.node is not None and site.node.body is not None else "" for site in sites]
@@ -256,25 +252,3 @@ def repeated(search: Search) -> float:
 def _unrestricted(dimensions: ProgramDimensions, machine: Machine) -> Mapping[int, Mask]:
     """Return no masks: constraints name axes of the machine, and a bound may ignore them."""
     return {}
-
-
-def ladders(machine: Machine) -> Iterator[list[tuple[Axis, ...]]]:
-    """Yield lists of sets of axes for stages, by ascending number of stages.
-
-    A set has some axes of one level (equal ones are interchangeable), or all axes of outer levels and some of the next.
-    """
-    outer: tuple[Axis, ...] = ()
-    for level in range(len(machine.levels)):
-        here = tuple(axis for axis in machine.axes if axis.level == level)
-        for before in ((), outer) if outer and here else ((),):
-            yield sorted(((*before, *part) for part in _parts(here)), key=lambda axes: prod(axis.size for axis in axes))
-        outer += here
-
-
-def _parts(axes: tuple[Axis, ...]) -> Iterator[tuple[Axis, ...]]:
-    """Yield the nonempty selections of a level's axes: any number of each size."""
-    counts: list[tuple[Axis, ...]] = [()]
-    for size in sorted({axis.size for axis in axes}):
-        same = [axis for axis in axes if axis.size == size]
-        counts = [(*c, *same[:n]) for c in counts for n in range(len(same) + 1)]
-    yield from (tuple(sorted(c, key=axes.index)) for c in counts if c)

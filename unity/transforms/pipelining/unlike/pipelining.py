@@ -9,13 +9,14 @@ from math import inf, prod
 
 from unity.base.documents import Natural
 from unity.base.errors import InfeasibleError
+from unity.machine.axis_ladders import axis_ladders
 from unity.machine.machine import Machine
 from unity.pcg.capture.capture import Captured
 from unity.pcg.ir.payloads import ScheduleKind
 from unity.pcg.parallel.stages import GPIPE, ONE_F_ONE_B, TWO_BW, Mixed, Schedule
 from unity.pcg.types.axis import Axis
 from unity.transforms.cotangent_of_one import check_cotangents
-from unity.transforms.pipelining.choose import PipelineCandidate, PipelineWish, ladders, scheduled
+from unity.transforms.pipelining.choose import PipelineCandidate, PipelineWish, scheduled
 from unity.transforms.pipelining.pipeline_operator import check_gradients
 from unity.transforms.pipelining.pipelining import MicroBatched, PipelineRecord, Pipelining
 from unity.transforms.pipelining.unlike.balance import Cuts, Loads, estimated
@@ -182,7 +183,7 @@ def _options(loads: Loads, wish: PipelineWish, refused: list[str]) -> list[list[
     beat the plan, the best first. Where nothing fits, pipelines with most micro-batches, and so the least memory, come first.
     """
     rows: list[list[_Option]] = []
-    for along in (axes for ladder in ladders(loads.machine) for axes in ladder):
+    for along in (axes for ladder in axis_ladders(loads.machine) for axes in ladder):
         stages, row = prod(axis.size for axis in along), list[_Option]()
         for n in wish.rounds(stages):
             if wish.exactly is None and loads.chain.size % (stages * n):

@@ -1,30 +1,24 @@
-"""Validation of the options of `unity.optimize`, and the messages for requests that have no feasible plan."""
+"""Validation of the options of `unity.optimize`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from math import ceil, inf, isfinite, prod
+from math import isfinite
 from numbers import Real
 from typing import Any, NoReturn
 
 from jax.sharding import AbstractMesh, Mesh
 
 from unity.base.errors import OptionError
-from unity.base.formatting import size, with_article
+from unity.base.formatting import with_article
 from unity.base.processes import several
 from unity.constraints.bound_constraints import BoundConstraints
 from unity.constraints.kinds import Across, Constraint, Pin, WithoutRules
 from unity.machine.machine import Machine
-from unity.pcg.capture.capture import Captured
-from unity.pcg.ir.program import Tensor
 from unity.pcg.parallel.stages import SCHEDULES, TWO_BW
 from unity.pcg.types.accumulation import NARROW
 from unity.plan.further_options import PipelineShape, Transforms
-from unity.search.memory.lower_bound import LeastMemory
 from unity.search.published import names
-from unity.search.session import Candidate
-from unity.transforms.pipelining.choose import ladders
 
 OBJECTIVES = ("time", "devices", "memory")
 SEARCHES = ("unity", "captured", "sequential", "unity-rules", *names())
@@ -217,15 +211,6 @@ def _refuse_micro_batches(transforms: Transforms, search: str, constraints: Sequ
         _refuse_together(option, f"branch_groups={transforms.branch_groups}", docs)
 
 
-def not_decomposed(count: int, reason: str) -> str:
-    """Return the message for a number of micro-batches that a program does not allow, for a reason that names the operator."""
-    return (
-        f"micro_batches={count}: {reason}.\n    A loss must be a sum or a mean over its samples, or a function of such, and the"
-        " micro-batches must share the samples evenly: leave the option out, or change that line."
-        " (docs: memory#micro-batches)"
-    )
-
-
 def obeyed(bound: BoundConstraints, search: str) -> BoundConstraints:
     """Return the constraints. Raises OptionError if there are any and the search does not obey constraints."""
     if bound.every and search not in CONSTRAINED:
@@ -234,120 +219,3 @@ def obeyed(bound: BoundConstraints, search: str) -> BoundConstraints:
             f" {', '.join(map(repr, CONSTRAINED))}"
         )
     return bound
-
-
-def resembling_step(name: str, captured: Captured) -> str | None:
-    """Return a warning if a function that is planned for training returns arrays like those of a differentiated argument.
-
-    Such a function is likely a training step or a gradient, and nobody wants its gradient. An argument of a single array may have
-    the shape of a result by chance, and causes no warning. Nor does one whose arrays are like those of an argument without a
-    gradient, if they are returned once for each of these: a loss may return the next weights of a teacher, or of an average.
-    """
-    inputs, outputs = captured.graph.inputs, [v.tensor for v in captured.graph.outputs]
-    counts = [argument.num_leaves for argument in captured.in_tree.children()]
-    leaves = [range(start, start + count) for start, count in zip(accumulate(counts, initial=0), counts, strict=False)]
-    arrays = [[inputs[k].tensors[0] for k in own] for own in leaves]
-    averages = [alike for own, alike in zip(leaves, arrays, strict=True) if captured.differentiated.isdisjoint(own)]
-    for number, (own, alike) in enumerate(zip(leaves, arrays, strict=True)):
-        is_weights = len(alike) > 1 and not captured.differentiated.isdisjoint(own)
-        if is_weights and _occurrences(outputs, alike) > averages.count(alike):
-            return (
-                f"{name} returns arrays like those of argument {number}, as a training step or a gradient does, and is planned with"
-                " a backward pass of its own. Plan the loss, use unity.step for a training step, or give training=False. (docs:"
-                " training)"
-            )
-    return None
-
-
-def _occurrences(tensors: Sequence[Tensor], part: Sequence[Tensor]) -> int:
-    """Return how often a sequence holds another, without overlap."""
-    count = start = 0
-    while start + len(part) <= len(tensors):
-        is_here = list(tensors[start : start + len(part)]) == list(part)
-        count, start = count + is_here, start + (len(part) if is_here else 1)
-    return count
-
-
-def no_pipeline(machine: Machine, required: PipelineShape, refused: Sequence[str], limit: str) -> str:
-    """Return the message for a requested pipeline that is infeasible.
-
-    Args:
-        machine: the machine that was planned for.
-        required: the pipeline.
-        refused: the reason for each pipeline that was tried and refused.
-        limit: the memory limit as text.
-    """
-    stages, micro_batches = required.stages, required.micro_batches
-    reasons = list(dict.fromkeys(refused)) or [f"what there is needs more than {limit} on each device"]
-    if stages not in {prod(axis.size for axis in axes) for row in ladders(machine) for axes in row}:
-        reasons = [f"no axes of {machine.name} make {stages} stages"]
-    elif micro_batches % stages:
-        reasons = [f"{micro_batches} micro-batches are no multiple of {stages} stages"]
-    return (
-        f"infeasible: no pipeline of {stages} stages and {micro_batches} micro-batches:\n    "
-        + "\n    ".join(reasons)
-        + "\n    Without pipeline= the plan may have none. (docs: pipelines#which)"
-    )
-
-
-def no_branches(machine: Machine, groups: int, refused: Sequence[str], limit: str) -> str:
-    """Return the message for a requested number of groups of devices that is infeasible, with arguments as for `no_pipeline`."""
-    reasons = refused or [f"what there is needs more than {limit} on each device"]
-    if groups not in {prod(axis.size for axis in axes) for row in ladders(machine) for axes in row}:
-        reasons = [f"no axes of {machine.name} make {groups} groups"]
-    return (
-        f"infeasible: no branches on {groups} groups of devices:\n    "
-        + "\n    ".join(reasons)
-        + "\n    Without branch_groups= the plan may have none. (docs: branches#which)"
-    )
-
-
-def shortfall(
-    machine: Machine, leanest: Candidate, limit: float, what: str = "the leanest plan", way: str = "", undivided: float = 0.0
-) -> str:
-    """Return the message for a memory limit that even the leanest plan exceeds.
-
-    Args:
-        machine: the machine that was planned for.
-        leanest: the leanest plan.
-        limit: the memory limit, in bytes on one device.
-        what: the plan in words.
-        way: a way out besides a larger limit and more devices.
-        undivided: the bytes that each device stores, however many there are.
-    """
-    needed = size(leanest.memory)
-    factor = (leanest.memory - undivided) / (limit - undivided) if undivided < limit else inf
-    larger = f"{needed} at {leanest.time * 1e3:.3g} ms a step (memory_limit={int(leanest.memory) + 1})"
-    more = f", or at least {_more_devices(factor)}" if factor < inf else ""
-    return (
-        f"infeasible: on {machine.name} {what} needs {needed} on each device, the limit is {size(limit)}.\n"
-        f"    Nearest: {way}{larger}{more}. (docs: memory#infeasible)"
-    )
-
-
-def _more_devices(factor: float) -> str:
-    """Return a factor of devices above 1 in words, rounded up."""
-    return f"{ceil(factor * 10) / 10:.1f} times as many devices"
-
-
-def out_of_reach(machine: Machine, least: LeastMemory, limit: float, way: str = "", what: str = "the leanest plan") -> str:
-    """Return the message for a memory limit, in bytes on one device, that a lower bound on the memory of plans exceeds.
-
-    Args:
-        machine: the machine that was planned for.
-        least: the lower bound.
-        limit: the memory limit.
-        way: a way out besides fewer samples and more devices.
-        what: the plan that needs the least, of those that are bounded.
-    """
-    fewer = ""
-    if max(least.state, least.throughout) < limit < least.total:  # the rest is of the samples
-        fewer = f"at most 1/{ceil(least.turn / (limit - least.throughout))} of the samples in a step, or "
-    part = "All of it" if least.total == least.state else f"{size(least.state)} of it"
-    factor = least.growth(limit)
-    more = f"at least {_more_devices(factor)}, or " if factor < inf else ""
-    return (
-        f"infeasible: on {machine.name} {what} needs at least {size(least.total)} on each device, the limit is {size(limit)}.\n"
-        f"    Nearest: {fewer}{way}{more}memory_limit={ceil(least.total)} at least.\n"
-        f"    {part} are arguments, gradients and optimizer slots. (docs: memory#infeasible)"
-    )
