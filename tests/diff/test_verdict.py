@@ -193,6 +193,8 @@ def test_every_format_says_the_same_figures() -> None:
             shown = verdict.formatted(form)
             for figure in (duration(planned().time), duration(planned(DEEPER).time), size(planned(DEEPER).memory), "exceeded"):
                 assert figure in shown
+    with pytest.raises(unity.PlanError, match="'dot' is no format of a verdict: expected one of text, markdown, json, html"):
+        verdict.formatted("dot")
     markdown = verdict.formatted("markdown")
     assert markdown.startswith(f"# loss on {EIGHT.name}: this change makes a step ")
     assert "## refused" in markdown

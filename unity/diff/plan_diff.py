@@ -71,9 +71,11 @@ class PlanDiff(PlanComparison):
         return json_data.data(self)
 
     def formatted(self, form: str) -> str:
-        """Return the difference in one of `FORMATS`, as the text of a file."""
+        """Return the difference in one of `FORMATS`, as the text of a file. Raises PlanError for any other."""
+        if form not in FORMATS:
+            raise PlanError(f"{form!r} is no format of a difference: expected one of {', '.join(FORMATS)}")
         writers = {"text": self.text, "markdown": self.markdown, "dot": self.dot, "html": self.html}
-        written = writers[form]() if form in writers else json.dumps(self.to_json(), indent=1)
+        written = json.dumps(self.to_json(), indent=1) if form == "json" else writers[form]()
         return written if written.endswith("\n") else written + "\n"
 
     def save(self, path: str | Path) -> None:

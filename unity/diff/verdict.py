@@ -191,9 +191,11 @@ class ChangeVerdict:
         }
 
     def formatted(self, form: str) -> str:
-        """Return the verdict in one of `FORMATS`, as the text of a file."""
+        """Return the verdict in one of `FORMATS`, as the text of a file. Raises PlanError for any other."""
+        if form not in FORMATS:
+            raise PlanError(f"{form!r} is no format of a verdict: expected one of {', '.join(FORMATS)}")
         writers = {"text": text.plain, "markdown": markdown.markdown, "html": html.html}
-        written = writers[form](self.document) if form in writers else json.dumps(self.to_json(), indent=1)
+        written = json.dumps(self.to_json(), indent=1) if form == "json" else writers[form](self.document)
         return written if written.endswith("\n") else written + "\n"
 
 

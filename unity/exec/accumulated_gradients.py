@@ -16,7 +16,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from unity.base.errors import OptionError
-from unity.exec.saved_gradients import restored, saved
+from unity.exec.saved_gradients import in_order, restored, saved
 from unity.pcg.ir.graph import Node, carried_by
 from unity.pcg.ir.payloads import Scan
 from unity.pcg.local import varying_loops as loops
@@ -53,17 +53,13 @@ def accumulated(node: Node, operands: Sequence[Any], axes: Sequence[Axis], step:
     real = [p for p, x in enumerate(operands) if jnp.issubdtype(x.dtype, jnp.inexact)]
     others = {p: x for p, x in enumerate(operands) if p not in real}
 
-    def in_order(values: Sequence[Any], rest: dict[int, Any]) -> list[Any]:
-        by_number = rest | dict(zip(real, values, strict=True))
-        return [by_number[p] for p in range(len(operands))]
-
     @jax.custom_vjp
     def call(values: Sequence[Any], rest: dict[int, Any]) -> Arrays:
-        return walk.results(in_order(values, rest))
+        return walk.results(in_order(real, values, rest))
 
     def forward(values: Sequence[Any], rest: dict[int, Any]) -> tuple[Arrays, list[Any]]:
         active = [p for p, x in zip(real, values, strict=True) if x.perturbed and p not in carried]
-        arrays = in_order([x.value for x in values], {p: x.value for p, x in rest.items()})
+        arrays = in_order(real, [x.value for x in values], {p: x.value for p, x in rest.items()})
         results, gradients = walk.results_and_gradients(arrays, active)
         return results, saved(gradients, real)
 

@@ -14,6 +14,12 @@ import jax
 import jax.numpy as jnp
 
 
+def in_order(numbers: Sequence[int], values: Sequence[Any], rest: Mapping[int, Any]) -> list[Any]:
+    """Return all operands in order, given the values of those with these numbers, and the others by number."""
+    operands = {**rest, **dict(zip(numbers, values, strict=True))}
+    return [operands[k] for k in range(len(operands))]
+
+
 def saved(gradients: Mapping[int, Any], numbers: Sequence[int]) -> list[Any]:
     """Return the residuals for the gradients of the operands with these numbers, of which some have none."""
     return [gradients[k] if k in gradients else jnp.zeros((0,)) for k in numbers]

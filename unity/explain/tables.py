@@ -26,7 +26,7 @@ from unity.plan.warnings import misaligned, undividable
 from unity.search.cost.prediction import CollectiveTerm, OperatorTerm, Prediction
 from unity.search.cost.profile_lookup import ROOFLINE
 from unity.search.memory.backend import backend_of
-from unity.search.memory.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction, predict_memory
+from unity.search.memory.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction
 from unity.search.session import Candidate
 from unity.search.substitution.trace import RuleApplication
 from unity.transforms.pipelining import PipelineSource
@@ -73,7 +73,7 @@ def explain(plan: Plan, file: Any = None) -> None:
     if undivided_rows:
         console.print(_undivided(undivided_rows))
     console.print(_arguments(plan))
-    console.print(_memory(predict_memory(plan.program.pcg, family.differentiated, family.search.training, backend_of(machine))))
+    console.print(_memory(plan.program.memory))
     console.print(_operators(prediction, names))
     console.print(_collectives(prediction, names))
     for line in blocked(plan):

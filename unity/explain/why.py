@@ -24,8 +24,7 @@ from unity.pcg.parallel.serial_view import twins
 from unity.pcg.types.parallel_type import local_shape
 from unity.plan.plan import Plan
 from unity.search.cost.prediction import CollectiveTerm, Prediction, TransferTerm
-from unity.search.memory.backend import backend_of
-from unity.search.memory.memory import Held, predict_memory
+from unity.search.memory.memory import Held
 
 MOST = 3  # groups of equal nodes that are explained for one path
 EQUAL = 1e-9  # part of a step by which plans of equal time differ, by rounding
@@ -134,10 +133,8 @@ class Costs:
 
     def held(self, node: Node) -> list[Held]:
         """Return the buffers of a node, and of the type changes of its results, that are live at the peak of memory."""
-        family, backend = self.plan.program.family, backend_of(self.plan.inspect.machine)
-        memory = predict_memory(self.plan.program.pcg, family.differentiated, family.search.training, backend)
         after = {id(node), *(id(n) for n in self.changes(node))}
-        return [h for h in memory.held if id(h.node) in after and h.nbytes]
+        return [h for h in self.plan.program.memory.held if id(h.node) in after and h.nbytes]
 
     def around(self, node: Node) -> Iterator[Node]:
         """Yield a node, and the parallelization operators before and after it."""

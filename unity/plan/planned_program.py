@@ -19,6 +19,8 @@ from unity.plan.shardings.specs import Boundary
 from unity.search.cost.cost import Training
 from unity.search.cost.prediction import Prediction, predict
 from unity.search.cost.state_sizes import NO_STATE
+from unity.search.memory.backend import backend_of
+from unity.search.memory.memory import MemoryPrediction, predict_memory
 from unity.search.session import Candidate
 from unity.search.substitution.trace import RuleApplication
 from unity.substitutions.language.axioms import default_library
@@ -82,6 +84,12 @@ class PlannedProgram:
         """The predicted seconds of a step, by operator, collective and transfer."""
         search = self.family.search
         return predict(self.pcg, search.machine, self.family.differentiated, search.training.state)
+
+    @cached_property
+    def memory(self) -> MemoryPrediction:
+        """The predicted live buffers of one device at the peak of a step, by operator and line."""
+        search = self.family.search
+        return predict_memory(self.pcg, self.family.differentiated, search.training, backend_of(search.machine))
 
     @cached_property
     def named_pcg(self) -> PCG:

@@ -184,12 +184,13 @@ def summary_of(program: PlannedProgram) -> Summary:
     """Return the summary of a plan's program."""
     graph, family, machine = program.pcg, program.family, program.family.search.machine
     prediction = program.prediction
-    memory = predict_memory(graph, family.differentiated, family.search.training, backend_of(machine))
     figures = family.name, machine.name, machine.devices, program.candidate.time, program.candidate.memory
     rules = _merged(rule_use(use) for t in program.transformations for use in t.uses)
     applied = (*_transformations(program), *_applications(program))
     warnings = warnings_of(program)
-    return Summary(*figures, graph, *_costs(prediction, graph), rules, applied, _live(memory), warnings, machine.named_levels)
+    return Summary(
+        *figures, graph, *_costs(prediction, graph), rules, applied, _live(program.memory), warnings, machine.named_levels
+    )
 
 
 def captured_summary_of(program: PlannedProgram) -> Summary:

@@ -90,7 +90,7 @@ def _pipelined(request: Request, program: PlanFamily, prices: Prices, than: Solu
         raise OptionError(f"pipeline={required!r}, but {request.inner_constraints[0]} constrains the function: leave one out")
     if not may_pipeline(request, prices.machine):
         return None
-    wish = PipelineWish(**request.wish(prices, than, required), exactly=numbers, schedule=schedule)
+    wish = request.wish(PipelineWish, prices, than, required, exactly=numbers, schedule=schedule)
     best, refused = _best_pipeline(request, program, prices.machine, wish)
     if best is None:
         if required is not None:
@@ -129,7 +129,7 @@ def _branched(request: Request, program: PlanFamily, prices: Prices, than: Solut
     if not request.transforms.branches or excluding or (machine.devices == 1 and required is None):
         return None, []
     unpacked = request.unpackable(program)
-    wish = BranchesWish(**request.wish(prices, than, required), exactly=required, pack=request.transforms.pack, whole=unpacked)
+    wish = request.wish(BranchesWish, prices, than, required, exactly=required, pack=request.transforms.pack, whole=unpacked)
     best, refused = best_branches(Forked.of(program.captured, program.transformations), machine, request.training, wish)
     if best is None:
         return None, refused
@@ -152,7 +152,7 @@ def leanest_pipeline(request: Request, program: PlanFamily, prices: Prices) -> t
         return Candidate(math.inf, search.least_memory.total, Assignment((), {}, {}, {}))
 
     memory = replace(request, objective="memory")
-    wish = replace(PipelineWish(**memory.wish(prices, None, None)), choose=bounded)
+    wish = replace(memory.wish(PipelineWish, prices, None), choose=bounded)
     best, _ = _best_pipeline(request, program, prices.machine, wish)
     if best is None or best.search.least_memory.total > request.limit:
         return None, LeanPipelines(bounds=bounds)

@@ -38,7 +38,7 @@ def micro_batched(
     elif than is not None and not request.is_limited(than):
         return best, tried
     for variant in with_all_layers_recomputed(request, program, prices):
-        wish = MicroBatchingWish(**request.wish(prices, than, None), limit=request.limit)
+        wish = request.wish(MicroBatchingWish, prices, than, limit=request.limit)
         try:
             choice = best_micro_batches(variant.captured, wish, required)
         except Mixed as reason:

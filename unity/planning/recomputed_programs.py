@@ -34,7 +34,7 @@ def recomputing_choice(
         return RecomputingChoice()
     offload = request.transforms.offload and prices.machine.host is not None
     limit = request.limit if limit is None else limit
-    wish = RecomputingWish(**request.wish(prices, than, None), limit=limit, offload=offload)
+    wish = request.wish(RecomputingWish, prices, than, limit=limit, offload=offload)
     if than is None or request.is_limited(than):
         return best_recomputing(program.captured, wish)
     search, launch = program.search, prices.machine.device.launch

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from unity.constraints.bound_constraints import BoundConstraints
 from unity.constraints.conflicts import possible
@@ -22,9 +22,12 @@ from unity.planning.ranking import Solution
 from unity.search.cost.cost import Training
 from unity.search.joint.joint import GAIN
 from unity.search.joint.pricing import Prices
+from unity.search.request import Wish
 from unity.search.session import Candidate, Search
 from unity.search.space.masks import marked
 from unity.transforms.rewriting import Rewriter
+
+W = TypeVar("W", bound=Wish)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,14 +122,14 @@ class Request:
         """Return a solution if the plan must have its transformation, or if it is better than another; otherwise None."""
         return solution if than is None or required is not None or self.is_better(solution, than) else None
 
-    def wish(self, prices: Prices, than: Solution | None, required: object | None) -> dict[str, Any]:
-        """Return the fields that every `Wish` has.
+    def wish(self, kind: type[W], prices: Prices, than: Solution | None, required: object | None = None, **more: Any) -> W:
+        """Return the request for a transformed program of some kind, with the fields that are not common to all kinds.
 
-        A search may discard whatever cannot beat `than`, unless the transformation is required or the objective is memory.
+        Its search may discard whatever cannot beat `than`, unless the transformation is required or the objective is memory.
         """
         beaten = (than[0].search, than[1]) if than is not None and required is None and self.objective != "memory" else None
         search = partial(self.search, prices=prices, thorough=required is not None)
-        return {"search": search, "choose": self.fitting, "worth": self.worth, "than": beaten, "say": self.say}
+        return kind(search=search, choose=self.fitting, worth=self.worth, than=beaten, say=self.say, **more)
 
     def runnable(self, family: PlanFamily, best: Candidate) -> Candidate:
         """Return the best point of a frontier that this process's devices can run.

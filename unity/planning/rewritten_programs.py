@@ -81,7 +81,7 @@ def _with_loop_rules(request: Request, program: PlanFamily, prices: Prices, than
 
 def with_padding(request: Request, program: PlanFamily, prices: Prices, than: Solution | None) -> Solution | None:
     """Return a program with padded dimensions, or None if none fits and is better than the solution without, `than`."""
-    wish = Wish(**request.wish(prices, than, None))
+    wish = request.wish(Wish, prices, than)
     best = best_padding(program.captured, prices.machine, wish, prices.pack, prices.bodies)
     if best is None:
         return None

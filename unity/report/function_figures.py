@@ -18,8 +18,6 @@ from unity.report import costs, steps
 from unity.report.picture import Rows
 from unity.report.steps import ReportStep
 from unity.report.timeline import timeline_of
-from unity.search.memory.backend import backend_of
-from unity.search.memory.memory import predict_memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,15 +48,13 @@ class FunctionFigures:
 
 def figures_of(plan: Plan) -> FunctionFigures:
     """Return the figures of a plan."""
-    differentiated = plan.program.family.differentiated
-    memory = predict_memory(plan.program.pcg, differentiated, plan.program.family.search.training, backend_of(plan.inspect.machine))
-    description = costs.exact_costs(plan.program.prediction, memory, plan.program.axis_names)
+    description = costs.exact_costs(plan.program.prediction, plan.program.memory, plan.program.axis_names)
     by_node = {id(node): description(node) for node, _ in plan.program.pcg.walk()}
     gaps = [gap_in_words(plan), "" if plan.program.candidate.simulated is None else simulated_gap_in_words(plan)]
     return FunctionFigures(
         steps.steps_between(plan),
         by_node,
-        costs.live_memory(memory),
+        costs.live_memory(plan.program.memory),
         timeline_of(plan.inspect.simulate()),
         tuple(blocked(plan)),
         "; ".join(filter(None, gaps)),

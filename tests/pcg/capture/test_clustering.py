@@ -172,6 +172,18 @@ def keras_norms():
         yield name, lambda t, o, x, layer=layer: layer.stateless_call(t, o, x, **mode(layer)), (trained, other, IMAGE)
 
 
+@pytest.mark.parametrize("name", ["embedding", "gather", "dot_general", "sort", "conv_general_dilated", "reduce_max", "combine"])
+def test_a_function_with_the_name_of_another_operator_is_no_such_operator(name) -> None:
+    """The cost and memory models read facts about an operator by its name."""
+
+    def block(x):
+        return jnp.tanh(jnp.exp(x) * 2) - jnp.sin(x)
+
+    block.__name__ = name
+    function = jax.jit(block)
+    assert kinds(lambda x: function(x) @ jnp.ones((64, 8)), X)[0] == f"{name}()"
+
+
 @pytest.mark.parametrize("norms", [flax_norms, haiku_norms, equinox_norms, keras_norms])
 def test_the_packages_norms_are_recognized(norms):
     for name, fn, args in norms():

@@ -25,8 +25,6 @@ from unity.pcg.types.parallel_type import slice_count
 from unity.plan.plan import Plan
 from unity.plan.summary import RuleUse, Summary, summary_of
 from unity.plan.undivided import undivided
-from unity.search.memory.backend import backend_of
-from unity.search.memory.memory import predict_memory
 
 HELP = "explain the decisions and costs of a saved plan"
 MAX_ROWS = 40  # rows of a table that are shown
@@ -85,8 +83,7 @@ def data_with_model(plan: Plan, about: str | None) -> dict[str, Any] | list[dict
     """Return `data` with live buffers and dimensions that could not be split, or explanations of the nodes that `about` names."""
     if about is not None:
         return answers(plan, about)
-    graph, family, machine = plan.program.pcg, plan.program.family, plan.inspect.machine
-    memory = predict_memory(graph, family.differentiated, family.search.training, backend_of(machine))
+    memory = plan.program.memory
     held = [{"why": h.why, "made_by": h.node.kind, "line": line_behind(h.node), "nbytes": h.nbytes} for h in memory.held]
     offloaded = [{"made_by": h.node.name or h.node.kind, "line": line_behind(h.node), "nbytes": h.nbytes} for h in memory.offloaded]
     return {

@@ -13,7 +13,7 @@ from jax.custom_derivatives import SymbolicZero
 from unity.base.errors import OptionError
 from unity.exec.pipelines.gpipe import Arrays, pipelined, summed
 from unity.exec.pipelines.half_ticks import HalfTickLoop, PipelinePair, batch_of
-from unity.exec.saved_gradients import restored, restored_flags, saved, saved_flags
+from unity.exec.saved_gradients import in_order, restored, restored_flags, saved, saved_flags
 from unity.pcg.parallel.stages import schedule_of
 from unity.pcg.types.varying_axes import vary, varying
 
@@ -33,17 +33,13 @@ def alternated(pair: PipelinePair, operands: Sequence[Any]) -> list[Any]:
     real = [k for k, x in enumerate(operands) if jnp.issubdtype(x.dtype, jnp.inexact)]
     others = {k: x for k, x in enumerate(operands) if k not in real}
 
-    def whole(values: Sequence[Any], rest: dict[int, Any]) -> list[Any]:
-        operands_by_number = rest | dict(zip(real, values, strict=True))
-        return [operands_by_number[k] for k in range(len(operands))]
-
     @jax.custom_vjp
     def call(values: Sequence[Any], rest: dict[int, Any]) -> Arrays:
-        leaves = whole(values, rest)
+        leaves = in_order(real, values, rest)
         return tuple(summed(pair.tail, [*leaves[n:], *pipelined(pair.pipeline, leaves[:n], pair.step)], pair.end))
 
     def forward(values: Sequence[Any], rest: dict[int, Any]) -> tuple[Arrays, tuple[list[Any], list[Any]]]:
-        leaves = whole([x.value for x in values], {k: x.value for k, x in rest.items()})
+        leaves = in_order(real, [x.value for x in values], {k: x.value for k, x in rest.items()})
         active = {k for k, x in zip(real, values, strict=True) if x.perturbed}
         loop = HalfTickLoop(pair, ((0, batch_of(pair, leaves)),), schedule, pair.active(frozenset(active)))
         (sums,) = loop.run(schedule.loop_ticks).sums

@@ -10,6 +10,7 @@ from unity.pcg.capture.heavy_operators import multiplies
 from unity.pcg.ir.graph import BRANCHES, CONSTRAIN, LOOPS, PARALLELIZATION, STAGES
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.operators.kernel_primitive import KERNEL
+from unity.pcg.operators.table import TABLE
 from unity.pcg.propagation.nested.programs import nested_body
 from unity.pcg.propagation.nested.scan_programs import REMATERIALIZED
 from unity.pcg.types.factors import Role, facts_of
@@ -45,7 +46,7 @@ RESERVED = PARALLELIZATION | LOOPS | {"input", "constant", CONSTRAIN, BRANCHES, 
 def label(composite: Body, sizes: Mapping[str, int]) -> str:
     """Return a name for an operator.
 
-    A user's function with the name of a special kind of node gets parentheses: `combine()`.
+    A user's function with the name of a special kind of node, or of a primitive that it is not, gets parentheses: `combine()`.
 
     Args:
         composite: the program of the operator.
@@ -107,8 +108,17 @@ def _by_call(composite: Body, sizes: Mapping[str, int]) -> str | None:
     for e in essential[:1]:
         for call in e.group:
             if counts[call] >= sizes.get(call, 0) and all(call in other.group for other in essential):
-                return _function_name(call)
+                name = _function_name(call)
+                return f"{name}()" if _misleads(name, composite) else name
     return None
+
+
+def _misleads(name: str, composite: Body) -> bool:
+    """Return whether the name of a function means something else than the function computes: that of a primitive, or of look-ups.
+
+    The cost and memory models read facts about an operator by its name.
+    """
+    return name in LOOKUPS or (name in TABLE and (facts_of(name).product or all(e.name != name for e in composite.equations)))
 
 
 def _by_content(equations: tuple[Equation, ...], names: set[str]) -> str:

@@ -13,17 +13,18 @@ from unity.base.errors import PlanError
 from unity.machine.machine import Machine
 from unity.pcg.jaxprs.trace_contexts import without_mesh
 from unity.plan.device_mesh import mesh_for
+from unity.plan.loop_options import loop_options
 from unity.plan.plan_family import Tried
 from unity.plan.shardings.logical_rules import LogicalRules, logical_rules
 from unity.plan.shardings.specs import SpecRules, rules
 from unity.plan.summary import captured_summary_of, summary_of
 from unity.search.memory.backend import backend_of
 from unity.search.memory.timeline import MemoryTimeline, memory_timeline
+from unity.search.simulator import Simulation, simulate
 
 if TYPE_CHECKING:
     from unity.diff import PlanDiff
     from unity.plan.plan import Plan
-    from unity.search.simulator import Simulation
 
 
 class Inspection:
@@ -148,8 +149,6 @@ class Inspection:
 
     def simulate(self) -> Simulation:
         """Simulate one step on every device and link, and return its schedule: the makespan, a trace, a picture."""
-        from unity.search.simulator import simulate
-
         program = self._plan.program
         return simulate(program.pcg, self.machine, program.family.differentiated, training=program.family.search.training)
 
@@ -159,8 +158,6 @@ class Inspection:
         On GPUs, loops with collectives are double-buffered, so that two steps overlap, if the plan leaves the memory for that.
         Other plans have no options (docs: search#what-xla-hides).
         """
-        from unity.plan.loop_options import loop_options
-
         return loop_options(self._plan.program)
 
     def memory_timeline(self, *, gradient: bool | None = None) -> MemoryTimeline:
