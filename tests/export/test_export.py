@@ -326,6 +326,22 @@ def test_the_first_of_equal_layers_may_come_last(tmp_path: Path) -> None:
     assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
 
 
+def test_a_reshape_may_leave_the_pieces_of_a_device_as_they_are(tmp_path: Path) -> None:
+    """As Keras' depthwise convolutions reshape their filters: a piece of both has one channel by two."""
+
+    def loss(p: Any, x: Any) -> Any:
+        filters, dimensions = p["filters"].reshape(3, 3, 1, 8), ("NHWC", "HWIO", "NHWC")
+        h = lax.conv_general_dilated(x, filters, (1, 1), "VALID", dimension_numbers=dimensions, feature_group_count=4)
+        return jnp.mean((jnp.max(h + p["bias"], (1, 2)) @ p["out"]) ** 2)
+
+    model = Small(loss, {"filters": f(3, 3, 4, 2), "bias": f(8), "out": f(8, 3)}, f(24, 12, 12, 4))
+    machine = slow(Machine.grid(2, 4, "a100"))
+    plan = unity.optimize(model.loss, model.params, model.batch, machine=machine, search="captured", progress=False)
+    path = tmp_path / "depthwise.py"
+    plan.files.export(path)
+    assert_agrees(plan, path, arrays(model.params), arrays(model.batch))
+
+
 class Weights(NamedTuple):
     w: Any
     b: Any

@@ -83,7 +83,7 @@ def _results(e: Equation, body: Body, operands: list[Meaning], depth: int) -> li
     constant = all(o.constant for o in operands)
     if e.name == "pvary" and (constant or not body.tensor(e.operands[0]).floating):
         return operands  # a value without a gradient may be cast to vary anywhere
-    if e.name == "convert_element_type" and body.tensor(e.operands[0]).dtype == e.params["new_dtype"]:
+    if _is_identity(e, body):
         return operands
     if e.name == "reshard" and _is_replicated(e.params["dst_sharding"]):  # of a constant's type, which has no mesh
         return operands
@@ -95,6 +95,20 @@ def _results(e: Equation, body: Body, operands: list[Meaning], depth: int) -> li
     inner = _scatter_apply if is_scatter_apply(e) else NESTED_CONTENT.get(e.name)
     content = inner(e, operands, depth + 1) if inner is not None else [_parameters(e), *parts]
     return [Meaning(_hash([e.name.removesuffix("_any"), k, *content]), constant) for k in range(len(e.results))]
+
+
+def _is_identity(e: Equation, body: Body) -> bool:
+    """Return whether an equation leaves its operand as it is, so that JAX's function may leave it out, or the plan's piece have it.
+
+    The pieces of one device may have equal shapes, where a reshape of whole tensors changes theirs.
+    """
+    if len(e.operands) != 1 or body.tensor(e.operands[0]) != body.tensor(e.results[0]):
+        return False
+    if e.name == "transpose":
+        return list(e.params["permutation"]) == sorted(e.params["permutation"])
+    return e.name in ("convert_element_type", "broadcast_in_dim", "squeeze") or (
+        e.name == "reshape" and e.params.get("dimensions") is None
+    )
 
 
 def _parameters(e: Equation) -> str:
