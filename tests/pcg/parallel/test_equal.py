@@ -7,7 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from small_models import f
+from slow_machines import slow
+from small_models import f, i
 
 from unity.machine.machine import Machine
 from unity.optimize import optimize
@@ -62,6 +63,29 @@ def test_a_value_recomputed_for_a_stopped_gradient_has_one_number() -> None:
     assert len({names.value(Value(n)) for n in products}) == 1
     check = plan.frontier[-1].check()
     assert {line.kind for line in check.lines} >= {"all-gather", "reduce-scatter"}
+    assert not any(line.difference for line in check.lines)
+
+
+@pytest.mark.parametrize("weights", [("w", "w"), ("w", "v")])
+def test_inputs_of_added_products_have_one_cotangent_if_they_share_the_weight(weights: tuple[str, str]) -> None:
+    def loss(p: Any, ids: Any) -> Any:
+        return jnp.sum(p["t"][ids] @ p[weights[0]] + p["s"][ids] @ p[weights[1]])
+
+    params = {"t": f(48, 24), "s": f(48, 24), **dict.fromkeys(weights, f(24, 24))}
+    graph = optimize(loss, params, i(48), machine=Machine.grid(1, 1, "a100"), search="captured", progress=False).program.pcg
+    names = ValueNumbering(graph)
+    first, second = (n.operands[0] for n in graph.nodes if n.kind == "dot_general")
+    assert (names.cotangent(first) == names.cotangent(second)) == (len(set(weights)) == 1)
+
+
+def test_gathers_of_one_cotangent_behind_two_products_are_predicted_once() -> None:
+    def loss(p: Any, ids: Any) -> Any:
+        return jnp.sum(p["t"][ids] @ p["w"] + p["s"][ids] @ p["w"])
+
+    params = {"t": f(48, 24), "s": f(48, 24), "w": f(24, 24)}
+    plan = optimize(loss, params, i(48), machine=slow(Machine.grid(2, 3, "a100")), search="captured", progress=False)
+    check = plan.check()
+    assert "all-to-all" in {line.kind for line in check.lines}
     assert not any(line.difference for line in check.lines)
 
 

@@ -3,7 +3,8 @@
 The compiler runs equal collectives of equal values once. Two gathers of one value are equal, also if one of them gathers it
 behind a `stop_gradient`, or if the value is computed twice for that reason, from weights that one of two losses does not train.
 Gathers of two equal cotangents are equal, too: an addition forwards its cotangent to both operands, and a residual stream and the
-branch beside it are often gathered alike. A weight that a remat or a loop reads, and an operator outside of it, is one value.
+branch beside it are often gathered alike, as are two inputs of products with one weight. A weight that a remat or a loop reads, and
+an operator outside of it, is one value.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from unity.pcg.ir.graph import CONSTRAIN, PCG, UNCHANGED, Node, Value
 from unity.pcg.ir.program import Body
 from unity.pcg.propagation.placement import moved_waists, placing
 from unity.pcg.propagation.propagation import Solution
+from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import REPLICATED, UNUSED, State
 
 Around = Callable[[int], tuple[tuple[Hashable, ...], int] | None]
@@ -95,11 +97,16 @@ class ValueNumbering:
         outside = None if position is None else self.around(position)
         return outside and ((*outside[0], *changes), outside[1])
 
-    def cotangent(self, v: Value) -> Hashable:
+    def cotangent(self, v: Value, products: int = 1) -> Hashable:
         """Return the number of a value's cotangent.
 
         A cotangent that is forwarded unchanged has the number of its unique source. That of a value that is split has the numbers
-        of the parts' cotangents.
+        of the parts' cotangents, and that of an operand of a product the numbers of the result's and of the other operand.
+
+        Args:
+            v: the value.
+            products: the number of products that the cotangent is followed through. Those of a long chain would be compared at
+                each of its values.
         """
         changes = []
         while True:
@@ -115,6 +122,9 @@ class ValueNumbering:
                 continue
             source = None if node.body is None else self._source_inside(node, node.body, node.body.inputs[position])
             if source is None:
+                if products and node.body is not None and _is_product(node.body):
+                    other, result = self.value(node.operands[1 - position]), self.cotangent(Value(node), products - 1)
+                    return ("product", node.body.key, position, *node.types, v.type, other, result, *changes)
                 return (id(v.node), v.index, *changes)
             if not isinstance(source, Value):
                 return (*source, *changes)
@@ -141,6 +151,11 @@ class ValueNumbering:
         """Return the number of the cotangent of a variable in an operator's body."""
         source = self._source_inside(node, body, variable)
         return self.cotangent(source) if isinstance(source, Value) else source or (id(node), "inside", variable)
+
+
+def _is_product(body: Body) -> bool:
+    """Return whether a program is a product of its two inputs alone."""
+    return len(body.equations) == 1 and facts_of(body.equations[0].name).product and len(body.inputs) == 2
 
 
 def _forwards_operand(node: Node) -> bool:
