@@ -177,7 +177,7 @@ class guarded:
         if not isinstance(error, Exception):
             return False
         self.good = False
-        if isinstance(error, UnityError):
+        if isinstance(error, UnityError) or NO_KERNEL in str(error):
             self.outcome.refused[f"{self.kind}: {type(error).__name__}: {str(error)[:300]}"] += 1
         else:
             self.outcome.findings.append(crash(error, self.kind, self.machine))
