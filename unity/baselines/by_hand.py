@@ -31,7 +31,7 @@ from unity.base.errors import InfeasibleError
 from unity.baselines.restricted import RestrictedSpace, Structure, only, restricted, without
 from unity.machine.resharding_tables import Types
 from unity.pcg.capture.operator_names import LOOKUPS
-from unity.pcg.types.factors import facts_of, is_convolution
+from unity.pcg.types.factors import is_convolution
 from unity.search.cost.assembly import Assembled
 from unity.search.published import Asked
 from unity.search.session import Candidate, Search
@@ -127,7 +127,7 @@ def along_tensor(structure: Structure, s: int, site: Site, i: int, mesh: Mesh) -
 
 def product_with_weight(structure: Structure, s: int, site: Site) -> bool:
     """Return whether a site is a matrix product or a convolution with a weight."""
-    heavy = site.node is not None and facts_of(site.node.kind).product and not structure.weights[s]
+    heavy = site.is_product and not structure.weights[s]
     return heavy and any(structure.weights[p.source] for p in site.ports)
 
 

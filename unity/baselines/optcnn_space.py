@@ -39,7 +39,7 @@ def layerwise(assembled: Assembled) -> Problem:
 
 def light(opened: Sites) -> list[bool]:
     """Return for every site whether it has no dense work, that is, no product or convolution."""
-    bodies = [site.node.body if site.node is not None else None for site in opened.sites]
+    bodies = [site.body for site in opened.sites]
     return [body is None or not dense_work(body)[0] for body in bodies]
 
 

@@ -16,7 +16,6 @@ from unity.machine.resharding_tables import Types, contributing_pairs, distinct_
 from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.parallel.parallelize import Assignment
 from unity.pcg.types.accumulation import growth
-from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import Type
 from unity.search.cost.cost import SiteCost, Training, fraction, site_cost, slots_of
 from unity.search.cost.exposure import FULL, Exposure
@@ -90,8 +89,7 @@ class Assembled:
         before, first = self.domains[port.source].types[self.position(port)]
         after, second = self.domains[s].types[p]
         text = f"{self.domains[port.source].key} {port.index} {self.domains[s].key} {p} {port.tensor} {port.times} {port.hoisted}"
-        node = self.opened.sites[s].node
-        product = node is not None and facts_of(node.kind).product
+        product = self.opened.sites[s].is_product
         key = _key(
             text,
             port.gradient,
@@ -360,7 +358,7 @@ def assemble(
 def _signature(site: Site, cs: tuple, rank: tuple[int, ...]) -> tuple:
     """Return a key of all that a site's domain and cost depend on."""
     order = sorted(set(rank))
-    inside = site.node.body if site.node is not None else None
+    inside = site.body
     body = (inside.key, inside.numbering) if inside is not None else ""  # choices name variables inside of an operator
     extended = any(c.halos for c in cs)
     ports = tuple((str(p.tensor), p.gradient, extended and p.sole) for p in site.ports)

@@ -85,7 +85,7 @@ def site_cost(site: Site, domain: Domain, machine: Machine, training: Training) 
     """Return the cost of every value of a site."""
     memory = _residuals(site, domain, machine, training)
     zero = np.zeros(len(domain))
-    body = site.node.body if site.node is not None else None
+    body = site.body
     if body is None:
         alone = SiteCost(zero, zero, _stage_messages(site, domain, machine, training), memory, zero)
         return _with_state_on_host(alone, site, domain, machine, training)
@@ -188,11 +188,10 @@ def _call_arrays(site: Site, domain: Domain, machine: Machine, training: Trainin
     every = [{x.key: x for x in c.arrays} for c in domain.choices]
     if not any(every):
         return total
-    assert site.node is not None
-    assert site.node.body is not None
-    body, prices = site.node.body, table(machine, "all-reduce")
+    body, prices = site.body, table(machine, "all-reduce")
+    assert body is not None
     bits, sizes = 1 << np.arange(len(machine.axes)), np.array([a.size for a in machine.axes], float)
-    carried = carrying(body, tuple(p.gradient for p in site.ports), site.flows) if training.backward else frozenset[int]()
+    carried = _carrying_variables(site, training)
     for key, x in {key: x for xs in every for key, x in xs.items() if x.agreement.kind}.items():
         equation, a = body.equations[x.agreement.equation], x.agreement
         differentiated = not carried.isdisjoint(equation.results)
@@ -214,10 +213,10 @@ def _call_arrays(site: Site, domain: Domain, machine: Machine, training: Trainin
 def _scatters(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
     """Price the values inside composites that are reduce-scattered, along some axes, where they are produced."""
     total = np.zeros(len(domain))
-    body = site.node.body if site.node is not None else None
+    body = site.body
     if body is None or not domain.scattered:
         return total
-    carried = carrying(body, tuple(p.gradient for p in site.ports), site.flows) if training.backward else frozenset()
+    carried = _carrying_variables(site, training)
     for variable in sorted(domain.scattered):
         tensor, around = body.tensors[variable], [c.around_scatter(variable) for c in domain.choices]
         before, old = distinct_types([before for before, _ in around], domain.picks)
@@ -238,7 +237,7 @@ def _moved_bytes(site: Site, domain: Domain, machine: Machine) -> Array:
 def _moved_values(site: Site, domain: Domain, machine: Machine) -> Iterator[tuple[int, Array, Array]]:
     """Yield the variables that are moved inside an operator, and their bytes on one device before and after; 0 if they are not."""
     sizes = np.array([a.size for a in machine.axes], float)
-    body = site.node.body if site.node is not None else None
+    body = site.body
     for variable in domain.scattered if body is not None else ():
         assert body is not None
         moves = np.array([any(x.moves and x.variable == variable for x in c.scattered) for c in domain.choices])[domain.picks]
@@ -249,13 +248,18 @@ def _moved_values(site: Site, domain: Domain, machine: Machine) -> Iterator[tupl
         yield variable, before, after
 
 
+def _carrying_variables(site: Site, training: Training) -> frozenset[int]:
+    """Return the variables of an operator's program whose cotangents the backward pass computes."""
+    if site.body is None or not training.backward:
+        return frozenset()
+    return carrying(site.body, tuple(p.gradient for p in site.ports), site.flows)
+
+
 def _has_cotangents(site: Site, variable: int | tuple[int, ...], kind: str, training: Training) -> bool:
     """Return whether the backward pass sums cotangents of a value that an operator reduces or replicates inside."""
     if not training.backward or kind not in ("", "sum") or not isinstance(variable, int):
         return False
-    assert site.node is not None
-    assert site.node.body is not None
-    return variable in carrying(site.node.body, tuple(p.gradient for p in site.ports), site.flows)
+    return variable in _carrying_variables(site, training)
 
 
 def _stage_messages(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
@@ -271,12 +275,12 @@ def _stage_messages(site: Site, domain: Domain, machine: Machine, training: Trai
 def _halo_exchanges(site: Site, domain: Domain, machine: Machine, training: Training) -> Array:
     """Price the halo messages between neighbours, and those of their gradients."""
     total = np.zeros(len(domain))
-    body = site.node.body if site.node is not None else None
+    body = site.body
     every = sorted({e for c in domain.choices for e in c.halos}, key=lambda e: (e.equation, e.reach.operand, e.reach.dim))
     if body is None or not every:
         return total
     computed = dict(site.computed)
-    carried = carrying(body, tuple(p.gradient for p in site.ports), site.flows) if training.backward else frozenset()
+    carried = _carrying_variables(site, training)
     for _, same in groupby(every, key=lambda e: (e.equation, e.reach.operand)):
         edges = tuple(same)
         variable, tensor = edges[0].variable, body.tensors[edges[0].variable]
@@ -292,9 +296,8 @@ def _backward_message_seconds(
     site: Site, variable: int, forward: Array, edges: tuple[HaloEdge, ...], domain: Domain, machine: Machine
 ) -> Array:
     """Return the seconds of the messages backward; cotangents that are partial sums may be wider."""
-    assert site.node is not None
-    assert site.node.body is not None
-    body = site.node.body
+    body = site.body
+    assert body is not None
     tensor = body.tensors[variable]
     if growth(tensor.dtype, machine.reduce_in) == 1 or variable not in body.inputs:
         return forward
@@ -378,7 +381,7 @@ def _extended(site: Site, domain: Domain, machine: Machine) -> Array:
     Such an operand is kept in place of the original, or beside it if other operators need the original.
     """
     total = np.zeros(len(domain))
-    body = site.node.body if site.node is not None else None
+    body = site.body
     if body is None:
         return total
     sizes = np.array([a.size for a in machine.axes], int)

@@ -23,7 +23,6 @@ from itertools import groupby, product
 import numpy as np
 
 from unity.pcg.types.axis import Axis
-from unity.pcg.types.factors import facts_of
 from unity.search.cost.assembly import Assembled
 from unity.search.cost.cost import SiteCost, site_cost
 from unity.search.solver.bounds import ABOVE
@@ -165,8 +164,7 @@ class _Relaxation:
         pairs: dict[tuple, Cost] = {}
         edges = list[Edge]()
         for s, p in self.assembled.ports:
-            port, node = sites[s].ports[p], sites[s].node
-            is_product = node is not None and facts_of(node.kind).product
+            port, is_product = sites[s].ports[p], sites[s].is_product
             key = id(domains[port.source]), id(domains[s]), p, replace(port, source=0), is_product
             if key not in pairs:
                 pairs[key] = self._pair(s, p, is_product)

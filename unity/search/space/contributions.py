@@ -15,7 +15,6 @@ from functools import cache, reduce
 from operator import or_
 
 from unity.pcg.propagation.choices import choices_with_moves
-from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL
 from unity.search.space.sites import Site
 
@@ -25,7 +24,7 @@ def refuse_cancelling_contributions(sites: Sequence[Site]) -> None:
     above, linear = _ancestors(sites), cache(lambda s: _linear_operands(sites[s]))
     for s, site in enumerate(sites):
         floating = [p for p, port in enumerate(site.ports) if port.tensor.floating]
-        if site.kind != "operator" or len(floating) < 2 or _is_product(site):
+        if site.kind != "operator" or len(floating) < 2 or site.is_product:
             continue
         sums = {q: _summands(sites, s, q, linear) for q in floating}
         for p in floating:
@@ -83,11 +82,7 @@ def _linear_operands(site: Site) -> list[int]:
     """Return the operands of a site that may be partial sums where its results are."""
     if site.kind == "free":
         return [0] if len(site.ports) == 1 else []
-    if site.node is None or site.node.body is None or _is_product(site):
+    if site.body is None or site.is_product:
         return []
-    summed = (c.operands for c in choices_with_moves(site.node.body) if PARTIAL in c.results)
+    summed = (c.operands for c in choices_with_moves(site.body) if PARTIAL in c.results)
     return sorted({p for operands in summed for p, s in enumerate(operands) if s == PARTIAL})
-
-
-def _is_product(site: Site) -> bool:
-    return site.node is not None and facts_of(site.node.kind).product

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 from unity.pcg.propagation.choice import Choice
 from unity.pcg.propagation.choices import choices_with_moves
-from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, UNUSED, State, partitioned
 from unity.search.space.sites import Site, Slicing
 
@@ -59,8 +58,8 @@ def _most_users(users: Sequence[tuple[int, int, int]]) -> int:
 
 
 def _own(site: Site, users: int) -> tuple[Choice, ...]:
-    if site.node is not None and site.node.body is not None:
-        return _without_cancelling(site, choices_with_moves(site.node.body, (), users))
+    if site.body is not None:
+        return _without_cancelling(site, choices_with_moves(site.body, (), users))
     n = len(site.ports)
     own = [Choice("unused", (UNUSED,) * n, (UNUSED,) * len(site.results), 0, 0.0)]
     if site.kind == "input" or site.mark is not None:
@@ -97,11 +96,11 @@ def _extended(sites: Sequence[Site], offers: Offers, users: Users, s: int) -> tu
         neighbours.update(((p, c.states[position]), None) for c in offers[port.source])
     for u, p, index in users[s]:
         neighbours.update(((len(site.ports) + index, c.operands[p]), None) for c in offers[u])
-    if site.node is not None and site.node.body is not None:
+    if site.body is not None:
         seeds = _seeds(offers[s], [n for n in neighbours if n[1].kind == "P" and n[1].outer > 1])
         if not seeds:
             return offers[s]
-        return _without_cancelling(site, choices_with_moves(site.node.body, seeds, _most_users(users[s])))
+        return _without_cancelling(site, choices_with_moves(site.body, seeds, _most_users(users[s])))
     present = {c.states for c in offers[s]}
     extended = list(offers[s])
     may_be_partial = _may_be_partial(sites, offers, users, s)
@@ -167,7 +166,7 @@ def _reachable(sites: Sequence[Site], offers: Offers) -> Offers:
         _partial_results(sites, candidates, _has_some_partial),
     )
     return [
-        tuple(c for c in cs if (_has_all_partials(site, c, produced) if _is_product(site) else _has_some_partial(site, c, partial)))
+        tuple(c for c in cs if (_has_all_partials(site, c, produced) if site.is_product else _has_some_partial(site, c, partial)))
         for site, cs in zip(sites, candidates, strict=True)
     ]
 
@@ -207,10 +206,6 @@ def _has_some_partial(site: Site, choice: Choice, partial: Results) -> bool:
     return not partials or not partial.isdisjoint(partials) or any(s.kind == "P" for s in choice.operands)
 
 
-def _is_product(site: Site) -> bool:
-    return site.node is not None and facts_of(site.node.kind).product
-
-
 def _of_weights(sites: Sequence[Site]) -> set[int]:
     """Return the sites that depend on weights, and on nothing else."""
     dependent: set[int] = set()
@@ -231,4 +226,4 @@ def _is_useful(site: Site, choice: Choice, of_weights: bool) -> bool:
         return False
     if choice.name != "replicated" or not site.ports or site.node is None:
         return True
-    return (of_weights or not _is_product(site)) and any(p.gradient for p in site.ports)
+    return (of_weights or not site.is_product) and any(p.gradient for p in site.ports)

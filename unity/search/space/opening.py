@@ -30,7 +30,6 @@ from unity.pcg.parallel.stages import (
     staged,
 )
 from unity.pcg.propagation.choice import Choice
-from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED
 from unity.search.space.contributions import refuse_cancelling_contributions
 from unity.search.space.residual_types import count_residuals
@@ -120,7 +119,7 @@ class _Builder:
         copied = site.kind == "free" and copies(site) and not site.step and site.ports[0].argument
         argument = around == Around() and (site.kind == "input" or copied)
         transparent = site.kind == "free" and copies(site) and not site.step
-        transparent = transparent or (site.node is not None and site.node.body is not None and is_conversion(site.node.body))
+        transparent = transparent or (site.body is not None and is_conversion(site.body))
         last = around == Around() and (site.kind == "input" or (transparent and site.ports[0].last))
         residuals = around.of(site.hoisted) if kept else 0.0
         repeats, passed = self.recomputed.read(places)
@@ -194,7 +193,7 @@ class _Builder:
                 continue
             ((u, p),) = readers[s]
             reader = self.sites[u]
-            product = reader.node is not None and facts_of(reader.node.kind).product and reader.around == site.around
+            product = reader.is_product and reader.around == site.around
             if product and reader.ports[p].kept and site.ports and any(site.flows):
                 missing = [q for q, port in enumerate(site.ports) if not (port.kept or small(port, site))]
                 saved = site.results[0].nbytes + sum(nbytes for _, nbytes in site.inner)

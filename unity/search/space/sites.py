@@ -12,8 +12,9 @@ from enum import StrEnum
 
 from unity.pcg.analysis.stacked_values import NO_KERNELS, StackingKernels
 from unity.pcg.ir.graph import Node
-from unity.pcg.ir.program import Tensor
+from unity.pcg.ir.program import Body, Tensor
 from unity.pcg.propagation.choice import Choice
+from unity.pcg.types.factors import facts_of
 from unity.search.space.live_buffers import stays
 
 
@@ -198,6 +199,16 @@ class Site:
     repeats: float = 0
     computed: tuple[tuple[int, float], ...] = ()
     stacking: StackingKernels = NO_KERNELS
+
+    @property
+    def body(self) -> Body | None:
+        """The program of the operator, if it has one."""
+        return self.node.body if self.node is not None else None
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a matrix product or a convolution."""
+        return self.node is not None and facts_of(self.node.kind).product
 
     @property
     def end(self) -> int:

@@ -20,7 +20,6 @@ from unity.machine.machine import Machine
 from unity.machine.resharding_tables import Types
 from unity.pcg.ir.graph import PCG
 from unity.pcg.propagation.choice import Choice
-from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import UNUSED, Type
 from unity.search.cost.assembly import Assembled, Listed, assemble
 from unity.search.cost.cost import Training, site_cost
@@ -102,7 +101,7 @@ class GraphSpace:
 
     def edge_kind(self, site: Site, port: Port) -> tuple[Port, bool]:
         """Return what the price of a change of type on an edge depends on: the port, and whether the user is a product."""
-        return replace(port, source=0, index=0), site.node is not None and facts_of(site.node.kind).product
+        return replace(port, source=0, index=0), site.is_product
 
     @cached_property
     def users(self) -> tuple[tuple[tuple[int, int], ...], ...]:

@@ -243,7 +243,7 @@ def repeated(search: Search) -> float:
     """Return the least seconds of operators in loops and of repeated operators, which could become a pipeline."""
     assembled = search.assembled
     sites, costs = assembled.opened.sites, assembled.unary
-    bodies = [site.node.body.key if site.node is not None and site.node.body is not None else "" for site in sites]
+    bodies = [site.body.key if site.body is not None else "" for site in sites]
     often = Counter(bodies)
     inside = [site.around.stacked or (key != "" and often[key] >= LEAST) for site, key in zip(sites, bodies, strict=True)]
     return sum(float(c.time.min()) for c, flag in zip(costs, inside, strict=True) if flag)
