@@ -88,23 +88,9 @@ class Assembled:
         """Return the cost of the change of type between a producer and a user, with its alternatives."""
         before, first = self.domains[port.source].types[self.position(port)]
         after, second = self.domains[s].types[p]
-        text = f"{self.domains[port.source].key} {port.index} {self.domains[s].key} {p} {port.tensor} {port.times} {port.hoisted}"
         product = self.opened.sites[s].is_product
-        key = _key(
-            text,
-            port.gradient,
-            port.kept,
-            port.sole,
-            port.again,
-            port.repeats,
-            port.passed,
-            port.last,
-            port.apart,
-            port.contributes,
-            port.dead,
-            product,
-            self.training.backward,
-        )
+        ends = self.domains[port.source].key, self.domains[s].key, p
+        key = _key(*ends, port.as_priced, product, self.training.backward)
         if self.exposure is not FULL:
             key = _key(key, self.exposure, self.weights[port.source])
         producer = self.costs[port.source] if self.runs_again(port.source) else None

@@ -165,7 +165,7 @@ class _Relaxation:
         edges = list[Edge]()
         for s, p in self.assembled.ports:
             port, is_product = sites[s].ports[p], sites[s].is_product
-            key = id(domains[port.source]), id(domains[s]), p, replace(port, source=0), is_product
+            key = id(domains[port.source]), id(domains[s]), p, port.as_priced, is_product
             if key not in pairs:
                 pairs[key] = self._pair(s, p, is_product)
             edges.append(Edge(port.source, s, pairs[key]))

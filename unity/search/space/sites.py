@@ -140,6 +140,11 @@ class Port:
     contributes: bool = True
     dead: bool = False
 
+    @property
+    def as_priced(self) -> Port:
+        """The operand without the fields that the price of its change of type does not depend on: equal ones have one price."""
+        return replace(self, source=0, argument=False, derived=())
+
 
 @dataclass(eq=False)
 class Site:

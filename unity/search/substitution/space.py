@@ -101,7 +101,7 @@ class GraphSpace:
 
     def edge_kind(self, site: Site, port: Port) -> tuple[Port, bool]:
         """Return what the price of a change of type on an edge depends on: the port, and whether the user is a product."""
-        return replace(port, source=0, index=0), site.is_product
+        return replace(port.as_priced, index=0), site.is_product
 
     @cached_property
     def users(self) -> tuple[tuple[tuple[int, int], ...], ...]:
