@@ -24,7 +24,7 @@ from unity.pcg.parallel.serial_view import twins
 from unity.pcg.types.parallel_type import local_shape
 from unity.plan.plan import Plan
 from unity.search.cost.prediction import CollectiveTerm, Prediction, TransferTerm
-from unity.search.memory.memory import Held
+from unity.search.memory.memory import Buffer
 
 MOST = 3  # groups of equal nodes that are explained for one path
 EQUAL = 1e-9  # part of a step by which plans of equal time differ, by rounding
@@ -131,7 +131,7 @@ class Costs:
         """Return the transfers of a node's values to the host and back."""
         return [t for t in self.prediction.transfers if t.node is node]
 
-    def held(self, node: Node) -> list[Held]:
+    def held(self, node: Node) -> list[Buffer]:
         """Return the buffers of a node, and of the type changes of its results, that are live at the peak of memory."""
         after = {id(node), *(id(n) for n in self.changes(node))}
         return [h for h in self.plan.program.memory.held if id(h.node) in after and h.nbytes]

@@ -155,7 +155,7 @@ def test_functions_that_jax_keeps_as_one_primitive_are_told_apart():
 
 
 def test_what_an_object_with_parameters_is_told_apart_by():
-    class Held:
+    class Buffer:
         in_avals = (X,)
 
         def __init__(self, **params):
@@ -164,7 +164,7 @@ def test_what_an_object_with_parameters_is_told_apart_by():
         def __call__(self, x):
             return x
 
-    texts = {text_of(Held(side=side, by=by), lambda _: None) for side in ("left", "right") for by in (jnp.sin, jnp.cos)}
+    texts = {text_of(Buffer(side=side, by=by), lambda _: None) for side in ("left", "right") for by in (jnp.sin, jnp.cos)}
     assert len(texts) == 4
 
 

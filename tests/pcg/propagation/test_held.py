@@ -18,10 +18,10 @@ import unity
 from unity.pcg.capture.capture import capture, unparallelized
 from unity.pcg.jaxprs.foreign_primitives import HELD
 
-Held: Any = getattr(hijax, "HiPrim", None) or hijax.VJPHiPrimitive  # as JAX 0.12 names it, and as those before
+Buffer: Any = getattr(hijax, "HiPrim", None) or hijax.VJPHiPrimitive  # as JAX 0.12 names it, and as those before
 
 
-class Cube(Held):
+class Cube(Buffer):
     """A primitive of a user, whose gradient is twice its derivative."""
 
     def __init__(self, aval: Any) -> None:

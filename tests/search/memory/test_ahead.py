@@ -28,7 +28,7 @@ from unity.search.memory.memory import MemoryPrediction, operator_memory, predic
 from unity.search.memory.peak import ReusableGradient
 from unity.search.memory.region import Region
 from unity.search.memory.residuals import Setting
-from unity.search.space.live_buffers import BACKEND, KEPT, NOTHING_MOVES, WIDENED, WORKING, Held, Lying, local
+from unity.search.space.live_buffers import BACKEND, KEPT, NOTHING_MOVES, WIDENED, WORKING, AliasTables, Buffer, local
 
 TARGET = 0.2  # of all bytes, as the search adds them up: what the benchmark asks for
 
@@ -44,8 +44,8 @@ def some_node() -> Node:
 NODE = some_node()
 
 
-def held(nbytes: float) -> Held:
-    return Held(WORKING, NODE, nbytes)
+def held(nbytes: float) -> Buffer:
+    return Buffer(WORKING, NODE, nbytes)
 
 
 @st.composite
@@ -144,7 +144,7 @@ def test_weights_gathered_in_scans_are_live_from_the_start() -> None:
         nodes = [n for n in plan.program.pcg.nodes if n.kind != "input"]
         inside = [n for scan in nodes if scan.inside for n in scan.inside.nodes]
         gathered = {id(n) for n in inside if n.kind.startswith("combine") and n.again}
-        assert gathered <= {id(a.held.node) for a in changes_at_start(nodes, Lying(plan.program.pcg), ())}
+        assert gathered <= {id(a.buffer.node) for a in changes_at_start(nodes, AliasTables(plan.program.pcg), ())}
         most = max(most, gathered, key=len)
     assert len(most) == 2  # of each layer's weight
 

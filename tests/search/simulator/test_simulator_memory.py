@@ -37,9 +37,9 @@ def test_memory_begins_with_arguments_and_ends_with_gradients(overlap: bool, nam
     assert found.nbytes[-1] == pytest.approx(0.0, abs=1e-6 * found.peak)
     assert found.by_reason[ARGUMENTS][0] == pytest.approx(sum(local(Value(n), graph) for n in graph.inputs))
     assert found.by_reason[SLOTS][0] == pytest.approx(2 * weights)
-    last = {s.held.why for s in found.spans if s.end == found.times[-1]}
+    last = {s.buffer.why for s in found.spans if s.end == found.times[-1]}
     assert {ARGUMENTS, SLOTS} <= last
-    gradients = sum(s.held.nbytes for s in found.spans if s.held.why == GRADIENTS)
+    gradients = sum(s.buffer.nbytes for s in found.spans if s.buffer.why == GRADIENTS)
     assert gradients <= weights * (1 + 1e-9)
 
 
@@ -50,7 +50,7 @@ def test_bytes_are_those_of_the_spans(name: str, seed: int) -> None:
     found = only(simulate(graph, MACHINE, captured.differentiated).memory)
     for k in np.linspace(0, len(found.times) - 2, 7).astype(int):
         middle = (found.times[k] + found.times[k + 1]) / 2
-        there = sum(s.held.nbytes for s in found.spans if s.start <= middle < s.end)
+        there = sum(s.buffer.nbytes for s in found.spans if s.start <= middle < s.end)
         assert found.nbytes[k] == pytest.approx(there)
     assert sum(h.nbytes for h in found.held) == pytest.approx(found.peak)
 

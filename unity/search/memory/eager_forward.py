@@ -15,7 +15,7 @@ from unity.pcg.ir.graph import UNCHANGED, Node, Value
 from unity.pcg.ir.payloads import Scan
 from unity.pcg.propagation.nested.scan_programs import SCANNED
 from unity.search.memory.peak import ReusableGradient, assign_reuse
-from unity.search.space.live_buffers import WORKING, Held, Lying, local, stays, unmoved
+from unity.search.space.live_buffers import WORKING, AliasTables, Buffer, local, stays, unmoved
 
 
 @dataclass(frozen=True)
@@ -23,17 +23,17 @@ class Ahead:
     """A buffer that is computed at the start.
 
     Args:
-        held: The buffer.
+        buffer: The buffer.
         until: The operator at whose turn it is dead, or counted among the operator's residuals or working set.
         reader: The last operator that reads it, which decides the gradients whose memory it may use.
     """
 
-    held: Held
+    buffer: Buffer
     until: int
     reader: int
 
 
-def changes_at_start(nodes: Sequence[Node], lying: Lying, residuals: Collection[Value]) -> list[Ahead]:
+def changes_at_start(nodes: Sequence[Node], aliases: AliasTables, residuals: Collection[Value]) -> list[Ahead]:
     """Return the results of changes of type that depend on arguments alone, and that operators read.
 
     Such a result is live until its last reader, or, if it is a residual, until its first reader, which counts it from then on.
@@ -41,12 +41,12 @@ def changes_at_start(nodes: Sequence[Node], lying: Lying, residuals: Collection[
     readers: dict[Value, list[int]] = {}
     for i, node in enumerate(nodes):
         for v in node.operands if node.kind not in UNCHANGED else ():
-            readers.setdefault(lying.unmoved[v], []).append(i)
+            readers.setdefault(aliases.unmoved[v], []).append(i)
     ready, ahead = set[Value](), []
     for i, node in enumerate(nodes):
         if node.kind in SCANNED:
             steps = _of_constants(node, {v for v in node.operands if v.node.kind == "input" or v in ready})
-            ahead += [Ahead(held, i, len(nodes)) for held in steps]
+            ahead += [Ahead(buffer, i, len(nodes)) for buffer in steps]
         if node.kind not in UNCHANGED:
             continue
         (v,) = node.operands
@@ -58,11 +58,11 @@ def changes_at_start(nodes: Sequence[Node], lying: Lying, residuals: Collection[
             first, last = readers[result][0], readers[result][-1]
             is_residual = result in residuals
             until, reader = (first, first) if is_residual else (last, len(nodes))
-            ahead.append(Ahead(Held(WORKING, node, lying.nbytes[result]), until, reader))
+            ahead.append(Ahead(Buffer(WORKING, node, aliases.nbytes[result]), until, reader))
     return ahead
 
 
-def _of_constants(scan: Node, ready: Collection[Value]) -> list[Held]:
+def _of_constants(scan: Node, ready: Collection[Value]) -> list[Buffer]:
     """Return the recomputed results of changes of type inside a scan's steps that depend on ready constants alone."""
     assert scan.inside is not None
     inside, constants = scan.inside, scan.operands[: scan.of(Scan).consts]
@@ -73,7 +73,7 @@ def _of_constants(scan: Node, ready: Collection[Value]) -> list[Held]:
             computed |= {Value(node)} if node.operands[0] in computed else set()
             continue
         operands.update(dict.fromkeys(v for v in map(unmoved, node.operands) if v in computed and v.node.kind != "input"))
-    return [Held(WORKING, v.node, local(v, inside)) for v in operands if v.node.again]
+    return [Buffer(WORKING, v.node, local(v, inside)) for v in operands if v.node.again]
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +88,8 @@ class Forward:
         later: The gradients whose memory may be reused, largest first.
     """
 
-    kept: Sequence[Sequence[Held]]
-    started: Sequence[Sequence[Held]]
+    kept: Sequence[Sequence[Buffer]]
+    started: Sequence[Sequence[Buffer]]
     ahead: Sequence[Ahead]
     own: Mapping[int, float]
     later: Sequence[ReusableGradient]
@@ -111,9 +111,9 @@ class Forward:
         """Return the live bytes at each turn, before reuse."""
         done = [0.0] * (len(self.kept) + 1)
         for a in self.ahead:
-            done[a.until] += a.held.nbytes
+            done[a.until] += a.buffer.nbytes
         below = sum(h.nbytes for k in self.started for h in k)
-        ahead = sum(a.held.nbytes for a in self.ahead)
+        ahead = sum(a.buffer.nbytes for a in self.ahead)
         totals = {-1: below + ahead}
         for i, k in enumerate(self.kept):
             ahead -= done[i]
@@ -121,10 +121,10 @@ class Forward:
             totals[i] = below + ahead + self.own.get(i, 0.0)
         return totals
 
-    def held(self, at: int) -> list[Held]:
+    def held(self, at: int) -> list[Buffer]:
         """Return the buffers that are live at an operator's turn, without its working set."""
         then = [h for i, k in enumerate(self.kept) for h in k if i <= at]
-        return [*then, *(h for k in self.started for h in k), *(a.held for a in self.ahead if a.until > at)]
+        return [*then, *(h for k in self.started for h in k), *(a.buffer for a in self.ahead if a.until > at)]
 
     def reused(self, at: int) -> list[tuple[int, float]]:
         """Return the gradients whose memory is reused at an operator's turn, by number, with the reused bytes."""
@@ -133,7 +133,7 @@ class Forward:
         end = len(self.kept)
         live = [(h.nbytes, i) for i, k in enumerate(self.kept) for h in k if i <= at]
         live += [(h.nbytes, i) for i, k in enumerate(self.started) for h in k]
-        live += [(a.held.nbytes, a.reader) for a in self.ahead if a.until > at]
+        live += [(a.buffer.nbytes, a.reader) for a in self.ahead if a.until > at]
         live += [(self.own[at], end)] if at in self.own else []
         sizes: dict[float, list[int]] = {}
         for n, i in sorted(live):

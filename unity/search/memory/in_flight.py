@@ -20,10 +20,10 @@ from unity.pcg.parallel.stages import ends_of, in_flight
 from unity.search.memory.backend import Backend
 from unity.search.memory.region import Region
 from unity.search.memory.residuals import Setting
-from unity.search.space.live_buffers import BACKEND, FLIGHT, KEPT, Held, local
+from unity.search.space.live_buffers import BACKEND, FLIGHT, KEPT, Buffer, local
 
 
-def flight(graph: PCG, flow: Gradients, backend: Backend) -> tuple[list[Held], list[Held]]:
+def flight(graph: PCG, flow: Gradients, backend: Backend) -> tuple[list[Buffer], list[Buffer]]:
     """Return the buffers of a graph's flight: those that the search counts, and those that it does not.
 
     The latter are arguments of the batch before, residuals that are live only because they are arrays, and copies. A graph whose
@@ -31,26 +31,26 @@ def flight(graph: PCG, flow: Gradients, backend: Backend) -> tuple[list[Held], l
     """
     if not undrained(graph) or not any(flow(v) for node in graph.nodes if node.kind == TAIL for v in node.results):
         return [], []
-    counted, operands, copied = list[Held](), set[Value](), list[Held]()
+    counted, operands, copied = list[Buffer](), set[Value](), list[Buffer]()
     for node in graph.nodes:
         if node.kind in (PIPELINE, TAIL):
             copies = {p: in_flight(node, p, flow) for p in range(len(node.operands))}
-            counted.append(Held(FLIGHT, node, sum(n * local(node.operands[p], graph) for p, n in copies.items())))
+            counted.append(Buffer(FLIGHT, node, sum(n * local(node.operands[p], graph) for p, n in copies.items())))
             begun = ends_of(node).sampled if node.kind == PIPELINE else ends_of(node).carried
             read = [v for p, v in enumerate(node.operands) if p not in begun]
-            copied.append(Held(BACKEND, node, sum(local(v, graph) for v in read)))
+            copied.append(Buffer(BACKEND, node, sum(local(v, graph) for v in read)))
             operands |= {*read}
     parts = cut(graph)
     setting = Setting(parts.before, flow, True, backend)
     before = Region(parts.before, setting)
-    twice = {before.lying.kept[v] for v in operands}
+    twice = {before.aliases.kept[v] for v in operands}
     residuals = [h for h in before.kept if not any(h.nbytes and v.node is h.node for v in twice)]
-    counted += [Held(FLIGHT, h.node, h.nbytes) for h in residuals]
+    counted += [Buffer(FLIGHT, h.node, h.nbytes) for h in residuals]
     arguments = {*before.needs, *parts.read} - {k for k, node in enumerate(graph.inputs) if Value(node) in twice}
-    uncounted = [Held(FLIGHT, graph.inputs[k], local(Value(graph.inputs[k]), graph)) for k in sorted(arguments)]
+    uncounted = [Buffer(FLIGHT, graph.inputs[k], local(Value(graph.inputs[k]), graph)) for k in sorted(arguments)]
     copied += [replace(h, why=BACKEND) for h in uncounted]
     stacked = Region(parts.before, setting, stacked=True)
     for node in before.nodes:
         nbytes, least = (sum(h.nbytes for h in region.kept if h.node is node) for region in (stacked, before))
-        uncounted += [Held(FLIGHT, node, nbytes - least), Held(KEPT, node, nbytes - least)] if nbytes > least else []
+        uncounted += [Buffer(FLIGHT, node, nbytes - least), Buffer(KEPT, node, nbytes - least)] if nbytes > least else []
     return counted, [*uncounted, *(copied if backend.eager else ())]

@@ -27,7 +27,7 @@ from unity.search.cost.state_sizes import StateMemory
 from unity.search.memory.memory import live_ranges
 from unity.search.memory.region import Region
 from unity.search.space.constrained_slices import most_slices
-from unity.search.space.live_buffers import GRADIENTS, KEPT, SLOTS, Held, stays
+from unity.search.space.live_buffers import GRADIENTS, KEPT, SLOTS, Buffer, stays
 from unity.search.space.masks import Restrict, marked
 from unity.search.space.opening import sites_of
 
@@ -111,7 +111,7 @@ def least_memory(
     pairs = zip(graph.inputs, on_one.inputs, strict=True)
     slices = {id(copy): constrained[id(node)] for node, copy in pairs if id(node) in constrained}
 
-    def local(h: Held) -> float:
+    def local(h: Buffer) -> float:
         return h.nbytes / slices.get(id(h.node), machine.devices)
 
     state = [h for h in live.counted if h.why != GRADIENTS]

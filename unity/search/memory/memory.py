@@ -26,7 +26,7 @@ from unity.search.memory.backend import GPU, Backend
 from unity.search.memory.in_flight import flight
 from unity.search.memory.region import OperatorMemory, Region
 from unity.search.memory.residuals import Setting
-from unity.search.space.live_buffers import ARGUMENTS, GRADIENTS, RESULTS, SLOTS, UPDATED, Held, local
+from unity.search.space.live_buffers import ARGUMENTS, GRADIENTS, RESULTS, SLOTS, UPDATED, Buffer, local
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class MemoryPrediction:
         offloaded: Values that lie in the memory of the host, all together: they take none of the device's.
     """
 
-    held: tuple[Held, ...]
+    held: tuple[Buffer, ...]
     additive: float
-    offloaded: tuple[Held, ...] = ()
+    offloaded: tuple[Buffer, ...] = ()
 
     @cached_property
     def total(self) -> float:
@@ -76,29 +76,29 @@ class LiveRanges:
         hosted: The optimizer's state in the memory of the host.
     """
 
-    counted: tuple[Held, ...]
-    beside: tuple[Held, ...]
+    counted: tuple[Buffer, ...]
+    beside: tuple[Buffer, ...]
     region: Region
-    hosted: tuple[Held, ...] = ()
+    hosted: tuple[Buffer, ...] = ()
 
     @property
-    def throughout(self) -> tuple[Held, ...]:
+    def throughout(self) -> tuple[Buffer, ...]:
         """The buffers that are live throughout the step."""
         return (*self.counted, *self.beside)
 
     @property
-    def update(self) -> tuple[Held, ...]:
+    def update(self) -> tuple[Buffer, ...]:
         """The buffers that are live during the update alone, when the state of a weight is fetched: of the largest one."""
         largest = max(self.hosted, key=lambda h: h.nbytes, default=None)
-        return () if largest is None else (Held(UPDATED, largest.node, 2 * largest.nbytes),)
+        return () if largest is None else (Buffer(UPDATED, largest.node, 2 * largest.nbytes),)
 
     @property
-    def peak(self) -> Sequence[Held]:
+    def peak(self) -> Sequence[Buffer]:
         """The buffers at the peak, beside those that are live throughout the step: at an operator's turn, or in the update."""
         return max(self.region.peak, self.update, key=lambda peak: sum(h.nbytes for h in peak))
 
     @property
-    def offloaded(self) -> tuple[Held, ...]:
+    def offloaded(self) -> tuple[Buffer, ...]:
         """The values in the memory of the host."""
         return (*self.region.offloaded, *self.hosted)
 
@@ -107,26 +107,26 @@ def live_ranges(graph: PCG, differentiated: Collection[int], training: Training,
     """Sweep the operators of a parallel graph forward and backward. Arguments are as for `predict_memory`."""
     differentiated = differentiated if training.backward else ()
     flow = gradients(graph, differentiated)
-    always = [Held(ARGUMENTS, node, local(Value(node), graph)) for node in graph.inputs]
-    hosted = list[Held]()
+    always = [Buffer(ARGUMENTS, node, local(Value(node), graph)) for node in graph.inputs]
+    hosted = list[Buffer]()
     for k, node in enumerate(graph.inputs):
         if k in differentiated and node.tensors[0].floating:
             nbytes = local(Value(node), graph)
-            always += [Held(GRADIENTS, node, nbytes), Held(SLOTS, node, training.state.on_device(node) * nbytes)]
-            hosted += [Held(SLOTS, node, on_host * nbytes)] if (on_host := training.state.on_host(node)) else []
+            always += [Buffer(GRADIENTS, node, nbytes), Buffer(SLOTS, node, training.state.on_device(node) * nbytes)]
+            hosted += [Buffer(SLOTS, node, on_host * nbytes)] if (on_host := training.state.on_host(node)) else []
     flying, more = flight(graph, flow, backend)
     always += flying
     region = Region(graph, Setting(graph, flow, training.backward, backend), always=always)
-    results = [Held(RESULTS, v.node, local(v, graph)) for v in dict.fromkeys(graph.outputs)]
+    results = [Buffer(RESULTS, v.node, local(v, graph)) for v in dict.fromkeys(graph.outputs)]
     beside = (*undivided_state(graph, differentiated, training), *more, *results)
     return LiveRanges(tuple(always), beside, region, tuple(hosted))
 
 
-def undivided_state(graph: PCG, differentiated: Collection[int], training: Training) -> list[Held]:
+def undivided_state(graph: PCG, differentiated: Collection[int], training: Training) -> list[Buffer]:
     """Return the part of the optimizer's state that every device stores, attributed to the first weight."""
     weights = (node for k, node in enumerate(graph.inputs) if k in differentiated and node.tensors[0].floating)
     first = next(weights, None)
-    return [Held(SLOTS, first, training.state.whole)] if first is not None and training.state.whole else []
+    return [Buffer(SLOTS, first, training.state.whole)] if first is not None and training.state.whole else []
 
 
 def predict_memory(graph: PCG, differentiated: Collection[int], training: Training, backend: Backend = GPU) -> MemoryPrediction:

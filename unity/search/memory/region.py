@@ -43,7 +43,7 @@ from unity.search.space.live_buffers import (
     REUSED,
     WIDENED,
     WORKING,
-    Held,
+    Buffer,
     whole,
 )
 
@@ -66,7 +66,7 @@ class OperatorMemory:
     """
 
     node: Node
-    kept: tuple[Held, ...]
+    kept: tuple[Buffer, ...]
     values: frozenset[Value]
     own: float
 
@@ -79,7 +79,7 @@ class Region(ResidualCollector):
         graph: PCG,
         setting: Setting,
         around: str = "",
-        always: Collection[Held] = (),
+        always: Collection[Buffer] = (),
         straight: bool = False,
         stacked: bool = False,
         depth: int = 0,
@@ -101,7 +101,7 @@ class Region(ResidualCollector):
         self.nodes = [node for node in graph.nodes if node.kind != "input"]
         self.number = {id(node): i for i, node in enumerate(self.nodes)}
         products = [node for node in self.nodes if facts_of(node.kind).product]
-        self.products = {self.lying.unmoved[v] for node in products for v in (*node.operands, *node.results)}
+        self.products = {self.aliases.unmoved[v] for node in products for v in (*node.operands, *node.results)}
         self.early: list[Ahead] = []  # values that the backend computes at the start
         self.zeros_inside = 0.0  # in a graph inside a remat, bytes of zeros that are live from the start of the program
         self.forward: dict[int, float] = {}  # bytes of an operator's working set in the forward pass, by its number
@@ -110,8 +110,8 @@ class Region(ResidualCollector):
         self.remats = sum(node.kind == "remat" for node in self.nodes)
         self.own: dict[int, float] = {}  # by id(node): bytes of its working set without operands, results and their cotangents
         self.operators: list[OperatorMemory] = []
-        self.saved: list[tuple[int, Held]] = []  # values that policies of remats around the graph save, by the depth of the remat
-        self.offloaded: list[Held] = []  # values that such policies save in the memory of the host, all runs together
+        self.saved: list[tuple[int, Buffer]] = []  # values that policies of remats around the graph save, by the depth of the remat
+        self.offloaded: list[Buffer] = []  # values that such policies save in the memory of the host, all runs together
         self.fetched = 0.0  # bytes of those of the graph's own operators: while they are used, a copy is on its way
         self.invariant = 0.0  # bytes of values that the operators' derivatives read and that depend on no operand
         self.inside: dict[int, Region] = {}  # by id(node): the sweeps of the graphs inside nodes
@@ -133,26 +133,26 @@ class Region(ResidualCollector):
         """Whether the backend computes values ahead of their turn, so that the peak may be in the forward pass."""
         return self.top and self.backend.eager
 
-    def highest(self) -> tuple[list[Held], Turn]:
+    def highest(self) -> tuple[list[Buffer], Turn]:
         """Return the buffers that are live at the peak, and the turn at which that is.
 
         Live are the residuals of the operators before that turn, as those after it have run backward, and the operator's working
         set. A scan's stacks are live from the start of the forward pass, which is swept too if the backend computes values ahead.
         """
         backward = self.backward_turns()
-        highest, live = backward.highest(), list[Held]()
+        highest, live = backward.highest(), list[Buffer]()
         at = -1 if highest is None else highest[0]
         if highest is not None:
             live = [h for i, k in enumerate(self.operators) for h in k.kept if i <= at or backward.early[i]]
-            live += [*self.moments[at], Held(WORKING, self.nodes[at], self.live_through[at])]
+            live += [*self.moments[at], Buffer(WORKING, self.nodes[at], self.live_through[at])]
             live += self.reused(backward.reused(at, backward.own[at]))
         turn = (BACKWARD, at) if at >= 0 else (FORWARD, -1)
         if not self.ahead:
             return live, turn
         forward = self.forward_turns()
-        at_forward, lying = forward.highest()
-        working = [Held(WORKING, self.nodes[at_forward], self.forward[at_forward])] if at_forward in self.forward else []
-        before = [*forward.held(at_forward), *working, *self.reused(lying)]
+        at_forward, aliases = forward.highest()
+        working = [Buffer(WORKING, self.nodes[at_forward], self.forward[at_forward])] if at_forward in self.forward else []
+        before = [*forward.held(at_forward), *working, *self.reused(aliases)]
         return max((live, turn), (before, (FORWARD, at_forward)), key=lambda peak: sum(h.nbytes for h in peak[0]))
 
     def backward_turns(self) -> Turns:
@@ -163,16 +163,16 @@ class Region(ResidualCollector):
 
     def forward_turns(self) -> Forward:
         """Return the buffers at each operator's turn in the forward pass: residuals, values ahead of their turn, working sets."""
-        ahead = [*self.early, *changes_at_start(self.nodes, self.lying, self.chosen)] if self.ahead else []
+        ahead = [*self.early, *changes_at_start(self.nodes, self.aliases, self.chosen)] if self.ahead else []
         at_once = [[h for h in k.kept if k.node.kind in LOOPS and h.why != WIDENED] for k in self.operators]
         in_turn = [[h for h in k.kept if k.node.kind not in LOOPS or h.why == WIDENED] for k in self.operators]
         return Forward(in_turn, at_once, ahead, self.forward, self.later)
 
-    def reused(self, places: list[tuple[int, float]]) -> list[Held]:
+    def reused(self, places: list[tuple[int, float]]) -> list[Buffer]:
         """Return the bytes that reuse the memory of gradients that are not yet computed, as negative buffers."""
-        return [Held(REUSED, self.weights[k], -nbytes) for k, nbytes in places]
+        return [Buffer(REUSED, self.weights[k], -nbytes) for k, nbytes in places]
 
-    def reusable_gradients(self, always: Collection[Held]) -> tuple[list[Node], list[ReusableGradient]]:
+    def reusable_gradients(self, always: Collection[Buffer]) -> tuple[list[Node], list[ReusableGradient]]:
         """Return the weights whose gradients' memory may be reused, and those gradients, largest first."""
         buffers = {id(h.node): h for h in always if h.why == GRADIENTS}
         least = NOTICED * sum(h.nbytes for h in buffers.values())
@@ -185,7 +185,7 @@ class Region(ResidualCollector):
         large = sorted((h for h in buffers.values() if h.nbytes > least), key=lambda h: h.nbytes, reverse=True)
         return [h.node for h in large], [ReusableGradient(h.nbytes, first.get(id(h.node), -1)) for h in large]
 
-    def add_change(self, node: Node) -> tuple[list[Held], list[Held]]:
+    def add_change(self, node: Node) -> tuple[list[Buffer], list[Buffer]]:
         """Add a change of type, and return its residuals and its working set.
 
         The working set is both sides at once, unless nothing moves, or one side twice if it is copied for a collective or a
@@ -194,28 +194,28 @@ class Region(ResidualCollector):
         if self.stays(node):
             return [], []
         before, after = node.operands[0], Value(node)
-        self.saved += ((depth, Held(CHANGED, node, self.local(after))) for _, depth in self.setting.recomputed.saved_of(node))
+        self.saved += ((depth, Buffer(CHANGED, node, self.local(after))) for _, depth in self.setting.recomputed.saved_of(node))
         both = self.own_bytes[before] + self.own_bytes[after]
         if self.backend.copies_for_collective(node, self.graph.axes) and not self.products.isdisjoint({before, after}):
             both = max(both, 2 * self.own_bytes[before], 2 * self.own_bytes[after])
         self.forward[self.number[id(node)]] = both
         if not (self.straight and self.training and self.backend.pads(node)):
-            return [], [Held(WORKING, node, both)]
+            return [], [Buffer(WORKING, node, both)]
         zeros = self.own_bytes[before]
-        return self.zeros_ahead(node, zeros), [Held(WORKING, node, both - zeros)]
+        return self.zeros_ahead(node, zeros), [Buffer(WORKING, node, both - zeros)]
 
-    def zeros_ahead(self, node: Node, nbytes: float) -> list[Held]:
+    def zeros_ahead(self, node: Node, nbytes: float) -> list[Buffer]:
         """Add zeros that are live from the start of the program until a node's backward turn, and return them as buffers."""
         if not nbytes:
             return []
         if not self.top:
             self.zeros_inside += nbytes
             return []
-        zeros, here = Held(BACKEND, node, nbytes), self.number[id(node)]
+        zeros, here = Buffer(BACKEND, node, nbytes), self.number[id(node)]
         self.early += [Ahead(zeros, here, here)]
         return [zeros]
 
-    def add_operator(self, node: Node) -> tuple[list[Held], list[Held]]:
+    def add_operator(self, node: Node) -> tuple[list[Buffer], list[Buffer]]:
         """Add an operator, and return its residuals and its working set.
 
         The working set has its operands and results, or their cotangents, and the largest inner value. A convolution, or on some
@@ -233,15 +233,15 @@ class Region(ResidualCollector):
             return self.add_branches(node)
         inner = self.inner(node)
 
-        def held_inside(why: str, variable: int) -> Held:
-            return Held(why, node, inner.local(variable, inner.body.tensors[variable].nbytes))
+        def held_inside(why: str, variable: int) -> Buffer:
+            return Buffer(why, node, inner.local(variable, inner.body.tensors[variable].nbytes))
 
         needed, _ = inner.residuals(self.flows(node), self.stacked, self.backend.buffered)
         residuals = self.kept_by(node, needed, inner)
         recomputed = self.setting.recomputed
         self.saved += ((depth, held_inside(KEPT, v)) for v, depth in recomputed.saved_of(node))
         if self.backend.offloads:
-            offloaded = [Held(OFFLOADED, node, inner.local(v, nbytes)) for v, nbytes, _ in recomputed.host_values(node)]
+            offloaded = [Buffer(OFFLOADED, node, inner.local(v, nbytes)) for v, nbytes, _ in recomputed.host_values(node)]
             self.offloaded += offloaded
             self.fetched += sum(h.nbytes for h in offloaded)
         else:
@@ -262,19 +262,19 @@ class Region(ResidualCollector):
             largest += sum(inner.local(v, nbytes) for v, nbytes in recomputed.in_branches.get(id(node), ()))  # fetched
         self.own[id(node)] = turned + largest
         if not cotangents:
-            return residuals, [Held(WORKING, node, values + turned + largest)]
+            return residuals, [Buffer(WORKING, node, values + turned + largest)]
         self.invariant += sum(inner.local(v, inner.body.tensors[v].nbytes) for v in invariant(inner.body, self.flows(node)))
         more = self.backend.extra(node, self.graph.axes, self.local, self.argument, inner.looked_up)
-        residuals += [self.held(BACKEND, node, more.kept)] if more.kept else []
+        residuals += [self.buffer(BACKEND, node, more.kept)] if more.kept else []
         # Values of the forward pass alone are dead before any gradient is computed.
         here, last = self.number[id(node)], len(self.nodes)
         early = ((more.start, here), (more.first, last))
-        self.early += [Ahead(Held(BACKEND, node, nbytes), here, reader) for nbytes, reader in early if nbytes]
+        self.early += [Ahead(Buffer(BACKEND, node, nbytes), here, reader) for nbytes, reader in early if nbytes]
         self.forward[here] = values + largest
         self.own[id(node)] += more.working
         # in a loop's step, residuals are first sliced out of their stacks
         back = (values if self.stacked else again) + cotangents + turned
-        return residuals, [Held(WORKING, node, max(values, back) + largest + more.working)]
+        return residuals, [Buffer(WORKING, node, max(values, back) + largest + more.working)]
 
     def largest_inner_bytes(self, node: Node, inner: Inner) -> float:
         """Return the bytes of an operator's largest inner value, or of its cotangent.
@@ -296,7 +296,7 @@ class Region(ResidualCollector):
         """
         if not self.backend.eager or facts_of(node.kind).product or self.inner(node).adds_rows:
             return 0.0
-        values = (self.lying.unmoved[v] for v in dict.fromkeys(node.operands))
+        values = (self.aliases.unmoved[v] for v in dict.fromkeys(node.operands))
         turned = (v for v in values if v.node.kind == PRODUCT and v.tensor.ndim > 2 and not self.is_read_in_order(node, v))
         return sum(self.own_bytes[v] for v in turned)
 
@@ -309,7 +309,7 @@ class Region(ResidualCollector):
         size = prod(product.tensor.shape)
         return converted or any(self.flow(v) and prod(v.tensor.shape) < size for v in node.operands)
 
-    def add_loop(self, node: Node) -> tuple[list[Held], list[Held]]:
+    def add_loop(self, node: Node) -> tuple[list[Buffer], list[Buffer]]:
         """Add a loop, and return its residuals and its working set.
 
         The values of all steps are stacked; while a step runs, its own values and its slices of the stacks are live once more. The
@@ -318,11 +318,11 @@ class Region(ResidualCollector):
         inside = self.region_inside(node)
         carried = carried_by(node)
         length = schedule_of(node).residual_steps if node.kind == PIPELINE else times_inside(node)
-        residuals: list[Held] = []
+        residuals: list[Buffer] = []
         for p in sorted(inside.needs):
             start = Value(inside.graph.inputs[p])
             if p in carried:
-                residuals.append(self.count(Held(KEPT, node, length * inside.local(start))))
+                residuals.append(self.count(Buffer(KEPT, node, length * inside.local(start))))
             else:
                 residuals += self.need(node.operands[p])
         residuals += [replace(h, nbytes=length * h.nbytes) for h in inside.kept]
@@ -333,19 +333,19 @@ class Region(ResidualCollector):
         single = node.kind == PIPELINE and schedule_of(node).slots == 1  # the slice of a stage's only step is its whole stack
         slices = 0.0 if single else sum(inside.local(Value(n)) for n in inside.graph.inputs[carried.stop :])
         own = slices + inside.fetched + self.other_steps_of_a_round(node, inside)
-        moment = [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, own)]
+        moment = [*(_as(WORKING, h) for h in inside.peak), Buffer(WORKING, node, own)]
         moment += self.live_between_ticks(node) if node.kind == PIPELINE else []
         self.own[id(node)] = sum(h.nbytes for h in moment)
         if node.kind == PIPELINE:
             return residuals, moment
         stacked = {v for v in (*node.operands[carried.stop :], *node.results[len(carried) :]) if not self.argument(v)}
         zeros = self.zeros_of_gradients(node)
-        residuals += [Held(BACKEND, node, zeros)] if zeros else []
+        residuals += [Buffer(BACKEND, node, zeros)] if zeros else []
         if not self.straight:  # the loop around computes them before its first step, too
             self.invariant += inside.invariant
         elif inside.invariant:
-            residuals.append(Held(KEPT, node, inside.invariant))
-        return residuals, [*moment, Held(WORKING, node, sum(self.own_bytes[v] for v in stacked) - zeros)]
+            residuals.append(Buffer(KEPT, node, inside.invariant))
+        return residuals, [*moment, Buffer(WORKING, node, sum(self.own_bytes[v] for v in stacked) - zeros)]
 
     def other_steps_of_a_round(self, loop: Node, inside: Region) -> float:
         """Return the bytes that the steps in an unrolled scan's round hold at once, but for one of them.
@@ -369,7 +369,7 @@ class Region(ResidualCollector):
         read = {v for p, v in enumerate(loop.operands) if p not in carried_by(loop) and not self.argument(v)}
         return sum(self.own_bytes[v] for v in read)
 
-    def live_between_ticks(self, node: Node) -> list[Held]:
+    def live_between_ticks(self, node: Node) -> list[Buffer]:
         """Return a pipeline's buffers between ticks: samples, their results, and weights' gradients before and after a tick.
 
         The gradients of all ticks are added up in the weights' accumulation types.
@@ -381,9 +381,9 @@ class Region(ResidualCollector):
         batches = 2 if schedule_of(node).kind == TWO_BW else 1
         weights = [node.operands[p] for p in ends.stepped if has_gradient(node, p, self.flow)] if self.training else []
         gradients = sum((1 + batches * self.sum_growth(v)) * self.local(v) for v in weights)
-        return [Held(WORKING, node, rows + gradients)]
+        return [Buffer(WORKING, node, rows + gradients)]
 
-    def add_tail(self, node: Node) -> tuple[list[Held], list[Held]]:
+    def add_tail(self, node: Node) -> tuple[list[Buffer], list[Buffer]]:
         """Add a pipeline's tail, and return its residuals and its working set.
 
         Its residuals of a micro-batch are live until the end of the tick, and the sums of its operands' gradients always.
@@ -393,14 +393,14 @@ class Region(ResidualCollector):
         self.offloaded += inside.offloaded
         read = [node.operands[p] for p in range(ends_of(node).carried.start) if has_gradient(node, p, self.flow)]
         sums = sum(self.local(v) * self.sum_growth(v) for v in read) if self.training else 0.0
-        return [], [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, sums)]
+        return [], [*(_as(WORKING, h) for h in inside.peak), Buffer(WORKING, node, sums)]
 
     def accumulates(self, node: Node) -> bool:
         """Return whether a node is a loop over micro-batches that adds up their gradients."""
         loss = accumulated_loss(node)
         return self.training and loss is not None and self.flow(loss)
 
-    def add_accumulation(self, node: Node) -> tuple[list[Held], list[Held]]:
+    def add_accumulation(self, node: Node) -> tuple[list[Buffer], list[Buffer]]:
         """Add a loop over micro-batches that adds up their gradients, and return its residuals and its working set.
 
         Residuals of a micro-batch are live during its step of the loop. Throughout the loop, sliced operands and stacked results
@@ -415,7 +415,7 @@ class Region(ResidualCollector):
         sums = sum(self.local(v) * (self.sum_growth(v) - self.argument(v)) for v in constants)
         slices = sum(inside.local(Value(n)) for n in inside.graph.inputs[carried.stop :])
         stacked = {v for v in (*node.operands[carried.stop :], *node.results[len(carried) :]) if not self.argument(v)}
-        moment = [*(_as(WORKING, h) for h in inside.peak), Held(WORKING, node, sums + slices + sum(map(self.local, stacked)))]
+        moment = [*(_as(WORKING, h) for h in inside.peak), Buffer(WORKING, node, sums + slices + sum(map(self.local, stacked)))]
         self.own[id(node)] = sum(h.nbytes for h in moment)
         return residuals, moment
 
@@ -424,7 +424,7 @@ class Region(ResidualCollector):
         stored = storage_dtype(v.tensor.dtype, v.type, self.graph.axes)
         return accumulator(stored).itemsize / stored.itemsize
 
-    def add_remat(self, node: Node) -> tuple[list[Held], list[Held]]:
+    def add_remat(self, node: Node) -> tuple[list[Buffer], list[Buffer]]:
         """Add a remat, and return its residuals and its working set.
 
         Residuals are the values that its policy saves, and the operands that the backward pass reads.
@@ -443,11 +443,11 @@ class Region(ResidualCollector):
         self.momentary += (inside.steps + inside.momentary) / self.remats
         self.invariant += inside.invariant
         again = [_as(AGAIN, h) if h.why != WORKING else h for h in inside.peak]
-        again += [Held(WORKING, node, inside.fetched)] if inside.fetched else []
+        again += [Buffer(WORKING, node, inside.fetched)] if inside.fetched else []
         self.own[id(node)] = sum(h.nbytes for h in again)
         return residuals, again
 
-    def add_branches(self, node: Node) -> tuple[list[Held], list[Held]]:
+    def add_branches(self, node: Node) -> tuple[list[Buffer], list[Buffer]]:
         """Add branches, and return their residuals and their working set.
 
         The residuals are those of the largest group, as every device has room for them. While a group runs, its own values and all
@@ -463,7 +463,7 @@ class Region(ResidualCollector):
         results = sum(self.local(v) for v in node.results) * (2 if self.training else 1)  # cotangents are split first
         gradients = sum(self.own_bytes[v] for v in dict.fromkeys(node.operands)) if self.training else 0.0
         more = max(0.0, gradients - sum(h.nbytes for h in busiest.peak))
-        return residuals + largest.kept, [*(_as(WORKING, h) for h in busiest.peak), Held(WORKING, node, results + more)]
+        return residuals + largest.kept, [*(_as(WORKING, h) for h in busiest.peak), Buffer(WORKING, node, results + more)]
 
     def region_inside(self, node: Node) -> Region:
         """Return the sweep of the graph inside a node."""
@@ -476,5 +476,5 @@ class Region(ResidualCollector):
         return self.inside[id(node)]
 
 
-def _as(why: str, held: Held) -> Held:
-    return replace(held, why=why)
+def _as(why: str, buffer: Buffer) -> Buffer:
+    return replace(buffer, why=why)

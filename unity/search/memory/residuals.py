@@ -14,7 +14,7 @@ from unity.pcg.ir.gradient_flow import Gradients
 from unity.pcg.ir.graph import LOOPS, PARALLELIZATION, PCG, STAGES, Node, Value
 from unity.search.cost.inner_values import Inner, inner_of
 from unity.search.memory.backend import Backend
-from unity.search.space.live_buffers import BACKEND, CHANGED, KEPT, WIDENED, Held, Lying, stays
+from unity.search.space.live_buffers import BACKEND, CHANGED, KEPT, WIDENED, AliasTables, Buffer, stays
 
 ORIGINAL, TRANSPOSED = "original", "transposed"
 
@@ -59,8 +59,8 @@ class ResidualCollector:
         self.flow, self.training, self.backend = setting.flow, setting.training, setting.backend
         self.top, self.stacked = not around, stacked or around in LOOPS or around == STAGES
         self.looped = around in LOOPS
-        self.lying = Lying(graph, [node for node in graph.nodes if setting.recomputed.saves(node)])
-        self.nbytes = self.lying.nbytes
+        self.aliases = AliasTables(graph, [node for node in graph.nodes if setting.recomputed.saves(node)])
+        self.nbytes = self.aliases.nbytes
         self.inputs = {id(node): k for k, node in enumerate(graph.inputs)}
         self.own_bytes = {v: n if self.takes_memory(v) else 0.0 for v, n in self.nbytes.items()}
         self.chosen: dict[Value, None] = {}  # the values that are residuals, in order
@@ -77,7 +77,7 @@ class ResidualCollector:
         """Return whether a value, or its cotangent, takes memory here; arguments and their gradients are counted elsewhere."""
         return not (self.top and id(v.node) in self.inputs) and (self.flow(v) or not self.training)
 
-    def need(self, v: Value, reader: Node | None = None) -> list[Held]:
+    def need(self, v: Value, reader: Node | None = None) -> list[Buffer]:
         """Make a value a residual, unless it already is one, and return the new buffers.
 
         The residual is the value's operand where nothing moves or the value is gathered again, and all operands of an operator that
@@ -87,14 +87,14 @@ class ResidualCollector:
         transposed = (
             reader is not None and self.backend.reads_transposed(reader, v) and not self.argument(v) and not self.waits(reader)
         )
-        v = self.lying.kept[v]
+        v = self.aliases.kept[v]
         if runs_again(v.node):
             return [h for w in v.node.operands for h in self.need(w)]
         form = TRANSPOSED if transposed else ORIGINAL
-        more = [self.held(WIDENED, v.node, self.local(v))] if wide and v not in self.wide else []
+        more = [self.buffer(WIDENED, v.node, self.local(v))] if wide and v not in self.wide else []
         self.wide |= {v} if wide else set()
         if v in self.chosen:
-            more += [self.held(BACKEND, v.node, self.local(v))] if form not in self.forms[v] else []
+            more += [self.buffer(BACKEND, v.node, self.local(v))] if form not in self.forms[v] else []
             self.forms[v] |= {form}
             return more
         self.chosen[v], self.forms[v] = None, {form}
@@ -102,20 +102,20 @@ class ResidualCollector:
             self.needs.add(self.inputs[id(v.node)])
             return more
         why = CHANGED if v.node.kind in PARALLELIZATION else KEPT
-        return [self.count(self.held(why, v.node, self.local(v))), *more]
+        return [self.count(self.buffer(why, v.node, self.local(v))), *more]
 
     def local(self, v: Value) -> float:
         """Return the bytes of one of the graph's values on one device."""
         return self.nbytes[v]
 
-    def count(self, held: Held) -> Held:
+    def count(self, buffer: Buffer) -> Buffer:
         """Add a buffer to the sum of residuals, and return it."""
-        self.steps += held.nbytes
-        return held
+        self.steps += buffer.nbytes
+        return buffer
 
-    def held(self, why: str, node: Node, nbytes: float) -> Held:
+    def buffer(self, why: str, node: Node, nbytes: float) -> Buffer:
         """Return the buffer of one run of a node: a fraction of it, if several runs share it."""
-        return Held(why, node, nbytes / self.setting.residual_factors.get(id(node), 1))
+        return Buffer(why, node, nbytes / self.setting.residual_factors.get(id(node), 1))
 
     def inner(self, node: Node) -> Inner:
         """Return the inner values of an operator."""
@@ -126,14 +126,14 @@ class ResidualCollector:
         """Return for each operand whether a gradient flows back to it."""
         return tuple(map(self.flow, node.operands))
 
-    def kept_by(self, node: Node, needed: Residuals, inner: Inner) -> list[Held]:
+    def kept_by(self, node: Node, needed: Residuals, inner: Inner) -> list[Buffer]:
         """Add the residuals of an operator, and return the new buffers.
 
         Operands with halos are residuals in that form. `needed` are the values that the backward pass reads.
         """
         if not (self.training and any(map(self.flow, node.results))):
             return []
-        buffers: list[Held] = []
+        buffers: list[Buffer] = []
         extended = (*inner.extended, *(0.0 for _ in node.results))
         for v, flag, nbytes in zip((*node.operands, *node.results), needed.operands + needed.results, extended, strict=True):
             if not flag or (v.node is node and runs_again(node)) or self.backend.keeps_indices(node):
@@ -146,24 +146,24 @@ class ResidualCollector:
         for k, ((variable, _), nbytes) in enumerate(zip(needed.inner, sizes, strict=True)):
             if k in hosted:
                 continue
-            buffers.append(self.count(self.held(KEPT, node, nbytes)))
+            buffers.append(self.count(self.buffer(KEPT, node, nbytes)))
             if self.looped and self.backend.is_narrow(inner.body.tensors[variable]):
-                buffers.append(self.held(WIDENED, node, nbytes))
+                buffers.append(self.buffer(WIDENED, node, nbytes))
         return buffers
 
-    def extended(self, v: Value, reader: Node, nbytes: float) -> list[Held]:
+    def extended(self, v: Value, reader: Node, nbytes: float) -> list[Buffer]:
         """Make an operand with its halos a residual of `nbytes` bytes, and return the new buffers.
 
         If the reader waits for recomputed operands, only the halos are residuals, beside the operand itself.
         """
         if not self.waits(reader):
-            return [self.count(self.held(CHANGED, reader, nbytes))]
-        return [*self.need(v, reader), self.count(self.held(CHANGED, reader, nbytes - self.local(v)))]
+            return [self.count(self.buffer(CHANGED, reader, nbytes))]
+        return [*self.need(v, reader), self.count(self.buffer(CHANGED, reader, nbytes - self.local(v)))]
 
     def waits(self, node: Node) -> bool:
         """Return whether an operator's backward pass waits for operands that are recomputed. It then reads all operands anew."""
-        bases = [self.lying.kept[v] for v in node.operands]
-        return any(runs_again(base.node) for base in bases) or bases != [self.lying.unmoved[v] for v in node.operands]
+        bases = [self.aliases.kept[v] for v in node.operands]
+        return any(runs_again(base.node) for base in bases) or bases != [self.aliases.unmoved[v] for v in node.operands]
 
     def recomputed_inner_bytes(self, node: Node) -> float:
         """Return the bytes of the inner values that an operator's own backward pass recomputes; in a loop they are not stacked."""
@@ -175,16 +175,16 @@ class ResidualCollector:
         """Return the bytes that are live in an operator's backward pass because operands of it are recomputed as a whole."""
         total = 0.0
         for v in node.operands:
-            base = self.lying.kept[v]
+            base = self.aliases.kept[v]
             if runs_again(base.node):
-                total += self.local(base) if self.lying.unmoved[v] != base else 0.0
+                total += self.local(base) if self.aliases.unmoved[v] != base else 0.0
                 total += self.recomputed_inner_bytes(base.node) + self.recomputed_operand_bytes(base.node)
         return total
 
     def is_live(self, v: Value) -> bool:
         """Return whether a value is live without its reader: as an argument, or as a residual that is not gathered again."""
-        return self.lying.unmoved[v] in self.chosen or self.argument(v)
+        return self.aliases.unmoved[v] in self.chosen or self.argument(v)
 
     def argument(self, v: Value) -> bool:
         """Return whether a value aliases an argument."""
-        return self.top and id(self.lying.unmoved[v].node) in self.inputs
+        return self.top and id(self.aliases.unmoved[v].node) in self.inputs

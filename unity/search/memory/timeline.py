@@ -21,7 +21,7 @@ from unity.search.cost.cost import Training
 from unity.search.memory.backend import Backend
 from unity.search.memory.memory import live_ranges
 from unity.search.memory.region import BACKWARD, FORWARD, Region, Turn
-from unity.search.space.live_buffers import ARGUMENTS, FLIGHT, GRADIENTS, OFFLOADED, RESULTS, SLOTS, UPDATED, Held
+from unity.search.space.live_buffers import ARGUMENTS, FLIGHT, GRADIENTS, OFFLOADED, RESULTS, SLOTS, UPDATED, Buffer
 
 WHOLE_STEP = (ARGUMENTS, FLIGHT, GRADIENTS, RESULTS, SLOTS)  # live throughout: one row each, whatever the operator
 POINTER = 8  # bytes of an entry of the table of results, which a CPU program has if it has several results
@@ -163,7 +163,7 @@ def _pointer_table(results: int) -> int:
     return POINTER * results if results > 1 else 0
 
 
-def _summed_up(throughout: Iterable[Held], table: int) -> Iterator[LiveBuffer]:
+def _summed_up(throughout: Iterable[Buffer], table: int) -> Iterator[LiveBuffer]:
     """Yield one row for each reason in `WHOLE_STEP`; the table of results counts as a result."""
     sums = dict.fromkeys(WHOLE_STEP, 0.0)
     for h in throughout:
@@ -174,8 +174,8 @@ def _summed_up(throughout: Iterable[Held], table: int) -> Iterator[LiveBuffer]:
         yield LiveBuffer(why, "", "", round(nbytes))
 
 
-def _row(held: Held) -> LiveBuffer:
-    return LiveBuffer(held.why, held.node.kind, line_behind(held.node), round(held.nbytes))
+def _row(buffer: Buffer) -> LiveBuffer:
+    return LiveBuffer(buffer.why, buffer.node.kind, line_behind(buffer.node), round(buffer.nbytes))
 
 
 def _bytes_by_turn(region: Region) -> Iterator[tuple[Turn, float]]:

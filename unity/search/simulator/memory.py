@@ -35,7 +35,7 @@ from unity.search.space.live_buffers import (
     SLOTS,
     UPDATED,
     WORKING,
-    Held,
+    Buffer,
     local,
     unmoved,
 )
@@ -48,7 +48,7 @@ Array = np.ndarray
 class Span:
     """A live range: a buffer, and its start and end in seconds from the start of the step."""
 
-    held: Held
+    buffer: Buffer
     start: float
     end: float
 
@@ -69,9 +69,9 @@ class MemoryOverTime:
         """For every reason to be live, the bytes from each of `times` to the next; zero after the last."""
         changes: dict[str, Array] = {}
         for s in self.spans:
-            change = changes.setdefault(s.held.why, np.zeros(len(self.times)))
-            change[np.searchsorted(self.times, s.start)] += s.held.nbytes
-            change[np.searchsorted(self.times, s.end)] -= s.held.nbytes
+            change = changes.setdefault(s.buffer.why, np.zeros(len(self.times)))
+            change[np.searchsorted(self.times, s.start)] += s.buffer.nbytes
+            change[np.searchsorted(self.times, s.end)] -= s.buffer.nbytes
         return {why: np.cumsum(change) for why, change in changes.items()}
 
     @cached_property
@@ -90,9 +90,9 @@ class MemoryOverTime:
         return float(self.times[self.nbytes.argmax()]) if len(self.times) else 0.0
 
     @property
-    def held(self) -> tuple[Held, ...]:
+    def held(self) -> tuple[Buffer, ...]:
         """The buffers that are live at the peak, largest first."""
-        there = (s.held for s in self.spans if s.start <= self.moment < s.end)
+        there = (s.buffer for s in self.spans if s.start <= self.moment < s.end)
         return tuple(sorted(there, key=lambda h: -h.nbytes))
 
 
@@ -111,7 +111,7 @@ class SimulatedStep:
 def memory_over_time(step: SimulatedStep, timeline: Timeline, device: int) -> MemoryOverTime:
     """Return the memory of a device over time. `device` is one of those that are simulated; there is one if they are folded."""
     ranges = _Spans(step, timeline, device)
-    return MemoryOverTime(tuple(s for s in ranges.spans() if s.held.nbytes and s.end > s.start))
+    return MemoryOverTime(tuple(s for s in ranges.spans() if s.buffer.nbytes and s.end > s.start))
 
 
 class _Spans:
@@ -162,13 +162,13 @@ class _Spans:
     def _arguments(self) -> Iterator[Span]:
         for k, node in enumerate(self.graph.inputs):
             nbytes = local(Value(node), self.graph)
-            yield Span(Held(ARGUMENTS, node, nbytes), 0.0, self.end)
+            yield Span(Buffer(ARGUMENTS, node, nbytes), 0.0, self.end)
             if k in self.differentiated and node.tensors[0].floating:
-                yield Span(Held(SLOTS, node, self.training.state.on_device(node) * nbytes), 0.0, self.end)
+                yield Span(Buffer(SLOTS, node, self.training.state.on_device(node) * nbytes), 0.0, self.end)
                 if (updated := self._runs.get((id(node), Phase.UPDATE))) is not None:
-                    yield Span(Held(UPDATED, node, 2 * self.training.state.on_host(node) * nbytes), *updated)
-        for held in undivided_state(self.graph, self.differentiated, self.training):
-            yield Span(held, 0.0, self.end)
+                    yield Span(Buffer(UPDATED, node, 2 * self.training.state.on_host(node) * nbytes), *updated)
+        for buffer in undivided_state(self.graph, self.differentiated, self.training):
+            yield Span(buffer, 0.0, self.end)
 
     def _residuals(self, keeper: OperatorMemory) -> Iterator[Span]:
         """Yield the residuals of an operator, until it has run backward, and its working sets apart from operands and results."""
@@ -178,9 +178,9 @@ class _Spans:
         for h in keeper.kept:
             yield Span(h, self._forward.get(id(h.node), forward)[0], until)
         inside = ends_inside(node)
-        yield Span(Held(WORKING, node, inside if backward is not None else max(inside, keeper.own)), *forward)
+        yield Span(Buffer(WORKING, node, inside if backward is not None else max(inside, keeper.own)), *forward)
         if backward is not None:
-            yield Span(Held(WORKING, node, keeper.own), *backward)
+            yield Span(Buffer(WORKING, node, keeper.own), *backward)
 
     def values(self) -> Iterator[Span]:
         """Yield the values of the forward pass that are not residuals, and those that are gathered again in the backward pass."""
@@ -192,21 +192,21 @@ class _Spans:
                 continue
             start = self._forward[id(base.node)]
             out = base in outputs
-            held = Held(RESULTS if out else WORKING, base.node, local(base, self.graph))
-            yield Span(held, start[0], self.end if out else max(last, start[1]))
+            buffer = Buffer(RESULTS if out else WORKING, base.node, local(base, self.graph))
+            yield Span(buffer, start[0], self.end if out else max(last, start[1]))
             alone = base.node.kind in PARALLELIZATION or runs_again(base.node)
             if alone and (gathered := self._runs.get((id(base.node), Phase.RECOMPUTE))) is not None:
                 used = [self._backward[id(r)][1] for r in self.readers.get(base, ()) if id(r) in self._backward]
-                yield Span(Held(AGAIN, base.node, held.nbytes), gathered[0], max(used, default=gathered[1]))
+                yield Span(Buffer(AGAIN, base.node, buffer.nbytes), gathered[0], max(used, default=gathered[1]))
 
     def cotangents(self) -> Iterator[Span]:
         """Yield the cotangents until they are read, and the gradients of weights, which stay."""
         weights = {id(n) for k, n in enumerate(self.graph.inputs) if k in self.differentiated}
         for base, first in self._reads(self._backward, lambda m: m[0], min).items():
             if id(base.node) in weights:
-                yield Span(Held(GRADIENTS, base.node, local(base, self.graph)), first, self.end)
+                yield Span(Buffer(GRADIENTS, base.node, local(base, self.graph)), first, self.end)
             elif id(base.node) in self._backward:
-                yield Span(Held(COTANGENTS, base.node, local(base, self.graph)), first, self._backward[id(base.node)][1])
+                yield Span(Buffer(COTANGENTS, base.node, local(base, self.graph)), first, self._backward[id(base.node)][1])
 
     def _reads(
         self, moments: Mapping[int, Moment], end: Callable[[Moment], float], best: Callable[..., float]

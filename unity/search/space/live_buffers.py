@@ -21,7 +21,7 @@ REUSED, BACKEND, WIDENED = "in the place of later gradients", "the backend's own
 
 
 @dataclass(frozen=True)
-class Held:
+class Buffer:
     """A live buffer of one device: the reason it is live, the operator that produced it, and its bytes."""
 
     why: str
@@ -60,7 +60,7 @@ def whole(v: Value) -> Value:
     return v
 
 
-class Lying:
+class AliasTables:
     """Tables of the values of one graph, computed once because they are looked up often.
 
     Attributes:
