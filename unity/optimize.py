@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from inspect import Parameter, signature
 from typing import Any, Unpack
@@ -14,6 +12,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from unity.base.gc_pause import uncollected
 from unity.base.processes import several
+from unity.base.progress import stages
 from unity.base.user_warnings import warn_user
 from unity.constraints.bound_constraints import bind
 from unity.constraints.excluded_rules import without
@@ -139,7 +138,7 @@ def optimize(
         refuse_measuring(machine, objective, transforms.pipeline)
     amount = budget if seconds is None else float(seconds)
     rewriter = _rewriter(search, amount, options.get("rules"), constraints)
-    with _stages(progress) as (say, announce), uncollected():
+    with stages(progress) as (say, announce), uncollected():
         target = _target(machine or _local(announce, mesh), mesh, reduce_in)
         say("capturing the graph")
         marks = marking(target) if is_kept else None
@@ -212,26 +211,3 @@ def _local(announce: Callable[[str], None], mesh: Mesh | AbstractMesh | None) ->
     if is_unmeasured(devices):
         announce("measuring this machine's devices (once, for a minute or two; machine= needs no measurement)")
     return Machine.local() if mesh is None else Machine.local(devices)
-
-
-@contextmanager
-def _stages(progress: bool) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
-    """Yield two functions that show the current stage with a spinner on a terminal.
-
-    Elsewhere the first does nothing, and the second, for stages that take minutes, prints a line.
-    """
-    if not progress:
-        yield (lambda stage: None), (lambda stage: None)
-        return
-    from rich.console import Console  # takes a while to import
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield (lambda stage: None), (lambda stage: print(f"unity: {stage}", file=sys.stderr, flush=True))
-        return
-    with console.status("unity") as status:
-
-        def say(stage: str) -> None:
-            status.update(f"unity: {stage}")
-
-        yield say, say

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn
 from rich.table import Table
+
+from unity.base.progress import stages
 
 
 def print_json(data: Any) -> None:
@@ -37,14 +38,9 @@ def stage(text: str, is_announced: bool = False) -> Iterator[Callable[[str], Non
 
     In a pipe nothing is shown, or the text alone as a line if it is to be announced.
     """
-    console = error_console()
-    if not console.is_terminal:
-        if is_announced:
-            print(f"unity: {text}", file=sys.stderr, flush=True)
-        yield lambda other: None
-        return
-    with console.status(f"unity: {text}") as status:
-        yield lambda other: status.update(f"unity: {other}")
+    with stages() as (say, announce):
+        (announce if is_announced else say)(text)
+        yield say
 
 
 def progress(*columns: ProgressColumn) -> Progress:
