@@ -374,7 +374,7 @@ class Metrics:
 def test_results_of_user_defined_classes(tmp_path: Path) -> None:
     def fn(p: Any, x: Any) -> Any:
         loss = (x @ p).sum()
-        return loss, {"layers": [Weights(p * 2, None), Metrics(loss, Weights(x, loss), "last")], "none": None}
+        return loss, {"layers": [Weights(p * 2, None), Metrics(loss, Weights(x, loss), 'the "last"\n')], "no\n": None}
 
     plan, path = planned(Small(fn, f(8, 8), f(4, 8)), PAIR), tmp_path / "results.py"
     plan.files.export(path)

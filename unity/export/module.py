@@ -95,12 +95,9 @@ class ModuleWriter:
 
         The program that was started (`__main__`) is no module that a file could import.
         """
-        where, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "")
-        try:
-            is_importable = where != "__main__" and operator.attrgetter(name)(importlib.import_module(where)) is value
-        except (AttributeError, ImportError, ValueError):
-            is_importable = False
-        if not is_importable:
+        name = getattr(value, "__qualname__", "")
+        where = next((module for module in _modules_of(value) if _found_in(module, name) is value), None)
+        if where is None:
             return None
         outermost, dot, rest = name.partition(".")
         if (where, outermost) not in self.user_imports:
@@ -273,6 +270,23 @@ def _once(names: Sequence[str]) -> list[str]:
 
 def _one_or_tuple(results: Sequence[Code]) -> Code:
     return results[0] if len(results) == 1 else sequence(results)
+
+
+def _modules_of(value: Any) -> Iterator[str]:
+    """Yield the modules that may have a function or a class, public ones first: packages show in them what private ones define."""
+    where = getattr(value, "__module__", None) or "__main__"
+    if where != "__main__":
+        yield ".".join(part for part in where.split(".") if not part.startswith("_"))
+        yield where.partition(".")[0]
+        yield where
+
+
+def _found_in(module: str, name: str) -> object:
+    """Return what a module has by a name, or None."""
+    try:
+        return operator.attrgetter(name)(importlib.import_module(module))
+    except (AttributeError, ImportError, ValueError):
+        return None
 
 
 def imports(module: ModuleWriter) -> tuple[list[str], list[str]]:

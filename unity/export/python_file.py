@@ -129,7 +129,9 @@ def _head(plan: Plan, name: str, arguments: FileArguments, module: ModuleWriter,
     """Return the head of the file: its docstring, imports and devices."""
     machine = plan.inspect.machine
     standard, others = imports(module)
-    needed = " and ".join(["nothing but JAX", *sorted({where for where, _ in module.user_imports})])
+    needed = " and ".join(
+        ["nothing but JAX", *sorted({where for where, _ in module.user_imports if where.partition(".")[0] != "jax"})]
+    )
     return [
         [
             f'"""`{plan.__name__}` on {machine.devices} devices ({machine.name}): plain JAX, every collective written out.',

@@ -41,7 +41,10 @@ def results_code(module: ModuleWriter, structure: Any, leaves: Sequence[Code]) -
         constructor = module.imported(type(part)) if _is_made_of_its_fields(part) else None
         if constructor is None:
             kind = with_article(type(part).__name__)
-            advice = "return dictionaries, lists, tuples, or named tuples and dataclasses that have a name in a module"
+            advice = (
+                "return dictionaries, lists, tuples, or named tuples and dataclasses at the top level of a module that the file can"
+                " import, whose other fields are numbers and texts"
+            )
             raise ExportError("", f"{path}, {kind},", advice)
         return call(constructor.text, **{name: written(v, f"{path}.{name}") for name, v in _fields_of(part)})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 import keyword
 import re
 from collections.abc import Iterable, Sequence
@@ -52,13 +53,19 @@ def literal(x: object) -> Code:
     if isinstance(x, (tuple, list)):
         return sequence([code(v) for v in x])
     if isinstance(x, str):
-        return Code('"' + x.replace("\\", "\\\\").replace('"', '\\"') + '"')
+        return Code(_string(x))
     text = repr(x.item() if isinstance(x, np.generic) else x)
     if text in ("nan", "inf", "-inf"):
         text = text.replace("nan", "jnp.nan").replace("inf", "jnp.inf")
     if isinstance(x, float | np.floating):
         text = text.replace("e+", "e")  # as formatters write it
     return Code(text, UNARY if text.startswith("-") else ATOM)
+
+
+def _string(x: str) -> str:
+    """Return the literal of a string, in the quotes that formatters choose."""
+    text = json.dumps(x, ensure_ascii=False)
+    return "'" + text[1:-1].replace('\\"', '"') + "'" if '"' in x and "'" not in x else text
 
 
 def _after(before: str, x: Code) -> Code:

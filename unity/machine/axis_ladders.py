@@ -10,7 +10,7 @@ from unity.pcg.types.axis import Axis
 
 
 def axis_ladders(machine: Machine) -> Iterator[list[tuple[Axis, ...]]]:
-    """Yield lists of sets of axes for stages, by ascending number of stages.
+    """Yield lists of sets of axes for stages or groups, by ascending number of devices along them.
 
     A set has some axes of one level (equal ones are interchangeable), or all axes of outer levels and some of the next.
     """

@@ -1,1 +1,1 @@
-"""From a request to a plan: the task, which searches the programs, and the ranking of nearly equal plans."""
+"""From a request to a plan: the programs that are searched for it, and the ranking of nearly equal plans."""

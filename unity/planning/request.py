@@ -122,14 +122,14 @@ class Request:
         """Return a solution if the plan must have its transformation, or if it is better than another; otherwise None."""
         return solution if than is None or required is not None or self.is_better(solution, than) else None
 
-    def wish(self, kind: type[W], prices: Prices, than: Solution | None, required: object | None = None, **more: Any) -> W:
-        """Return the request for a transformed program of some kind, with the fields that are not common to all kinds.
+    def wish(self, wish_type: type[W], prices: Prices, than: Solution | None, required: object | None = None, **more: Any) -> W:
+        """Return a wish of a type: what the search for a transformed program needs, with the fields that this type adds.
 
-        Its search may discard whatever cannot beat `than`, unless the transformation is required or the objective is memory.
+        The search may discard whatever cannot beat `than`, unless the transformation is required or the objective is memory.
         """
         beaten = (than[0].search, than[1]) if than is not None and required is None and self.objective != "memory" else None
         search = partial(self.search, prices=prices, thorough=required is not None)
-        return kind(search=search, choose=self.fitting, worth=self.worth, than=beaten, say=self.say, **more)
+        return wish_type(search=search, choose=self.fitting, worth=self.worth, than=beaten, say=self.say, **more)
 
     def runnable(self, family: PlanFamily, best: Candidate) -> Candidate:
         """Return the best point of a frontier that this process's devices can run.

@@ -180,8 +180,10 @@ def test_a_function_with_the_name_of_another_operator_is_no_such_operator(name) 
         return jnp.tanh(jnp.exp(x) * 2) - jnp.sin(x)
 
     block.__name__ = name
-    function = jax.jit(block)
+    function, ruled = jax.jit(block), jax.custom_jvp(jax.jit(block))
+    ruled.defjvp(lambda x, dx: (block(*x), dx[0]))
     assert kinds(lambda x: function(x) @ jnp.ones((64, 8)), X)[0] == f"{name}()"
+    assert kinds(lambda x: ruled(x) @ jnp.ones((64, 8)), X)[0] == f"{name}()"
 
 
 @pytest.mark.parametrize("norms", [flax_norms, haiku_norms, equinox_norms, keras_norms])

@@ -16,6 +16,7 @@ from small_models import arrays, f
 
 import unity
 from unity.pcg.capture.capture import capture
+from unity.substitutions.rewriting.rewriting import content_key
 
 MACHINE = slow(unity.Machine.grid(1, 4, "a100"))
 Call = Callable[[Any], Any]
@@ -24,6 +25,8 @@ RULES: dict[str, Rule] = {
     "clipped": lambda x, g: jnp.clip(g, -0.01, 0.01),
     "rounded": lambda x, g: jnp.round(8 * g) / 8,
     "with a term": lambda x, g: g + 0.1 * x,
+    "rounded to 8 bits": lambda x, g: g.astype(jnp.float8_e4m3fn).astype(g.dtype),
+    "of one bit's precision": lambda x, g: lax.reduce_precision(g, 5, 1),
     "twice": lambda x, g: 2 * g,
 }
 LINEAR = {"twice"}
@@ -124,3 +127,42 @@ def test_calls_of_a_rule_that_cannot_be_read_stay_apart() -> None:
     graph = capture(lambda w, x: two_heads(call, w, x), f(16, 16), f(8, 16)).graph
     equations = [e for n, _ in graph.walk() if n.body is not None for e in n.body.equations]
     assert sum(e.name.startswith("custom_vjp") for e in equations) == 2
+
+
+def first_twice(call: Call, h: Any, again: Any) -> Any:
+    u, v = call(h), call(again)
+    return jnp.tanh(u) + jnp.sin(u) + jnp.cos(v)
+
+
+def second_twice(call: Call, h: Any, again: Any) -> Any:
+    u, v = call(h), call(again)
+    return jnp.tanh(u) + jnp.sin(v) + jnp.cos(v)
+
+
+@pytest.mark.parametrize("again", [lambda w, x, h: h, lambda w, x, h: x @ w], ids=["one value", "an equal value"])
+@pytest.mark.parametrize("rule", RULES)
+def test_programs_that_read_other_ones_of_equal_calls_have_other_contents(rule: str, again: Callable[..., Any]) -> None:
+    call = ruled(RULES[rule])
+
+    def of(pairing: Callable[..., Any]) -> Any:
+        return capture(lambda w, x: jnp.sum(pairing(call, x @ w, again(w, x, x @ w))), f(16, 16), f(8, 16))
+
+    one, other = of(first_twice), of(second_twice)
+    for key in (lambda c: content_key(c.body), lambda c: c.graph.key):
+        assert (key(one) == key(other)) == (rule in LINEAR)
+
+
+def test_layers_that_read_other_ones_of_equal_calls_are_not_rolled_into_one() -> None:
+    call = ruled(RULES["clipped"])
+
+    def loss(weights: Any, x: Any) -> Any:
+        for k, w in enumerate(weights):
+            x = (second_twice if k in (1, 2, 5, 7) else first_twice)(call, x @ w, x @ w)
+        return jnp.mean(x**2)
+
+    with in_64_bits():
+        weights, x = [jax.random.normal(jax.random.key(k), (16, 16)) / 4 for k in range(8)], jnp.ones((8, 16))
+        options = {"machine": MACHINE, "search": "captured", "progress": False, "pipeline": unity.PipelineShape(2, 4)}
+        plan = unity.optimize(loss, weights, x, **options)
+        for gradient, own in zip(jax.grad(plan)(weights, x), jax.grad(loss)(weights, x), strict=True):
+            np.testing.assert_allclose(gradient, own, rtol=1e-10, atol=1e-12)

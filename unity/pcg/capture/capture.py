@@ -32,7 +32,7 @@ from unity.pcg.capture.observations import Observation, observed_program
 from unity.pcg.capture.operator_names import calls, label
 from unity.pcg.capture.routing import without_sorting
 from unity.pcg.capture.unread_operands import without_unread
-from unity.pcg.capture.value_numbering import deduplicated
+from unity.pcg.capture.value_numbering import deduplicated, with_numbered_calls
 from unity.pcg.ir.dead_code import extract, used
 from unity.pcg.ir.graph import CONSTRAIN, PCG, Node, Value
 from unity.pcg.ir.nested_programs import bodies
@@ -187,7 +187,7 @@ def _has_wide_types(body: Body) -> bool:
 
 def _plain(body: Body) -> Body:
     """Return a body in the normal forms that transformations read, too: they follow samples through look-ups by row."""
-    return with_known_indices(used(without_sorting(body)))
+    return with_known_indices(used(without_sorting(with_numbered_calls(body))))
 
 
 def _weak(closed: core.ClosedJaxpr) -> Weak:

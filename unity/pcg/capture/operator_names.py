@@ -46,7 +46,8 @@ RESERVED = PARALLELIZATION | LOOPS | {"input", "constant", CONSTRAIN, BRANCHES, 
 def label(composite: Body, sizes: Mapping[str, int]) -> str:
     """Return a name for an operator.
 
-    A user's function with the name of a special kind of node, or of a primitive that it is not, gets parentheses: `combine()`.
+    A user's function with the name of a special kind of node, or of a primitive whose facts would be read off it,
+    gets parentheses: `combine()`.
 
     Args:
         composite: the program of the operator.
@@ -93,7 +94,8 @@ def name_of_equation(equation: Equation) -> str:
     inner = nested_body(equation)
     groups = {e.group[0] for e in inner.equations if e.group}
     if len(groups) == 1 and all(e.group for e in inner.equations):
-        return _function_name(groups.pop())
+        name = _function_name(groups.pop())
+        return f"{name}()" if name in TABLE or name in LOOKUPS else name
     return equation.name.removesuffix("_call")
 
 

@@ -134,6 +134,8 @@ class Equation:
         scope: the names that the model gave the place (`jax.named_scope`; Flax and Haiku modules).
         inactive: for a call with a derivative rule, the operands to which no gradient flows.
         library: the library function called at the user's line whose implementation contains it, as `diagonal` of `jnp.diagonal`.
+        occurrence: how many equal calls on the same operands precede a call that must stay apart from them
+            (`pcg.capture.value_numbering`).
     """
 
     primitive: core.Primitive
@@ -146,6 +148,7 @@ class Equation:
     scope: str = ""
     inactive: tuple[bool, ...] = ()
     library: str = ""
+    occurrence: int = 0
 
     @cached_property
     def name(self) -> str:
@@ -159,9 +162,10 @@ class Equation:
 
     @cached_property
     def signature(self) -> str:
-        """The primitive and its parameters as text."""
+        """The primitive and its parameters as text, and which of several calls that must stay apart it is."""
         inactive = f" inactive {[k for k, flag in enumerate(self.inactive) if flag]}" if any(self.inactive) else ""
-        return f"{self.name} {params_key(self.params)}{inactive}"
+        occurrence = f" occurrence {self.occurrence}" if self.occurrence else ""
+        return f"{self.name} {params_key(self.params)}{inactive}{occurrence}"
 
     @cached_property
     def identity(self) -> tuple[int, ...]:

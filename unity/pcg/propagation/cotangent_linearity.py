@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+import jax.numpy as jnp
 import numpy as np
 
 from unity.pcg.ir.nested_programs import bodies
@@ -25,35 +26,38 @@ ROUNDING = ("convert_element_type", "reduce_precision")  # linear but for roundi
 
 
 @lru_cache(maxsize=4096)
-def nonlinear_call(body: Body, unknown_is_linear: bool = True) -> Equation | None:
+def nonlinear_call(body: Body, is_strict: bool = False) -> Equation | None:
     """Return the first call of a program, nested programs included, whose derivative rule is not linear in its cotangent.
 
     Args:
         body: the program.
-        unknown_is_linear: whether rules that cannot be read are taken to be linear, and primitives without an entry in the operator
-            table, such as kernels.
+        is_strict: whether rules that cannot be read count, and those that round to a narrower type or apply a primitive without an
+            entry in the operator table, such as a kernel. Otherwise all these are taken to be linear.
     """
     for e in body.equations:
         if is_reverse_only(e):
-            if not _is_linear_rule(e, unknown_is_linear):
+            if not _is_linear_rule(e, is_strict):
                 return e
         else:
             for program in bodies(e):
-                if (call := nonlinear_call(program, unknown_is_linear)) is not None:
+                if (call := nonlinear_call(program, is_strict)) is not None:
                     return call
     return None
 
 
-def _is_linear_rule(call: Equation, unknown_is_linear: bool) -> bool:
+def _is_linear_rule(call: Equation, is_strict: bool) -> bool:
     """Return whether the rule of a call is linear in the cotangents of the call's results."""
     try:
-        backward = _widened(vjp_bodies(call).backward)
+        rule = vjp_bodies(call).backward
     except Unreadable:
-        return unknown_is_linear
+        return not is_strict
+    backward = _widened(rule)
     dependent = set(backward.inputs[len(backward.inputs) - len(call.results) :])
     for e in backward.equations:
         if not dependent.isdisjoint(a for a in e.operands if isinstance(a, int)):
-            if not (unknown_is_linear if _is_unknown(e) else _is_linear(backward, e, dependent)):
+            if is_strict and (_is_unknown(e) or _narrows(rule, e)):
+                return False
+            if not (_is_unknown(e) or _is_linear(backward, e, dependent)):
                 return False
             dependent.update(e.results)
     return all(a in dependent or _is_zero(backward, a) for a in backward.outputs)  # no constant gradient
@@ -62,6 +66,16 @@ def _is_linear_rule(call: Equation, unknown_is_linear: bool) -> bool:
 def _is_unknown(e: Equation) -> bool:
     """Return whether neither the operator table nor a nested program tells what an equation is linear in."""
     return e.name not in TABLE and e.name not in NESTED and e.name not in ROUNDING
+
+
+def _narrows(body: Body, e: Equation) -> bool:
+    """Return whether an equation rounds to fewer bits."""
+    if e.name == "reduce_precision":
+        return True
+    operand, result = body.tensor(e.operands[0]) if e.operands else None, body.tensors[e.results[0]]
+    if e.name != "convert_element_type" or operand is None or not (operand.floating and result.floating):
+        return False
+    return jnp.finfo(result.dtype).nmant < jnp.finfo(operand.dtype).nmant
 
 
 def _is_linear(body: Body, e: Equation, dependent: set[int]) -> bool:

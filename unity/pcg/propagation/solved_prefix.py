@@ -1,4 +1,4 @@
-"""The longest prefix of a program that has a solution: the equation after it is the first to be named where there is none."""
+"""The longest prefix of a program that has a solution, and the first equation with which there is none: messages name it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -107,25 +107,38 @@ def _literal(store: NodeStore, a: Literal) -> CanonicalValue:
 
 
 class _Calls:
-    """The calls of a program that equal earlier ones, but must stay apart, because their gradients do not add up."""
+    """The calls of a program. Those that equal earlier ones, and whose gradients do not add up, stay apart from them."""
 
     def __init__(self, store: NodeStore, body: Body) -> None:
         self.store, self.body = store, body
-        self.counts: Counter[tuple[Any, ...]] = Counter()
+        self.seen: set[tuple[Any, ...]] = set()
 
     def occurrence(self, e: Equation, operands: Sequence[CanonicalValue]) -> int:
-        """Return how many equal calls precede one that must stay apart from them; 0 for any other equation."""
+        """Return how many calls precede a call that equal it, but for layouts, and must stay apart; 0 for any other equation."""
         if e.name not in NESTING:
             return 0
-        key = (e.signature, self.store.function(e) if e.identity else 0, *(x.text for x in operands))
-        self.counts[key] += 1
-        count = self.counts[key] - 1
-        return 0 if count == 0 or gradients_add_up(self.body, e) else count
+        call = _content(self.store, e), *(x.text for x in operands)
+        number = e.occurrence
+        while (*call, number) in self.seen and not gradients_add_up(self.body, e):
+            number += 1
+        self.seen.add((*call, number))
+        return number
+
+
+def _content(store: NodeStore, e: Equation) -> tuple[str, int]:
+    """Return a text of a primitive and its parameters, and the number of its function, without the occurrence of a call."""
+    plain = replace(e, occurrence=0) if e.occurrence else e
+    return plain.signature, store.function(plain) if e.identity else 0
 
 
 @dataclass(frozen=True, eq=False)
 class _Reading:
-    """An equation with the values of its operands, and with how many equal calls precede it from which it must stay apart."""
+    """An equation with the values of its operands.
+
+    Attributes:
+        manner: the manner that replaces the equation's own.
+        occurrence: how many equal calls precede it from which it must stay apart.
+    """
 
     store: NodeStore
     equation: Equation
@@ -169,11 +182,10 @@ def _read(reading: _Reading) -> Sequence[CanonicalValue]:
 
 
 def _opaque(reading: _Reading) -> list[CanonicalValue]:
-    e, store = reading.equation, reading.store
-    number = store.function(e) if e.identity else 0
+    store, content = reading.store, _content(reading.store, reading.equation)
     apart = (reading.occurrence,) if reading.occurrence else ()
     return [
-        store.make("opaque", ("opaque", t.shape, e.signature, number, k, *apart), reading.operands, t.dtype)
+        store.make("opaque", ("opaque", t.shape, *content, k, *apart), reading.operands, t.dtype)
         for k, t in enumerate(reading.results)
     ]
 
