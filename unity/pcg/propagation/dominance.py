@@ -136,7 +136,7 @@ def _sent(tensor: Tensor, kinds: str, reduce_in: str) -> tuple[float, float]:
 
 def _inside(body: Body, choice: Choice, reduce_in: str) -> tuple[float, float]:
     """Return the bytes that a choice sends inside, forward and backward."""
-    wide = ((r, growth(r.dtype, reduce_in) if r.kind in ("", "sum") else 1.0) for r in choice.reduced)
+    wide = ((r, growth(r.dtype, reduce_in) if not r.kind or r.kind == "sum" else 1.0) for r in choice.reduced)
     sums = [(r, REDUCE * r.nbytes * factor) for r, factor in wide]
     sent = [(nbytes if r.kind else 0.0, nbytes if r.users else 0.0) for r, nbytes in sums]
     moved = (x for x in choice.scattered if x.before != x.after)
