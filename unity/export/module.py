@@ -93,10 +93,10 @@ class ModuleWriter:
     def imported(self, value: Any) -> Code | None:
         """Import a user's function or class, and return its name in the file, or None if no module has it by its name.
 
-        The program that was started (`__main__`) is no module that a file could import.
+        A file cannot import from the program that was started (`__main__`).
         """
         name = getattr(value, "__qualname__", "")
-        where = next((module for module in _modules_of(value) if _found_in(module, name) is value), None)
+        where = next((module for module in _modules_of(value) if _attribute_of(module, name) is value), None)
         if where is None:
             return None
         outermost, dot, rest = name.partition(".")
@@ -281,7 +281,7 @@ def _modules_of(value: Any) -> Iterator[str]:
         yield where
 
 
-def _found_in(module: str, name: str) -> object:
+def _attribute_of(module: str, name: str) -> object:
     """Return what a module has by a name, or None."""
     try:
         return operator.attrgetter(name)(importlib.import_module(module))

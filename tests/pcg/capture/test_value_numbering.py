@@ -129,6 +129,19 @@ def test_calls_of_a_rule_that_cannot_be_read_stay_apart() -> None:
     assert sum(e.name.startswith("custom_vjp") for e in equations) == 2
 
 
+@pytest.mark.parametrize("place", [two_heads, layers_of_one_weight, in_a_step], ids=lambda place: place.__name__)
+def test_gathers_of_calls_that_stay_apart_are_predicted_as_compiled(place: Callable[..., Any]) -> None:
+    """Their values are equal, so that the compiler gathers them once."""
+    call = ruled(RULES["clipped"])
+    plan = unity.optimize(
+        lambda w, x: place(call, w, x), f(16, 16), f(8, 16), argnums=(0, 1), machine=MACHINE, search="captured", progress=False
+    )
+    for point in (plan, plan.frontier[-1]):
+        check = point.check()
+        assert check.lines
+        assert not any(line.difference for line in check.lines)
+
+
 def first_twice(call: Call, h: Any, again: Any) -> Any:
     u, v = call(h), call(again)
     return jnp.tanh(u) + jnp.sin(u) + jnp.cos(v)

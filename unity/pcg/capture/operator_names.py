@@ -94,8 +94,7 @@ def name_of_equation(equation: Equation) -> str:
     inner = nested_body(equation)
     groups = {e.group[0] for e in inner.equations if e.group}
     if len(groups) == 1 and all(e.group for e in inner.equations):
-        name = _function_name(groups.pop())
-        return f"{name}()" if name in TABLE or name in LOOKUPS else name
+        return _label_of_function(groups.pop(), (equation,))
     return equation.name.removesuffix("_call")
 
 
@@ -110,17 +109,18 @@ def _by_call(composite: Body, sizes: Mapping[str, int]) -> str | None:
     for e in essential[:1]:
         for call in e.group:
             if counts[call] >= sizes.get(call, 0) and all(call in other.group for other in essential):
-                name = _function_name(call)
-                return f"{name}()" if _misleads(name, composite) else name
+                return _label_of_function(call, composite.equations)
     return None
 
 
-def _misleads(name: str, composite: Body) -> bool:
-    """Return whether the name of a function means something else than the function computes: that of a primitive, or of look-ups.
+def _label_of_function(call: str, equations: tuple[Equation, ...]) -> str:
+    """Return the name of a function, in parentheses if it is that of a primitive or of look-ups, which the function may not be.
 
     The cost and memory models read facts about an operator by its name.
     """
-    return name in LOOKUPS or (name in TABLE and (facts_of(name).product or all(e.name != name for e in composite.equations)))
+    name = _function_name(call)
+    is_primitive = name in TABLE and not facts_of(name).product and any(e.name == name for e in equations)
+    return f"{name}()" if name in LOOKUPS or (name in TABLE and not is_primitive) else name
 
 
 def _by_content(equations: tuple[Equation, ...], names: set[str]) -> str:

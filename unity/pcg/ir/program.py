@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
@@ -210,6 +210,13 @@ class Body:
             text.append(f"{e.signature} {names} {[str(self.tensors[v]) for v in e.results]}")
         text.append(f"out {[_atom_key(a, numbers) for a in self.outputs]}")
         return hashlib.sha256("\n".join(text).encode()).hexdigest()[:32]
+
+    @cached_property
+    def value_key(self) -> str:
+        """A hash that is equal for bodies which compute equal values, though calls in them must stay apart for their gradients."""
+        if not any(e.occurrence for e in self.equations):
+            return self.key
+        return replace(self, equations=tuple(replace(e, occurrence=0) for e in self.equations)).key
 
     @cached_property
     def numbering(self) -> tuple[int, ...]:

@@ -1,10 +1,10 @@
 """Value numbering of a parallel graph: values and cotangents that are equal get equal numbers.
 
 The compiler runs equal collectives of equal values once. Two gathers of one value are equal, also if one of them gathers it
-behind a `stop_gradient`, or if the value is computed twice for that reason, from weights that one of two losses does not train.
-Gathers of two equal cotangents are equal, too: an addition forwards its cotangent to both operands, and a residual stream and the
-branch beside it are often gathered alike, as are two inputs of products with one weight. A weight that a remat or a loop reads, and
-an operator outside of it, is one value.
+behind a `stop_gradient`, or if the value is computed twice: for that reason, from weights that one of two losses does not train, or
+by calls that stay apart for their gradients (`pcg.capture.value_numbering`). Gathers of two equal cotangents are equal, too: an
+addition forwards its cotangent to both operands, and a residual stream and the branch beside it are often gathered alike, as are
+two inputs of products with one weight. A weight that a remat or a loop reads, and an operator outside of it, is one value.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ValueNumbering:
         by_key: dict[Hashable, Node] = {}
         for node in graph.nodes:
             if node.body is not None:
-                key = (node.body.key, node.types, *(self.value(v) for v in node.operands))
+                key = (node.body.value_key, node.types, *(self.value(v) for v in node.operands))
                 self.first[node] = by_key.setdefault(key, node)
                 self._compare_outside(node, node.body)
 
@@ -65,7 +65,7 @@ class ValueNumbering:
         outside = [self._outside(v) for v in node.operands]
         numbers = [self.value(v) if o is None else o[0] for v, o in zip(node.operands, outside, strict=True)]
         if node.operands:
-            first = self.known.setdefault((body.key, node.types, *numbers), node)
+            first = self.known.setdefault((body.value_key, node.types, *numbers), node)
             steps = [o[1] for o in outside if o is not None]
             if len(steps) == len(outside):
                 self.outside[node] = id(first), min(steps)

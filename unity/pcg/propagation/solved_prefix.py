@@ -1,4 +1,4 @@
-"""The longest prefix of a program that has a solution, and the first equation with which there is none: messages name it."""
+"""The longest prefix of a program that has a solution, and the equation after it, which error messages name."""
 
 from __future__ import annotations
 
