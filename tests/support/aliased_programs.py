@@ -82,7 +82,7 @@ def _step(step: Step, env: list[Any]) -> list[Any]:
     if kind == "custom_vjp":
         return list(_with_rule(carried)(*operands))
     if kind == "vmap":
-        return list(jax.vmap(lambda *o: tuple(run(Block(tuple(s for s in block.steps if s[0] != "dot"), outputs), o)))(*operands))
+        return list(jax.vmap(lambda *o: tuple(run(_without_products(carried), o)))(*operands))
     body = lambda c, x: (tuple(run(carried, (*c, x))), [*run(carried, (*c, x))[:1], c[0]])  # noqa: E731
     if "remat" in kind.partition("scan")[2]:
         body = jax.checkpoint(body)
@@ -90,6 +90,14 @@ def _step(step: Step, env: list[Any]) -> list[Any]:
     scan = jax.checkpoint(scan) if kind.startswith("remat") else scan
     carry, ys = scan(*operands)
     return [*carry, *(y.sum(0) for y in ys)]
+
+
+def _without_products(block: Block) -> Block:
+    """The block without the products in it, in nested blocks too: of two rows, which `vmap` makes of matrices, they are numbers."""
+    steps = (
+        tuple(_without_products(part) if isinstance(part, Block) else part for part in s) for s in block.steps if s[0] != "dot"
+    )
+    return Block(tuple(steps), block.outputs)
 
 
 def _with_rule(block: Block) -> Any:

@@ -344,6 +344,7 @@ class _Builder:
         return tuple(a not in self.active for a in operands)
 
     def inline(self, jaxpr: core.Jaxpr, args: Sequence[Atom], group: tuple[str, ...], call: Place) -> tuple[Atom, ...]:
+        """Add the equations of a jaxpr, with nested calls in the place of their equations, and return its results."""
         env: dict[Any, Atom] = dict(zip((*jaxpr.constvars, *jaxpr.invars), args, strict=True))
 
         def read(atom: Any) -> Atom:
@@ -353,49 +354,51 @@ class _Builder:
             return env[atom]
 
         for eqn in jaxpr.eqns:
-            operands = tuple(read(a) for a in eqn.invars)
-            inner = self.program(eqn, operands)
-            place = place_of(eqn.source_info, call, str(eqn.params.get("name", "")) if inner is not None else "")
-            if inner is not None:
-                self.calls += 1
-                name = f"{eqn.params.get('name', eqn.primitive.name)}#{self.calls}"
-                closed = [self.constant(c) for c in inner.consts]
-                results = self.inline(inner.jaxpr, (*closed, *operands), (*group, name), place)
-                env.update(zip(eqn.outvars, results, strict=True))
-                continue
-            if eqn.primitive.name in REDUCTIONS and all(isinstance(a, int) for a in eqn.params["axes"]):
-                reduce = jax.make_jaxpr(partial(REDUCTIONS[eqn.primitive.name], axes=eqn.params["axes"]))
-                for x, v in zip(operands, eqn.outvars, strict=True):
-                    env[v] = self.inline(reduce(self.tensor(x).struct).jaxpr, (x,), group, place)[0]
-                continue
-            if eqn.primitive.name == "device_put" or changes_weak_type_alone(eqn):  # the plan says where values lie
-                env.update(zip(eqn.outvars, operands, strict=True))
-                continue
-            branch = self.taken(eqn, operands)
-            if branch is not None:
-                closed = [self.constant(c) for c in branch.consts]
-                results = self.inline(branch.jaxpr, (*closed, *operands[1:]), group, place)
-                env.update(zip(eqn.outvars, results, strict=True))
-                continue
-            equal = equal_program(eqn)
-            if equal is not None:
-                program = jax.make_jaxpr(equal)(*(v.aval for v in eqn.invars))
-                closed = [self.constant(c) for c in program.consts]
-                env.update(zip(eqn.outvars, self.inline(program.jaxpr, (*closed, *operands), group, place), strict=True))
-                continue
-            numbers = tuple(self.new(v.aval, place.line) for v in eqn.outvars)
-            env.update(zip(eqn.outvars, numbers, strict=True))
-            inactive = self.inactive(operands)
-            facts = facts_of(eqn.primitive.name)
-            if any(not flag and facts.reads_for(p) is not None for p, flag in enumerate(inactive)):
-                self.active.update(v for v in numbers if self.tensors[v].floating)
-            what = eqn.primitive, eqn.params, operands, numbers
-            inactive = inactive if eqn.primitive.name in RULED else ()
-            self.equations.append(Equation(*what, place.line, group, eqn, place.scope, inactive, place.library))
-            constant = eqn.primitive.name in TABLE and all(isinstance(a, Literal) or a in self.constants for a in operands)
-            if constant and all(self.tensors[v].nbytes <= HOISTED for v in numbers):
-                self.constants.update(numbers)
+            results = self.results_of(eqn, tuple(read(a) for a in eqn.invars), group, call)
+            env.update(zip(eqn.outvars, results, strict=True))
         return tuple(read(a) for a in jaxpr.outvars)
+
+    def inline_closed(
+        self, closed: core.ClosedJaxpr, args: Sequence[Atom], group: tuple[str, ...], call: Place
+    ) -> tuple[Atom, ...]:
+        """Add the equations of a jaxpr with constants, and return its results."""
+        return self.inline(closed.jaxpr, (*map(self.constant, closed.consts), *args), group, call)
+
+    def results_of(self, eqn: core.JaxprEqn, operands: tuple[Atom, ...], group: tuple[str, ...], call: Place) -> Sequence[Atom]:
+        """Return the results of an equation, which is added, or of the simpler program that takes its place."""
+        inner = self.program(eqn, operands)
+        place = place_of(eqn.source_info, call, "" if inner is None else str(eqn.params.get("name", "")))
+        if inner is not None:
+            self.calls += 1
+            label = f"{eqn.params.get('name', eqn.primitive.name)}#{self.calls}"
+            return self.inline_closed(inner, operands, (*group, label), place)
+        if eqn.primitive.name in REDUCTIONS and all(isinstance(a, int) for a in eqn.params["axes"]):
+            reduce = jax.make_jaxpr(partial(REDUCTIONS[eqn.primitive.name], axes=eqn.params["axes"]))
+            return [self.inline_closed(reduce(self.tensor(x).struct), (x,), group, place)[0] for x in operands]
+        if eqn.primitive.name == "device_put" or changes_weak_type_alone(eqn):  # the plan says where values lie
+            return operands
+        branch = self.taken(eqn, operands)
+        if branch is not None:
+            return self.inline_closed(branch, operands[1:], group, place)
+        equal = equal_program(eqn)
+        if equal is not None:
+            return self.inline_closed(jax.make_jaxpr(equal)(*(v.aval for v in eqn.invars)), operands, group, place)
+        return self.add(eqn, operands, group, place)
+
+    def add(self, eqn: core.JaxprEqn, operands: tuple[Atom, ...], group: tuple[str, ...], place: Place) -> tuple[int, ...]:
+        """Add an equation, and return its results."""
+        kind = eqn.primitive.name
+        results = tuple(self.new(v.aval, place.line) for v in eqn.outvars)
+        inactive = self.inactive(operands)
+        if any(not flag and facts_of(kind).reads_for(p) is not None for p, flag in enumerate(inactive)):
+            self.active.update(v for v in results if self.tensors[v].floating)
+        what = eqn.primitive, eqn.params, operands, results
+        told = inactive if kind in RULED else ()
+        self.equations.append(Equation(*what, place.line, group, eqn, place.scope, told, place.library))
+        constant = kind in TABLE and all(isinstance(a, Literal) or a in self.constants for a in operands)
+        if constant and all(self.tensors[v].nbytes <= HOISTED for v in results):
+            self.constants.update(results)
+        return results
 
     def program(self, eqn: core.JaxprEqn, operands: Sequence[Atom]) -> core.ClosedJaxpr | None:
         """Return the program to inline for a call, or zeros for an array of unspecified elements. None for other primitives."""
@@ -471,8 +474,7 @@ def program_of(closed: core.ClosedJaxpr) -> tuple[Body, tuple[Any, ...]]:
     """Convert a function's jaxpr. Returns the body, and the large closed-over arrays, which are its last inputs."""
     builder = _Builder(hoist=True)
     arguments = tuple(builder.argument(v.aval) for v in closed.jaxpr.invars)
-    consts = [builder.constant(c) for c in closed.consts]
-    outputs = builder.inline(closed.jaxpr, (*consts, *arguments), (), Place())
+    outputs = builder.inline_closed(closed, arguments, (), Place())
     hoisted = builder.hoisted.values()
     body = Body((*arguments, *(v for v, _ in hoisted)), outputs, tuple(builder.equations), builder.tensors)
     return body, tuple(value for _, value in hoisted)
