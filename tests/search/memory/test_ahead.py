@@ -26,8 +26,8 @@ from unity.search.memory.backend import CPU, GPU
 from unity.search.memory.eager_forward import Ahead, Forward, changes_at_start
 from unity.search.memory.memory import MemoryPrediction, operator_memory, predict_memory
 from unity.search.memory.peak import ReusableGradient
-from unity.search.memory.region import Region
 from unity.search.memory.residuals import Setting
+from unity.search.memory.sweep import sweep
 from unity.search.space.live_buffers import BACKEND, KEPT, NOTHING_MOVES, WIDENED, WORKING, AliasTables, Buffer, local
 
 TARGET = 0.2  # of all bytes, as the search adds them up: what the benchmark asks for
@@ -152,7 +152,7 @@ def test_weights_gathered_in_scans_are_live_from_the_start() -> None:
 def test_both_sides_of_a_change_of_type_are_live_at_once() -> None:
     plan = planned(layers, [(f(256, 256), f(256, 256))] * 4, f(2048, 256)).frontier[-1]
     flow = gradients(plan.program.pcg, plan.program.family.captured.differentiated)
-    region = Region(plan.program.pcg, Setting(plan.program.pcg, flow, True, CPU))
+    region = sweep(plan.program.pcg, Setting(plan.program.pcg, flow, True, CPU))
     both = {
         i: local(node.operands[0], plan.program.pcg) + local(Value(node), plan.program.pcg)
         for i, node in enumerate(region.nodes)

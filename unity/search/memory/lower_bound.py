@@ -149,8 +149,9 @@ def _busiest_turn(region: Region) -> float:
             continue
         below += sum(h.nbytes for h in operator.kept if h.why == KEPT)
         if node.kind in LOOPS or node.kind == "remat":
-            turn = _busiest_turn(region.region_inside(node))
+            turn = _busiest_turn(region.inside[id(node)])
         else:
-            turn = sum(region.own_bytes[v] for v in dict.fromkeys((*node.operands, *node.results))) if region.training else 0.0
+            ends = dict.fromkeys((*node.operands, *node.results))
+            turn = sum(region.residuals.own_bytes[v] for v in ends) if region.residuals.training else 0.0
         most = max(most, below + (0.0 if stays(node) else turn))
     return most

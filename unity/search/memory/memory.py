@@ -24,8 +24,10 @@ from unity.pcg.ir.graph import PCG, Node, Value
 from unity.search.cost.cost import Training
 from unity.search.memory.backend import GPU, Backend
 from unity.search.memory.in_flight import flight
-from unity.search.memory.region import OperatorMemory, Region
+from unity.search.memory.operator_memory import OperatorMemory
+from unity.search.memory.region import Region
 from unity.search.memory.residuals import Setting
+from unity.search.memory.sweep import sweep
 from unity.search.space.live_buffers import ARGUMENTS, GRADIENTS, RESULTS, SLOTS, UPDATED, Buffer, local
 
 
@@ -116,7 +118,7 @@ def live_ranges(graph: PCG, differentiated: Collection[int], training: Training,
             hosted += [Buffer(SLOTS, node, on_host * nbytes)] if (on_host := training.state.on_host(node)) else []
     flying, more = flight(graph, flow, backend)
     always += flying
-    region = Region(graph, Setting(graph, flow, training.backward, backend), always=always)
+    region = sweep(graph, Setting(graph, flow, training.backward, backend), always=always)
     results = [Buffer(RESULTS, v.node, local(v, graph)) for v in dict.fromkeys(graph.outputs)]
     beside = (*undivided_state(graph, differentiated, training), *more, *results)
     return LiveRanges(tuple(always), beside, region, tuple(hosted))
@@ -139,7 +141,7 @@ def predict_memory(graph: PCG, differentiated: Collection[int], training: Traini
         backend: The compiler, which needs more memory than the graph names.
     """
     live = live_ranges(graph, differentiated, training, backend)
-    additive = sum(h.nbytes for h in live.counted) + live.region.steps + live.region.momentary
+    additive = sum(h.nbytes for h in live.counted) + live.region.residual_bytes + live.region.momentary
     return MemoryPrediction((*live.throughout, *live.peak), additive, live.offloaded)
 
 
@@ -148,8 +150,8 @@ def operator_memory(
 ) -> tuple[OperatorMemory, ...]:
     """Return the memory that every operator of the outermost graph needs. Arguments are as for `predict_memory`."""
     differentiated = differentiated if training.backward else ()
-    region = Region(graph, Setting(graph, gradients(graph, differentiated), training.backward, backend))
-    return tuple(region.operators)
+    setting = Setting(graph, gradients(graph, differentiated), training.backward, backend)
+    return tuple(sweep(graph, setting).operators)
 
 
 def ends_inside(node: Node) -> float:

@@ -12,10 +12,12 @@ from unity.pcg.analysis.rematerialization import Recomputation, offloaded_in_bra
 from unity.pcg.analysis.residuals import Residuals
 from unity.pcg.ir.gradient_flow import Gradients
 from unity.pcg.ir.graph import LOOPS, PARALLELIZATION, PCG, STAGES, Node, Value
+from unity.pcg.types.factors import facts_of
 from unity.search.cost.inner_values import Inner, inner_of
 from unity.search.memory.backend import Backend
 from unity.search.space.live_buffers import BACKEND, CHANGED, KEPT, WIDENED, AliasTables, Buffer, stays
 
+ACCUMULATION = "accumulation"  # the kind of a loop over micro-batches, whose residuals are live in one step, unlike other loops'
 ORIGINAL, TRANSPOSED = "original", "transposed"
 
 
@@ -43,22 +45,51 @@ class Setting:
         return Recomputation(in_branches=offloaded_in_branches(self.program, self.flow))
 
 
+@dataclass(frozen=True)
+class Position:
+    """The position of a graph in its program.
+
+    Attributes:
+        around: the kind of the node that the graph is inside of; empty for the outermost graph.
+        straight: whether only remats are around the graph, so that the backend can compute values at the start of the program.
+        stacks: whether its residuals leave it as arrays, as those of a loop's step do.
+        depth: the number of remats around it.
+    """
+
+    around: str = ""
+    straight: bool = True
+    stacks: bool = False
+    depth: int = 0
+
+    @property
+    def outermost(self) -> bool:
+        """Whether nothing is around the graph."""
+        return not self.around
+
+    @property
+    def in_loop(self) -> bool:
+        """Whether the graph is the step of a loop."""
+        return self.around in LOOPS
+
+    def inside(self, node: Node, accumulates: bool) -> Position:
+        """Return the position of the graph inside a node. `accumulates` says whether that is a loop that adds up gradients."""
+        remat = node.kind == "remat"
+        around = ACCUMULATION if accumulates else node.kind
+        return Position(around, self.straight and remat, around in LOOPS or around == STAGES, self.depth + remat)
+
+
+OUTERMOST = Position()
+
+
 class ResidualCollector:
     """The residuals of a graph, collected operator by operator in order (`kept_by`, `need`)."""
 
-    def __init__(self, graph: PCG, setting: Setting, around: str = "", stacked: bool = False) -> None:
-        """Start with no residuals.
-
-        Args:
-            graph: The graph of a program, or one inside a node.
-            setting: The facts of the program.
-            around: The kind of the node that the graph is inside of; empty for the outermost graph.
-            stacked: Whether its residuals leave it as arrays, as those of a loop's step do.
-        """
-        self.graph, self.setting = graph, setting
+    def __init__(self, graph: PCG, setting: Setting, position: Position) -> None:
+        """Start with no residuals."""
+        self.graph, self.setting, self.position = graph, setting, position
         self.flow, self.training, self.backend = setting.flow, setting.training, setting.backend
-        self.top, self.stacked = not around, stacked or around in LOOPS or around == STAGES
-        self.looped = around in LOOPS
+        self.nodes = [node for node in graph.nodes if node.kind != "input"]
+        self.numbers = {id(node): i for i, node in enumerate(self.nodes)}
         self.aliases = AliasTables(graph, [node for node in graph.nodes if setting.recomputed.saves(node)])
         self.nbytes = self.aliases.nbytes
         self.inputs = {id(node): k for k, node in enumerate(graph.inputs)}
@@ -67,7 +98,18 @@ class ResidualCollector:
         self.wide: set[Value] = set()  # those that are also residuals in a wider dtype
         self.forms: dict[Value, set[str]] = {}  # the orders of dimensions in which they are residuals
         self.needs: set[int] = set()  # inputs that the backward pass needs
-        self.steps = 0.0  # the sum of all bytes of residuals
+        self.residual_bytes = 0.0  # the sum of all bytes of residuals
+
+    @cached_property
+    def at_products(self) -> frozenset[Value]:
+        """The operands and results of products, each as the value that it aliases."""
+        products = (node for node in self.nodes if facts_of(node.kind).product)
+        return frozenset(self.aliases.unmoved[v] for node in products for v in (*node.operands, *node.results))
+
+    @cached_property
+    def remats(self) -> int:
+        """The number of remats in the graph."""
+        return sum(node.kind == "remat" for node in self.nodes)
 
     def stays(self, node: Node) -> bool:
         """Return whether a node's value aliases its operand."""
@@ -75,7 +117,7 @@ class ResidualCollector:
 
     def takes_memory(self, v: Value) -> bool:
         """Return whether a value, or its cotangent, takes memory here; arguments and their gradients are counted elsewhere."""
-        return not (self.top and id(v.node) in self.inputs) and (self.flow(v) or not self.training)
+        return not (self.position.outermost and id(v.node) in self.inputs) and (self.flow(v) or not self.training)
 
     def need(self, v: Value, reader: Node | None = None) -> list[Buffer]:
         """Make a value a residual, unless it already is one, and return the new buffers.
@@ -83,7 +125,9 @@ class ResidualCollector:
         The residual is the value's operand where nothing moves or the value is gathered again, and all operands of an operator that
         runs again. Some readers need it in a wider dtype, or in another order of dimensions, too.
         """
-        wide = (self.looped and self.backend.is_narrow(v.tensor)) or (reader is not None and self.backend.widens(reader, v))
+        wide = (self.position.in_loop and self.backend.is_narrow(v.tensor)) or (
+            reader is not None and self.backend.widens(reader, v)
+        )
         transposed = (
             reader is not None and self.backend.reads_transposed(reader, v) and not self.argument(v) and not self.waits(reader)
         )
@@ -110,7 +154,7 @@ class ResidualCollector:
 
     def count(self, buffer: Buffer) -> Buffer:
         """Add a buffer to the sum of residuals, and return it."""
-        self.steps += buffer.nbytes
+        self.residual_bytes += buffer.nbytes
         return buffer
 
     def buffer(self, why: str, node: Node, nbytes: float) -> Buffer:
@@ -142,12 +186,12 @@ class ResidualCollector:
         if node.again:
             return buffers
         hosted = needed.hosted if self.backend.offloads and id(node) in self.setting.recomputed.in_branches else ()
-        sizes = inner.residuals(self.flows(node), self.stacked, self.backend.buffered)[1]
+        sizes = inner.residuals(self.flows(node), self.position.stacks, self.backend.buffered)[1]
         for k, ((variable, _), nbytes) in enumerate(zip(needed.inner, sizes, strict=True)):
             if k in hosted:
                 continue
             buffers.append(self.count(self.buffer(KEPT, node, nbytes)))
-            if self.looped and self.backend.is_narrow(inner.body.tensors[variable]):
+            if self.position.in_loop and self.backend.is_narrow(inner.body.tensors[variable]):
                 buffers.append(self.buffer(WIDENED, node, nbytes))
         return buffers
 
@@ -187,4 +231,4 @@ class ResidualCollector:
 
     def argument(self, v: Value) -> bool:
         """Return whether a value aliases an argument."""
-        return self.top and id(self.aliases.unmoved[v].node) in self.inputs
+        return self.position.outermost and id(self.aliases.unmoved[v].node) in self.inputs

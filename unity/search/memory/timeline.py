@@ -1,6 +1,6 @@
 """Timeline of the memory that one device holds while a step runs: bytes at each operator's turn, and the buffers at the peak.
 
-The timeline is the sweep of the search's own memory model (`unity.search.memory.region`), turn by turn: the forward pass in the
+The timeline is the sweep of the search's own memory model (`unity.search.memory.sweep`), turn by turn: the forward pass in the
 order of the operators, then the backward pass in reverse. Nothing is traced or compiled, and no device is needed.
 """
 
@@ -184,7 +184,7 @@ def _bytes_by_turn(region: Region) -> Iterator[tuple[Turn, float]]:
     ahead = {i: nbytes - sum(n for _, n in forward.reused(i)) for i, nbytes in forward.sizes().items()}
     own = zip(backward.sizes, backward.own, strict=True)
     back = [nbytes - sum(n for _, n in backward.reused(i, working)) for i, (nbytes, working) in enumerate(own)]
-    if region.training:
+    if region.residuals.training:
         yield from (((FORWARD, i), nbytes) for i, nbytes in ahead.items())
         yield from (((BACKWARD, i), nbytes) for i, nbytes in reversed([*enumerate(back)]))
         return
