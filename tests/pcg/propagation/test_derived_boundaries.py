@@ -1,4 +1,4 @@
-"""Choices of operators with averages of what they reduce, such as a batch norm that keeps a running mean and variance."""
+"""Choices of operators as they run, which is derived from the types of their operands and results."""
 
 from __future__ import annotations
 
@@ -36,3 +36,28 @@ def test_a_choice_follows_from_the_states_at_its_ends(rows: int) -> None:
     for choice in choices_with_moves(body, (), 2):
         solution = placed(body, choice.operands, choice.results)
         assert solution is None or solution.results == choice.results
+
+
+def mean_of_products(x: Any, y: Any) -> Any:
+    return (x * y).mean(0)
+
+
+def sums_of_a_transpose(x: Any, y: Any) -> Any:
+    return (x.T * y).sum(0).sum(0)
+
+
+@pytest.mark.parametrize("fn", [mean_of_products, sums_of_a_transpose])
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.float32])
+@pytest.mark.parametrize("side", [2, 64])
+def test_a_choice_reduces_and_moves_what_runs(fn: Any, dtype: Any, side: int) -> None:
+    """Where a waist could be moved but need not be, the operator runs without the move."""
+    matrix = jnp.zeros((side, side), dtype)
+    body = close(jax.make_jaxpr(fn)(matrix, matrix))
+    for choice in choices_with_moves(body):
+        solution = placed(body, choice.operands, choice.results)
+        if solution is None or not solution.matches:
+            continue
+        assert {x.variable for x in choice.reduced} == solution.reduced.keys(), choice.name
+        assert {x.variable for x in choice.scattered if x.moves} == {
+            v for v, after in solution.scattered.items() if solution.states[v] != after and solution.states[v].kind == "P"
+        }, choice.name

@@ -18,7 +18,7 @@ from unity.pcg.propagation.choice import Choice, InnerSlot, Scattered, choice_of
 from unity.pcg.propagation.dominance import Dominance
 from unity.pcg.propagation.nested.agreements import forwarded_inputs
 from unity.pcg.propagation.nested.programs import nested_body
-from unity.pcg.propagation.placement import along_axis, around_moves, moved, placed, waists, with_rounded_alike, with_unused
+from unity.pcg.propagation.placement import along_axis, around_moves, placed, waists, with_rounded_alike, with_unused
 from unity.pcg.propagation.propagation import Solution, Unmatched, rounded_apart
 from unity.pcg.propagation.solver import replicable, rounds_cotangents, scattering_dims, scattering_solution, solve, solve_either
 from unity.pcg.propagation.specifications import spec_of
@@ -80,7 +80,9 @@ def _choices(body: Body, seeds: tuple[Seed, ...], users: int) -> tuple[Choice, .
         if len(by_states) >= 2 * MANY:  # of independent parts, each may be moved whatever the others are
             break
         with suppress(Unmatched):
-            offer(moved(body, *states))
+            solution = placed(body, *states)  # with these ends no waist may have to move
+            if solution is not None:
+                offer(solution)
     return _with_inner_states(body, list(by_states.values()), solution_of)
 
 
