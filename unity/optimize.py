@@ -14,42 +14,29 @@ from unity.base.gc_pause import uncollected
 from unity.base.processes import several
 from unity.base.progress import stages
 from unity.base.user_warnings import warn_user
-from unity.constraints.bound_constraints import bind
+from unity.constraints.bound_constraints import BoundConstraints, bind
 from unity.constraints.excluded_rules import without
-from unity.constraints.kinds import Constraint, KeptShardings, WithoutRules
+from unity.constraints.kinds import Constraint, WithoutRules
 from unity.constraints.program_shardings import marking, pins
 from unity.exec.hosts.device_order import check_order
 from unity.exec.measure.local_machine import is_unmeasured
 from unity.machine.machine import Machine
-from unity.pcg.capture.capture import capture
+from unity.pcg.capture.capture import Captured, capture
 from unity.pcg.ir.gradient_flow import losses
 from unity.pcg.jaxprs.effects import warn
 from unity.pcg.jaxprs.trace_contexts import unset
 from unity.plan.effects import dropped_effects
 from unity.plan.face.former_names import accepting_former_options
 from unity.plan.files import cache
-from unity.plan.further_options import FurtherOptions, Transforms, refuse_unknown
+from unity.plan.further_options import FurtherOptions, refuse_unknown
 from unity.plan.plan import Plan
 from unity.plan.shardings.optimizer_state import placed_state, state_sizes
-from unity.planning.options import (
-    CONSTRAINED,
-    obeyed,
-    refuse,
-    refuse_budget,
-    refuse_kept_shardings,
-    refuse_machine,
-    refuse_measuring,
-    refuse_mesh,
-    refuse_optimizer,
-    refuse_switches,
-    refuse_type,
-    refuse_uncallable,
-)
+from unity.planning.options import CONSTRAINED, Options, obeyed, refuse_uncallable
 from unity.planning.planner import plan_on, plan_on_fewest
 from unity.planning.request import Request
 from unity.planning.resembling_step import resembling_step
 from unity.search.cost.cost import Training
-from unity.search.cost.state_sizes import ADAM, NO_STATE
+from unity.search.cost.state_sizes import NO_STATE
 from unity.search.substitution.fitting import CANDIDATES
 from unity.transforms.rewriting import Rewriter, budget_of, library_of
 
@@ -118,62 +105,33 @@ def optimize(
         OptionError: an option is unknown, or excluded by another, or `fn` cannot be called. (It is a ValueError too.)
     """
     refuse_uncallable(fn, "to plan")
-    constraints = (constraints,) if isinstance(constraints, Constraint) else tuple(constraints)
-    is_kept = any(isinstance(c, KeptShardings) for c in constraints)
-    constraints = tuple(c for c in constraints if not isinstance(c, KeptShardings))
     refuse_unknown(options, OPTIONS, "unity.optimize", "plan#options")
-    transforms, reduce_in, seconds = Transforms.of(options), options.get("reduce_in"), options.get("seconds")
-    overlap, measure = options.get("overlap", False), options.get("measure", False)
-    refuse_switches({"training": training, "overlap": overlap, "measure": measure, "progress": progress})
-    refuse(objective, search, transforms, constraints)
-    refuse_optimizer(optimizer, optimizer_slots)
-    slots = ADAM.slots if optimizer_slots is None else optimizer_slots
-    refuse_machine(machine, memory_limit, slots)
-    refuse_mesh(mesh, objective)
-    refuse_type(reduce_in)
-    refuse_budget(budget, seconds, machine)
-    if is_kept:
-        refuse_kept_shardings(objective)
-    if measure:
-        refuse_measuring(machine, objective, transforms.pipeline)
-    amount = budget if seconds is None else float(seconds)
-    rewriter = _rewriter(search, amount, options.get("rules"), constraints)
+    asked = Options.checked(
+        options,
+        argnums=argnums,
+        training=training,
+        machine=machine,
+        mesh=mesh,
+        objective=objective,
+        memory_limit=memory_limit,
+        optimizer_slots=optimizer_slots,
+        optimizer=optimizer,
+        constraints=(constraints,) if isinstance(constraints, Constraint) else tuple(constraints),
+        search=search,
+        budget=budget,
+        progress=progress,
+    )
     with stages(progress) as (say, announce), uncollected():
-        target = _target(machine or _local(announce, mesh), mesh, reduce_in)
+        target = _target(machine or _local(announce, mesh), asked)
         say("capturing the graph")
-        marks = marking(target) if is_kept else None
-        captured = capture(fn, *args, argnums=argnums if training else (), clustering=cache.clustered, marking=marks)
-        if training and (warning := resembling_step(getattr(fn, "__name__", "fn"), captured)):
-            warn_user(warning)
-        state = state_sizes(optimizer, slots, captured, args, argnums) if training else NO_STATE
-        state = placed_state(state, target, transforms.offload and search in CONSTRAINED)
-        placed = pins(captured.paths, jax.tree.leaves(args), target) if marks else ()
-        constrained = obeyed(bind((*constraints, *placed), captured, fn, argnums), search)
-        request = Request(
-            fn=fn,
-            captured=captured,
-            training=Training(training and bool(losses(captured.graph)), state),
-            objective=objective,
-            limit=target.device.memory if memory_limit is None else memory_limit,
-            seed=options.get("seed", 0),
-            kind=search,
-            budget=amount,
-            rewriter=rewriter,
-            # With several processes, some would have no device of a plan for fewer devices, and could not help to run it.
-            local=machine is None and not (objective == "devices" and several()),
-            overlap=overlap,
-            measure=measure,
-            say=say,
-            bound=constrained,
-            transforms=transforms,
-        )
+        request = _request(fn, args, asked, target, say)
         with unset():
             plan = plan_on_fewest(request, target) if objective == "devices" else plan_on(request, target)
             plan = plan.on(mesh) if isinstance(mesh, Mesh) else plan
-            if constrained.every:
+            if request.bound.every:
                 _ = plan.program.pcg  # the first access checks it against the constraints
-            if captured.observations:
-                warn(dropped_effects(captured, plan.program.pcg))
+            if request.captured.observations:
+                warn(dropped_effects(request.captured, plan.program.pcg))
         return plan
 
 
@@ -182,24 +140,64 @@ OPTIONS = FurtherOptions.__optional_keys__ | {
 }
 
 
-def _rewriter(search: str, amount: float | None, rules: Any, constraints: Sequence[Constraint]) -> Rewriter:
+def _request(fn: Callable[..., Any], args: Sequence[Any], asked: Options, target: Machine, say: Callable[[str], None]) -> Request:
+    """Capture a function, and return what is asked for it, with the optimizer's state and the constraints of its program."""
+    captured, bound = _captured(fn, args, asked, target)
+    state = NO_STATE
+    if asked.training:
+        if warning := resembling_step(getattr(fn, "__name__", "fn"), captured):
+            warn_user(warning)
+        state = state_sizes(asked.optimizer, asked.slots, captured, args, asked.argnums)
+    return Request(
+        fn=fn,
+        captured=captured,
+        training=Training(
+            asked.training and bool(losses(captured.graph)),
+            placed_state(state, target, asked.transforms.offload and asked.search in CONSTRAINED),
+        ),
+        objective=asked.objective,
+        limit=target.device.memory if asked.memory_limit is None else asked.memory_limit,
+        seed=asked.seed,
+        kind=asked.search,
+        budget=asked.amount,
+        rewriter=_rewriter(asked),
+        # With several processes, some would have no device of a plan for fewer devices, and could not help to run it.
+        local=asked.machine is None and not (asked.objective == "devices" and several()),
+        overlap=asked.overlap,
+        measure=asked.measure,
+        say=say,
+        bound=bound,
+        transforms=asked.transforms,
+    )
+
+
+def _captured(fn: Callable[..., Any], args: Sequence[Any], asked: Options, target: Machine) -> tuple[Captured, BoundConstraints]:
+    """Capture a function, and bind the constraints to its program: those of the call, and, if they are kept, its shardings."""
+    marks = marking(target) if asked.keeps_shardings else None
+    differentiated = asked.argnums if asked.training else ()
+    captured = capture(fn, *args, argnums=differentiated, clustering=cache.clustered, marking=marks)
+    placed = pins(captured.paths, jax.tree.leaves(args), target) if marks else ()
+    return captured, obeyed(bind((*asked.own_constraints, *placed), captured, fn, asked.argnums), asked.search)
+
+
+def _rewriter(asked: Options) -> Rewriter:
     """Return the rewriter with the rules that a search may use, bounded by a number of programs (int) or by seconds (float)."""
-    allowed = rules if search in ("unity", "sequential") else ()
-    excluded = [c for c in constraints if isinstance(c, WithoutRules)]
+    allowed = asked.rules if asked.search in ("unity", "sequential") else ()
+    excluded = [c for c in asked.own_constraints if isinstance(c, WithoutRules)]
     library = None if allowed is None and not excluded else without(library_of(allowed), excluded)
-    return Rewriter(library, budget_of(CANDIDATES if amount is None and search == "unity-rules" else amount))
+    return Rewriter(library, budget_of(CANDIDATES if asked.amount is None and asked.search == "unity-rules" else asked.amount))
 
 
-def _target(machine: Machine, mesh: Mesh | AbstractMesh | None, reduce_in: str | None) -> Machine:
+def _target(machine: Machine, asked: Options) -> Machine:
     """Return a machine with the axes of a mesh, and with the type in which partial sums are added.
 
     Raises PlanError unless the devices of each host follow each other in the mesh.
     """
-    target = replace(machine, reduce_in=reduce_in) if reduce_in else machine
-    if mesh is not None:
-        target = target.with_mesh(mesh.shape)
-    if isinstance(mesh, Mesh):
-        check_order(target, mesh.devices.flat)
+    target = replace(machine, reduce_in=asked.reduce_in) if asked.reduce_in else machine
+    if asked.mesh is not None:
+        target = target.with_mesh(asked.mesh.shape)
+    if isinstance(asked.mesh, Mesh):
+        check_order(target, asked.mesh.devices.flat)
     return target
 
 

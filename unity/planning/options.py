@@ -1,8 +1,9 @@
-"""Validation of the options of `unity.optimize`."""
+"""The options of a call of `unity.optimize`, and their validation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from numbers import Real
 from typing import Any, NoReturn
@@ -13,11 +14,12 @@ from unity.base.errors import OptionError
 from unity.base.formatting import with_article
 from unity.base.processes import several
 from unity.constraints.bound_constraints import BoundConstraints
-from unity.constraints.kinds import Across, Constraint, Pin, WithoutRules
+from unity.constraints.kinds import Across, Constraint, KeptShardings, Pin, WithoutRules
 from unity.machine.machine import Machine
 from unity.pcg.parallel.stages import SCHEDULES, TWO_BW
 from unity.pcg.types.accumulation import NARROW
-from unity.plan.further_options import PipelineShape, Transforms
+from unity.plan.further_options import FurtherOptions, PipelineShape, Transforms
+from unity.search.cost.state_sizes import ADAM
 from unity.search.published import names
 
 OBJECTIVES = ("time", "devices", "memory")
@@ -25,7 +27,70 @@ SEARCHES = ("unity", "captured", "sequential", "unity-rules", *names())
 CONSTRAINED = ("unity", "captured")  # searches that obey constraints, find pipelines, and know overlap=True
 
 
-def refuse(objective: str, search: str, transforms: Transforms, constraints: Sequence[Constraint]) -> None:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Options:
+    """The options of a call of `unity.optimize`, which documents them, without inconsistencies (`checked`)."""
+
+    argnums: int | Sequence[int]
+    training: bool
+    machine: Machine | None
+    mesh: Mesh | AbstractMesh | None
+    objective: str
+    memory_limit: float | None
+    optimizer_slots: float | None
+    optimizer: Any
+    constraints: Sequence[Constraint]
+    search: str
+    budget: int | None
+    progress: bool
+    transforms: Transforms
+    reduce_in: str | None = None
+    rules: Any = None
+    seconds: float | None = None
+    overlap: bool = False
+    measure: bool = False
+    seed: int = 0
+
+    @classmethod
+    def checked(cls, further: FurtherOptions, **options: Any) -> Options:
+        """Return the options of a call. Raises OptionError for values that an option does not have, and for conflicts."""
+        own = {name: value for name, value in further.items() if name in cls.__dataclass_fields__}
+        made = cls(transforms=Transforms.of(further), **own, **options)
+        refuse_switches({name: getattr(made, name) for name in ("training", "overlap", "measure", "progress")})
+        _refuse_search_and_transforms(made.objective, made.search, made.transforms, made.constraints)
+        _refuse_optimizer(made.optimizer, made.optimizer_slots)
+        _refuse_machine(made.machine, made.memory_limit, made.slots)
+        _refuse_mesh(made.mesh, made.objective)
+        _refuse_type(made.reduce_in)
+        _refuse_budget(made.budget, made.seconds, made.machine)
+        if made.keeps_shardings:
+            _refuse_kept_shardings(made.objective)
+        if made.measure:
+            _refuse_measuring(made.machine, made.objective, made.transforms.pipeline)
+        return made
+
+    @property
+    def slots(self) -> float:
+        """The values that the optimizer keeps for each weight, if no optimizer says it."""
+        return ADAM.slots if self.optimizer_slots is None else self.optimizer_slots
+
+    @property
+    def amount(self) -> float | None:
+        """The length of the search: a number of programs (int), or seconds (float)."""
+        return self.budget if self.seconds is None else float(self.seconds)
+
+    @property
+    def keeps_shardings(self) -> bool:
+        """Whether the shardings that the function states are constraints (`unity.keep_shardings`)."""
+        return any(isinstance(c, KeptShardings) for c in self.constraints)
+
+    @property
+    def own_constraints(self) -> tuple[Constraint, ...]:
+        """The constraints but those that the function states."""
+        return tuple(c for c in self.constraints if not isinstance(c, KeptShardings))
+
+
+def _refuse_search_and_transforms(objective: str, search: str, transforms: Transforms, constraints: Sequence[Constraint]) -> None:
     """Raise OptionError for values that an option does not have, and for options that exclude each other."""
     if objective not in OBJECTIVES:
         raise OptionError(f"objective={objective!r} is not known; one of {', '.join(map(repr, OBJECTIVES))}")
@@ -46,7 +111,7 @@ def refuse_switches(switches: Mapping[str, Any]) -> None:
             raise OptionError(f"{name}={value!r}: expected True or False, got {type(value).__name__}")
 
 
-def refuse_budget(budget: Any, seconds: Any, machine: Machine | None) -> None:
+def _refuse_budget(budget: Any, seconds: Any, machine: Machine | None) -> None:
     """Raise OptionError unless `budget` or `seconds` or neither bounds the search, and all processes find the same plan."""
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
         raise OptionError(
@@ -69,7 +134,7 @@ def refuse_uncallable(fn: Any, expected: str) -> None:
         raise OptionError(f"fn: expected a function {expected}, got {type(fn).__name__}")
 
 
-def refuse_machine(machine: Any, memory_limit: Any, optimizer_slots: Any) -> None:
+def _refuse_machine(machine: Any, memory_limit: Any, optimizer_slots: Any) -> None:
     """Raise OptionError unless the machine is one (or None), the limit is positive, and the slots are finite and not negative."""
     if machine is not None and not isinstance(machine, Machine):
         raise OptionError(
@@ -85,7 +150,7 @@ def refuse_machine(machine: Any, memory_limit: Any, optimizer_slots: Any) -> Non
         )
 
 
-def refuse_optimizer(optimizer: Any, optimizer_slots: float | None) -> None:
+def _refuse_optimizer(optimizer: Any, optimizer_slots: float | None) -> None:
     """Raise OptionError if both options about the optimizer's state are used."""
     if optimizer is not None and optimizer_slots is not None:
         raise OptionError(
@@ -94,7 +159,7 @@ def refuse_optimizer(optimizer: Any, optimizer_slots: float | None) -> None:
         )
 
 
-def refuse_measuring(machine: Machine | None, objective: str, pipeline: PipelineShape | None) -> None:
+def _refuse_measuring(machine: Machine | None, objective: str, pipeline: PipelineShape | None) -> None:
     """Raise OptionError unless plans with these options can be run here, and compared by their times."""
     if machine is not None or objective != "time":
         raise OptionError("measure=True runs plans on the devices of this process: leave machine= out, and objective= at 'time'")
@@ -102,7 +167,7 @@ def refuse_measuring(machine: Machine | None, objective: str, pipeline: Pipeline
         raise OptionError("measure=True runs steps that drain, and 2BW has none: leave one of them out (docs: pipelines#2bw)")
 
 
-def refuse_mesh(mesh: Any, objective: str) -> None:
+def _refuse_mesh(mesh: Any, objective: str) -> None:
     """Raise OptionError unless the mesh is one (or None), has an axis, and goes with the objective."""
     if mesh is None:
         return
@@ -118,7 +183,7 @@ def refuse_mesh(mesh: Any, objective: str) -> None:
         )
 
 
-def refuse_type(reduce_in: Any) -> None:
+def _refuse_type(reduce_in: Any) -> None:
     """Raise OptionError unless `reduce_in` is None or names a type narrower than float32."""
     if reduce_in is not None and not (isinstance(reduce_in, str) and reduce_in in NARROW):
         raise OptionError(
@@ -126,7 +191,7 @@ def refuse_type(reduce_in: Any) -> None:
         )
 
 
-def refuse_kept_shardings(objective: str) -> None:
+def _refuse_kept_shardings(objective: str) -> None:
     """Raise OptionError unless the objective goes with the shardings that the function states."""
     if objective == "devices":
         raise OptionError(
