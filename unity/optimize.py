@@ -106,7 +106,7 @@ def optimize(
     """
     refuse_uncallable(fn, "to plan")
     refuse_unknown(options, OPTIONS, "unity.optimize", "plan#options")
-    asked = Options.checked(
+    checked = Options.checked(
         options,
         argnums=argnums,
         training=training,
@@ -122,9 +122,9 @@ def optimize(
         progress=progress,
     )
     with stages(progress) as (say, announce), uncollected():
-        target = _target(machine or _local(announce, mesh), asked)
+        target = _target(machine or _local(announce, mesh), checked)
         say("capturing the graph")
-        request = _request(fn, args, asked, target, say)
+        request = _request(fn, args, checked, target, say)
         with unset():
             plan = plan_on_fewest(request, target) if objective == "devices" else plan_on(request, target)
             plan = plan.on(mesh) if isinstance(mesh, Mesh) else plan
@@ -140,64 +140,66 @@ OPTIONS = FurtherOptions.__optional_keys__ | {
 }
 
 
-def _request(fn: Callable[..., Any], args: Sequence[Any], asked: Options, target: Machine, say: Callable[[str], None]) -> Request:
+def _request(fn: Callable[..., Any], args: Sequence[Any], options: Options, target: Machine, say: Callable[[str], None]) -> Request:
     """Capture a function, and return what is asked for it, with the optimizer's state and the constraints of its program."""
-    captured, bound = _captured(fn, args, asked, target)
+    captured, bound = _captured(fn, args, options, target)
     state = NO_STATE
-    if asked.training:
+    if options.training:
         if warning := resembling_step(getattr(fn, "__name__", "fn"), captured):
             warn_user(warning)
-        state = state_sizes(asked.optimizer, asked.slots, captured, args, asked.argnums)
+        state = state_sizes(options.optimizer, options.slots, captured, args, options.argnums)
     return Request(
         fn=fn,
         captured=captured,
         training=Training(
-            asked.training and bool(losses(captured.graph)),
-            placed_state(state, target, asked.transforms.offload and asked.search in CONSTRAINED),
+            options.training and bool(losses(captured.graph)),
+            placed_state(state, target, options.transforms.offload and options.search in CONSTRAINED),
         ),
-        objective=asked.objective,
-        limit=target.device.memory if asked.memory_limit is None else asked.memory_limit,
-        seed=asked.seed,
-        kind=asked.search,
-        budget=asked.amount,
-        rewriter=_rewriter(asked),
+        objective=options.objective,
+        limit=target.device.memory if options.memory_limit is None else options.memory_limit,
+        seed=options.seed,
+        kind=options.search,
+        budget=options.amount,
+        rewriter=_rewriter(options),
         # With several processes, some would have no device of a plan for fewer devices, and could not help to run it.
-        local=asked.machine is None and not (asked.objective == "devices" and several()),
-        overlap=asked.overlap,
-        measure=asked.measure,
+        local=options.machine is None and not (options.objective == "devices" and several()),
+        overlap=options.overlap,
+        measure=options.measure,
         say=say,
         bound=bound,
-        transforms=asked.transforms,
+        transforms=options.transforms,
     )
 
 
-def _captured(fn: Callable[..., Any], args: Sequence[Any], asked: Options, target: Machine) -> tuple[Captured, BoundConstraints]:
+def _captured(fn: Callable[..., Any], args: Sequence[Any], options: Options, target: Machine) -> tuple[Captured, BoundConstraints]:
     """Capture a function, and bind the constraints to its program: those of the call, and, if they are kept, its shardings."""
-    marks = marking(target) if asked.keeps_shardings else None
-    differentiated = asked.argnums if asked.training else ()
+    marks = marking(target) if options.keeps_shardings else None
+    differentiated = options.argnums if options.training else ()
     captured = capture(fn, *args, argnums=differentiated, clustering=cache.clustered, marking=marks)
     placed = pins(captured.paths, jax.tree.leaves(args), target) if marks else ()
-    return captured, obeyed(bind((*asked.own_constraints, *placed), captured, fn, asked.argnums), asked.search)
+    return captured, obeyed(bind((*options.own_constraints, *placed), captured, fn, options.argnums), options.search)
 
 
-def _rewriter(asked: Options) -> Rewriter:
+def _rewriter(options: Options) -> Rewriter:
     """Return the rewriter with the rules that a search may use, bounded by a number of programs (int) or by seconds (float)."""
-    allowed = asked.rules if asked.search in ("unity", "sequential") else ()
-    excluded = [c for c in asked.own_constraints if isinstance(c, WithoutRules)]
+    allowed = options.rules if options.search in ("unity", "sequential") else ()
+    excluded = [c for c in options.own_constraints if isinstance(c, WithoutRules)]
     library = None if allowed is None and not excluded else without(library_of(allowed), excluded)
-    return Rewriter(library, budget_of(CANDIDATES if asked.amount is None and asked.search == "unity-rules" else asked.amount))
+    return Rewriter(
+        library, budget_of(CANDIDATES if options.amount is None and options.search == "unity-rules" else options.amount)
+    )
 
 
-def _target(machine: Machine, asked: Options) -> Machine:
+def _target(machine: Machine, options: Options) -> Machine:
     """Return a machine with the axes of a mesh, and with the type in which partial sums are added.
 
     Raises PlanError unless the devices of each host follow each other in the mesh.
     """
-    target = replace(machine, reduce_in=asked.reduce_in) if asked.reduce_in else machine
-    if asked.mesh is not None:
-        target = target.with_mesh(asked.mesh.shape)
-    if isinstance(asked.mesh, Mesh):
-        check_order(target, asked.mesh.devices.flat)
+    target = replace(machine, reduce_in=options.reduce_in) if options.reduce_in else machine
+    if options.mesh is not None:
+        target = target.with_mesh(options.mesh.shape)
+    if isinstance(options.mesh, Mesh):
+        check_order(target, options.mesh.devices.flat)
     return target
 
 

@@ -26,6 +26,7 @@ from unity.plan.warnings import misaligned, undividable
 from unity.search.cost.prediction import CollectiveTerm, OperatorTerm, Prediction
 from unity.search.cost.profile_lookup import ROOFLINE
 from unity.search.memory.backend import backend_of
+from unity.search.memory.buffers_by_line import by_line
 from unity.search.memory.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction
 from unity.search.session import Candidate
 from unity.search.substitution.trace import RuleApplication
@@ -184,9 +185,8 @@ def _memory(prediction: MemoryPrediction) -> Table:
     always = (ARGUMENTS, GRADIENTS, SLOTS)
     for why in always:
         table.add_row(why, "", size(prediction.by_reason.get(why, 0.0)), "")
-    others = (h for h in prediction.held if h.why not in always and h.nbytes)
-    rows = _grouped(((h.why, h.node.kind, line_behind(h.node)), h.nbytes) for h in others)
-    return _filled(table, [(k[0], k[1], size(b), k[2]) for k, _, b in rows], "kinds of buffers")
+    others = by_line(h for h in prediction.held if h.why not in always)
+    return _filled(table, [(row.why, row.operator, size(row.nbytes), row.line) for row in others], "kinds of buffers")
 
 
 def _operators(prediction: Prediction, names: AxisNames) -> Table:

@@ -28,6 +28,7 @@ from unity.plan.planned_program import PlannedProgram
 from unity.plan.warnings import PlanWarning, warnings_of
 from unity.search.cost.prediction import Prediction, predict
 from unity.search.memory.backend import backend_of
+from unity.search.memory.buffers_by_line import by_line
 from unity.search.memory.memory import MemoryPrediction, predict_memory
 from unity.search.space.live_buffers import whole
 from unity.substitutions.language.axioms import default_library
@@ -254,11 +255,7 @@ def _value(node: Node) -> str:
 
 def _live(memory: MemoryPrediction) -> tuple[LiveBytes, ...]:
     """Return the live buffers of a prediction, those of one line, producer and reason merged, the largest first."""
-    rows: dict[tuple[str, str, str], float] = {}
-    for h in memory.held:
-        key = line_behind(h.node), h.node.kind, h.why
-        rows[key] = rows.get(key, 0.0) + h.nbytes
-    return tuple(LiveBytes(*key, nbytes) for key, nbytes in sorted(rows.items(), key=lambda row: -row[1]) if nbytes)
+    return tuple(LiveBytes(row.line, row.operator, row.why, row.nbytes) for row in by_line(memory.held))
 
 
 def _along(use: RuleUse, axes: str) -> RuleUse:

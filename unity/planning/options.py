@@ -52,22 +52,22 @@ class Options:
     seed: int = 0
 
     @classmethod
-    def checked(cls, further: FurtherOptions, **options: Any) -> Options:
+    def checked(cls, further: FurtherOptions, **values: Any) -> Options:
         """Return the options of a call. Raises OptionError for values that an option does not have, and for conflicts."""
         own = {name: value for name, value in further.items() if name in cls.__dataclass_fields__}
-        made = cls(transforms=Transforms.of(further), **own, **options)
-        refuse_switches({name: getattr(made, name) for name in ("training", "overlap", "measure", "progress")})
-        _refuse_search_and_transforms(made.objective, made.search, made.transforms, made.constraints)
-        _refuse_optimizer(made.optimizer, made.optimizer_slots)
-        _refuse_machine(made.machine, made.memory_limit, made.slots)
-        _refuse_mesh(made.mesh, made.objective)
-        _refuse_type(made.reduce_in)
-        _refuse_budget(made.budget, made.seconds, made.machine)
-        if made.keeps_shardings:
-            _refuse_kept_shardings(made.objective)
-        if made.measure:
-            _refuse_measuring(made.machine, made.objective, made.transforms.pipeline)
-        return made
+        options = cls(transforms=Transforms.of(further), **own, **values)
+        refuse_switches({name: getattr(options, name) for name in ("training", "overlap", "measure", "progress")})
+        _refuse_search_and_transforms(options.objective, options.search, options.transforms, options.constraints)
+        _refuse_optimizer(options.optimizer, options.optimizer_slots)
+        _refuse_machine(options.machine, options.memory_limit, options.slots)
+        _refuse_mesh(options.mesh, options.objective)
+        _refuse_type(options.reduce_in)
+        _refuse_budget(options.budget, options.seconds, options.machine)
+        if options.keeps_shardings:
+            _refuse_kept_shardings(options.objective)
+        if options.measure:
+            _refuse_measuring(options.machine, options.objective, options.transforms.pipeline)
+        return options
 
     @property
     def slots(self) -> float:

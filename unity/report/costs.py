@@ -10,13 +10,13 @@ from typing import Any
 
 from unity.base.formatting import duration, short, size
 from unity.pcg.ir.graph import Node
-from unity.pcg.ir.user_lines import line_behind
 from unity.pcg.parallel.axis_names import AxisNames
 from unity.plan.files.document import MemoryTable
 from unity.plan.summary import RuleUse, Summary, Talk, seconds_by_line
 from unity.report.picture import Description, Rows
 from unity.search.cost.prediction import CollectiveTerm, Prediction
 from unity.search.cost.profile_lookup import ROOFLINE
+from unity.search.memory.buffers_by_line import by_line
 from unity.search.memory.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction
 from unity.search.space.live_buffers import OFFLOADED
 
@@ -94,17 +94,14 @@ def live_memory(memory: MemoryPrediction) -> MemoryTable:
     """Return the live buffers of a device at its peak, by reason and by operator."""
     order = [ARGUMENTS, GRADIENTS, SLOTS]
     parts = sorted(memory.by_reason.items(), key=lambda p: (order.index(p[0]) if p[0] in order else len(order), -p[1]))
-    rows: dict[tuple[str, str, str], float] = {}
-    for h in memory.held:
-        operator = "" if h.why in order else h.node.kind
-        key = h.why, operator, line_behind(h.node)
-        rows[key] = rows.get(key, 0.0) + h.nbytes
-    table = sorted(((*k, n) for k, n in rows.items() if n), key=lambda r: -r[3])
     offloaded = sum(h.nbytes for h in memory.offloaded)
     return MemoryTable(
         whole=(memory.total, size(memory.total)),
         parts=tuple((why, nbytes, size(nbytes)) for why, nbytes in parts if nbytes > 0),
         less=tuple((why, -nbytes, size(-nbytes)) for why, nbytes in parts if nbytes < 0),
-        rows=tuple((why, operator, line, (n, size(n))) for why, operator, line, n in table),
+        rows=tuple(
+            (row.why, "" if row.why in order else row.operator, row.line, (row.nbytes, size(row.nbytes)))
+            for row in by_line(memory.held)
+        ),
         offloaded=(offloaded, size(offloaded)) if offloaded else None,
     )

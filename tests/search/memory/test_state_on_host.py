@@ -57,7 +57,7 @@ def placed(plan: unity.Plan) -> dict[str, int]:
     return nbytes
 
 
-def on_host(plan: unity.Plan) -> int:
+def on_host(plan: unity.Plan) -> float:
     return sum(buffer.nbytes for buffer in plan.inspect.memory_timeline().offloaded)
 
 

@@ -13,7 +13,7 @@ from unity.cli.arguments import add_json
 from unity.cli.errors import CommandError
 from unity.cli.model import add_plan, model_of
 from unity.cli.output import print_json, result_console, stage
-from unity.pcg.ir.user_lines import line_behind
+from unity.search.memory.buffers_by_line import by_line
 from unity.search.simulator import Simulation
 
 HELP = "simulate one step of a saved plan on its machine"
@@ -79,12 +79,9 @@ def _fullest_device(simulation: Simulation) -> dict[str, Any]:
     line.
     """
     name, memory = max(simulation.memory.items(), key=lambda row: row[1].peak)
-    joined: dict[tuple[str, str, str], float] = {}
-    for h in memory.held:
-        key = h.why, "" if h.node.kind == "input" else h.node.kind, line_behind(h.node)
-        joined[key] = joined.get(key, 0.0) + h.nbytes
-    rows = sorted(joined.items(), key=lambda row: -row[1])
-    held = [{"why": why, "operator": kind, "line": line, "bytes": nbytes} for (why, kind, line), nbytes in rows]
+    rows = by_line(memory.held)
+    kinds = ["" if row.operator == "input" else row.operator for row in rows]
+    held = [{"why": r.why, "operator": kind, "line": r.line, "bytes": r.nbytes} for r, kind in zip(rows, kinds, strict=True)]
     return {"device": name, "seconds": memory.moment, "peak": memory.peak, "held": held}
 
 

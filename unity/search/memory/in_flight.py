@@ -18,7 +18,7 @@ from unity.pcg.ir.graph import PCG, PIPELINE, TAIL, Value
 from unity.pcg.parallel.pipeline_cut import cut, undrained
 from unity.pcg.parallel.stages import ends_of, in_flight
 from unity.search.memory.backend import Backend
-from unity.search.memory.residuals import Position, Setting
+from unity.search.memory.residuals import Nesting, Setting
 from unity.search.memory.sweep import sweep
 from unity.search.space.live_buffers import BACKEND, FLIGHT, KEPT, Buffer, local
 
@@ -49,7 +49,7 @@ def flight(graph: PCG, flow: Gradients, backend: Backend) -> tuple[list[Buffer],
     arguments = {*before.needs, *parts.read} - {k for k, node in enumerate(graph.inputs) if Value(node) in twice}
     uncounted = [Buffer(FLIGHT, graph.inputs[k], local(Value(graph.inputs[k]), graph)) for k in sorted(arguments)]
     copied += [replace(h, why=BACKEND) for h in uncounted]
-    stacked = sweep(parts.before, setting, Position(stacks=True))
+    stacked = sweep(parts.before, setting, Nesting(stacks=True))
     for node in before.nodes:
         nbytes, least = (sum(h.nbytes for h in region.kept if h.node is node) for region in (stacked, before))
         uncounted += [Buffer(FLIGHT, node, nbytes - least), Buffer(KEPT, node, nbytes - least)] if nbytes > least else []

@@ -1,4 +1,4 @@
-"""What a node with a graph inside adds to the memory of one device: loops, pipelines' tails, remats and branches.
+"""The memory that nodes with a graph inside add to that of one device: loops, pipelines' tails, remats and branches.
 
 Each function receives the swept graph inside of the node (`Region`), and makes the operands that it reads residuals.
 """
@@ -57,12 +57,12 @@ def _with_whole_arrays(memory: OperatorMemory, collector: ResidualCollector, ins
     node, carried = memory.node, carried_by(memory.node)
     stacked = {v for v in (*node.operands[carried.stop :], *node.results[len(carried) :]) if not collector.argument(v)}
     zeros = _zeros_of_gradients(node, collector)
-    kept = [*memory.kept, *([Buffer(BACKEND, node, zeros)] if zeros else [])]
+    residuals = [*memory.kept, *([Buffer(BACKEND, node, zeros)] if zeros else [])]
     # The values that no step changes are computed before the first step, of an outer loop too.
-    here = inside.invariant if collector.position.straight else 0.0
-    kept += [Buffer(KEPT, node, here)] if here else []
+    here = inside.invariant if collector.nesting.straight else 0.0
+    residuals += [Buffer(KEPT, node, here)] if here else []
     arrays = Buffer(WORKING, node, sum(collector.own_bytes[v] for v in stacked) - zeros)
-    return replace(memory, kept=tuple(kept), working=(*memory.working, arrays), invariant=inside.invariant - here)
+    return replace(memory, kept=tuple(residuals), working=(*memory.working, arrays), invariant=inside.invariant - here)
 
 
 def _other_steps_of_a_round(loop: Node, collector: ResidualCollector, inside: Region) -> float:
@@ -155,7 +155,7 @@ def memory_of_remat(node: Node, collector: ResidualCollector, inside: Region) ->
     While its backward pass runs, all values are live that would be residuals without it. Those that it fetches from the host
     have a second copy, of the transfer.
     """
-    depth = collector.position.depth
+    depth = collector.nesting.depth
     read = (v for p, v in enumerate(node.operands) if not collector.setting.recomputed.is_unread(node, p))
     residuals = [h for v in read for h in collector.need(v)] if collector.training else []
     here = [h for saved_at, h in inside.saved if saved_at > depth]

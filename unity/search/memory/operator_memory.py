@@ -1,4 +1,4 @@
-"""What an operator or a change of type adds to the memory of one device: residuals, working sets, values live ahead of its turn."""
+"""The memory that an operator or a change of type adds: residuals, working sets, and values that are live ahead of its turn."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def memory_of_change(node: Node, collector: ResidualCollector) -> OperatorMemory
         {before, after}
     ):
         both = max(both, 2 * collector.own_bytes[before], 2 * collector.own_bytes[after])
-    is_padded = collector.position.straight and collector.training and collector.backend.pads(node)
+    is_padded = collector.nesting.straight and collector.training and collector.backend.pads(node)
     zeros = collector.own_bytes[before] if is_padded else 0.0
     kept, inside = zeros_from_start(node, zeros, collector)
     return OperatorMemory(
@@ -85,7 +85,7 @@ def zeros_from_start(node: Node, nbytes: float, collector: ResidualCollector) ->
     """Return the buffers of zeros that are live from the start of the program, and their bytes if they are the outer graph's."""
     if not nbytes:
         return (), 0.0
-    return ((Buffer(BACKEND, node, nbytes),), 0.0) if collector.position.outermost else ((), nbytes)
+    return ((Buffer(BACKEND, node, nbytes),), 0.0) if collector.nesting.outermost else ((), nbytes)
 
 
 def ahead_of_turn(node: Node, zeros: tuple[Buffer, ...], collector: ResidualCollector) -> tuple[Ahead, ...]:
@@ -101,7 +101,7 @@ def memory_of_operator(node: Node, collector: ResidualCollector) -> OperatorMemo
     backends a product with more than two dimensions, also needs the cotangent of its result in another order of dimensions.
     """
     inner = collector.inner(node)
-    needed, _ = inner.residuals(collector.flows(node), collector.position.stacks, collector.backend.buffered)
+    needed, _ = inner.residuals(collector.flows(node), collector.nesting.stacks, collector.backend.buffered)
     residuals = collector.kept_by(node, needed, inner)
     saved, offloaded = _saved_by_policies(node, collector, inner)
     fetched = sum(h.nbytes for h in offloaded)
@@ -123,7 +123,7 @@ def memory_of_operator(node: Node, collector: ResidualCollector) -> OperatorMemo
     residuals += [collector.buffer(BACKEND, node, more.kept)] if more.kept else []
     # In a loop's step, residuals are first sliced out of their stacks.
     read = {v for v, flag in zip(node.operands, needed.operands, strict=True) if flag}
-    back = (values if collector.position.stacks else sum(away[v] for v in read)) + cotangents + turned
+    back = (values if collector.nesting.stacks else sum(away[v] for v in read)) + cotangents + turned
     # Values of the forward pass alone are dead before any gradient is computed.
     here, last = collector.numbers[id(node)], len(collector.nodes)
     early = ((more.start, here), (more.first, last))

@@ -98,7 +98,7 @@ class Region:
     @property
     def computes_ahead(self) -> bool:
         """Whether the backend computes values ahead of their turn, so that the peak may be in the forward pass."""
-        return self.residuals.position.outermost and self.residuals.backend.eager
+        return self.residuals.nesting.outermost and self.residuals.backend.eager
 
     @cached_property
     def forward(self) -> dict[int, float]:
@@ -108,7 +108,7 @@ class Region:
     @cached_property
     def live_through(self) -> Sequence[float]:
         """The bytes that are live at each turn because others read them later."""
-        at_end = () if self.residuals.position.outermost else self.graph.outputs
+        at_end = () if self.residuals.nesting.outermost else self.graph.outputs
         return live_through(self.nodes, self.residuals.own_bytes, at_end)
 
     @property

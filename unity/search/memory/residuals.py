@@ -46,8 +46,8 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Position:
-    """The position of a graph in its program.
+class Nesting:
+    """What a graph of a program is inside of.
 
     Attributes:
         around: the kind of the node that the graph is inside of; empty for the outermost graph.
@@ -71,22 +71,22 @@ class Position:
         """Whether the graph is the step of a loop."""
         return self.around in LOOPS
 
-    def inside(self, node: Node, accumulates: bool) -> Position:
-        """Return the position of the graph inside a node. `accumulates` says whether that is a loop that adds up gradients."""
+    def inside(self, node: Node, accumulates: bool) -> Nesting:
+        """Return what the graph inside a node is inside of. `accumulates` says whether that is a loop that adds up gradients."""
         remat = node.kind == "remat"
         around = ACCUMULATION if accumulates else node.kind
-        return Position(around, self.straight and remat, around in LOOPS or around == STAGES, self.depth + remat)
+        return Nesting(around, self.straight and remat, around in LOOPS or around == STAGES, self.depth + remat)
 
 
-OUTERMOST = Position()
+OUTERMOST = Nesting()
 
 
 class ResidualCollector:
     """The residuals of a graph, collected operator by operator in order (`kept_by`, `need`)."""
 
-    def __init__(self, graph: PCG, setting: Setting, position: Position) -> None:
+    def __init__(self, graph: PCG, setting: Setting, nesting: Nesting) -> None:
         """Start with no residuals."""
-        self.graph, self.setting, self.position = graph, setting, position
+        self.graph, self.setting, self.nesting = graph, setting, nesting
         self.flow, self.training, self.backend = setting.flow, setting.training, setting.backend
         self.nodes = [node for node in graph.nodes if node.kind != "input"]
         self.numbers = {id(node): i for i, node in enumerate(self.nodes)}
@@ -117,7 +117,7 @@ class ResidualCollector:
 
     def takes_memory(self, v: Value) -> bool:
         """Return whether a value, or its cotangent, takes memory here; arguments and their gradients are counted elsewhere."""
-        return not (self.position.outermost and id(v.node) in self.inputs) and (self.flow(v) or not self.training)
+        return not (self.nesting.outermost and id(v.node) in self.inputs) and (self.flow(v) or not self.training)
 
     def need(self, v: Value, reader: Node | None = None) -> list[Buffer]:
         """Make a value a residual, unless it already is one, and return the new buffers.
@@ -125,7 +125,7 @@ class ResidualCollector:
         The residual is the value's operand where nothing moves or the value is gathered again, and all operands of an operator that
         runs again. Some readers need it in a wider dtype, or in another order of dimensions, too.
         """
-        wide = (self.position.in_loop and self.backend.is_narrow(v.tensor)) or (
+        wide = (self.nesting.in_loop and self.backend.is_narrow(v.tensor)) or (
             reader is not None and self.backend.widens(reader, v)
         )
         transposed = (
@@ -186,12 +186,12 @@ class ResidualCollector:
         if node.again:
             return buffers
         hosted = needed.hosted if self.backend.offloads and id(node) in self.setting.recomputed.in_branches else ()
-        sizes = inner.residuals(self.flows(node), self.position.stacks, self.backend.buffered)[1]
+        sizes = inner.residuals(self.flows(node), self.nesting.stacks, self.backend.buffered)[1]
         for k, ((variable, _), nbytes) in enumerate(zip(needed.inner, sizes, strict=True)):
             if k in hosted:
                 continue
             buffers.append(self.count(self.buffer(KEPT, node, nbytes)))
-            if self.position.in_loop and self.backend.is_narrow(inner.body.tensors[variable]):
+            if self.nesting.in_loop and self.backend.is_narrow(inner.body.tensors[variable]):
                 buffers.append(self.buffer(WIDENED, node, nbytes))
         return buffers
 
@@ -231,4 +231,4 @@ class ResidualCollector:
 
     def argument(self, v: Value) -> bool:
         """Return whether a value aliases an argument."""
-        return self.position.outermost and id(self.aliases.unmoved[v].node) in self.inputs
+        return self.nesting.outermost and id(self.aliases.unmoved[v].node) in self.inputs

@@ -18,20 +18,20 @@ from unity.search.memory.nested_memory import (
 )
 from unity.search.memory.operator_memory import OperatorMemory, memory_of_change, memory_of_operator
 from unity.search.memory.region import Region
-from unity.search.memory.residuals import OUTERMOST, Position, ResidualCollector, Setting
+from unity.search.memory.residuals import OUTERMOST, Nesting, ResidualCollector, Setting
 from unity.search.space.live_buffers import Buffer
 
 
-def sweep(graph: PCG, setting: Setting, position: Position = OUTERMOST, always: Collection[Buffer] = ()) -> Region:
+def sweep(graph: PCG, setting: Setting, nesting: Nesting = OUTERMOST, always: Collection[Buffer] = ()) -> Region:
     """Return the memory of a graph on one device.
 
     Args:
         graph: the graph of a program, or one inside a node.
         setting: the facts of the program.
-        position: where the graph is in the program.
+        nesting: what the graph is inside of.
         always: buffers that are live throughout the step; the memory of gradients among them may be reused before.
     """
-    collector, inside = ResidualCollector(graph, setting, position), dict[int, Region]()
+    collector, inside = ResidualCollector(graph, setting, nesting), dict[int, Region]()
     operators: list[OperatorMemory] = []
     for node in collector.nodes:
         before = len(collector.chosen)
@@ -45,13 +45,13 @@ def _memory_of(node: Node, collector: ResidualCollector, inside: dict[int, Regio
     if node.kind in UNCHANGED or collector.stays(node):
         return memory_of_change(node, collector)
     if node.kind in (BRANCHES, STAGES):
-        position = collector.position.inside(node, accumulates=False)
-        groups = [sweep(group.graph, collector.setting, position) for group in groups_of(node)]
+        nesting = collector.nesting.inside(node, accumulates=False)
+        groups = [sweep(group.graph, collector.setting, nesting) for group in groups_of(node)]
         return memory_of_branches(node, collector, groups)
     if node.inside is None:
         return memory_of_operator(node, collector)
     adds_up = accumulates(node, collector)
-    region = inside[id(node)] = sweep(node.inside, collector.setting, collector.position.inside(node, adds_up))
+    region = inside[id(node)] = sweep(node.inside, collector.setting, collector.nesting.inside(node, adds_up))
     if node.kind == TAIL:
         return memory_of_tail(node, collector, region)
     if adds_up:

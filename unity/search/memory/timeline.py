@@ -19,6 +19,7 @@ from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.user_lines import line_behind
 from unity.search.cost.cost import Training
 from unity.search.memory.backend import Backend
+from unity.search.memory.buffers_by_line import LiveBuffer, added_up
 from unity.search.memory.memory import live_ranges
 from unity.search.memory.region import BACKWARD, FORWARD, Region, Turn
 from unity.search.space.live_buffers import ARGUMENTS, FLIGHT, GRADIENTS, OFFLOADED, RESULTS, SLOTS, UPDATED, Buffer
@@ -29,26 +30,12 @@ UPDATE: Turn = (UPDATED, 0)  # the turn after all operators'
 ROWS = 20  # of the printed table, before the rest is summed up
 
 
-@dataclass(frozen=True)
-class LiveBuffer:
-    """Bytes that are live on one device at the peak, the reason, and the operator and user's line that they belong to.
-
-    Operator and line are empty for what is live throughout the step. Bytes are negative where a value reuses memory that is
-    counted as a later gradient's.
-    """
-
-    why: str
-    operator: str
-    line: str
-    nbytes: int
-
-
 @dataclass(frozen=True, eq=False)
 class MemoryTimeline:
     """The memory of one step on one device.
 
     Attributes:
-        held: the buffers that are live at the peak, largest first.
+        held: the buffers that are live at the peak, largest first; without an operator and a line those of the whole step.
         nbytes: bytes at every operator's turn, forward and then backward, without the optimizer's slots. If some of these are in
             the memory of the host, the last entry is the update, with those of one weight.
         moment: the index into `nbytes` of the peak.
@@ -82,9 +69,9 @@ class MemoryTimeline:
         return self.step + self.slots
 
     @cached_property
-    def by_reason(self) -> Mapping[str, int]:
+    def by_reason(self) -> Mapping[str, float]:
         """The bytes at the peak, summed up by reason."""
-        sums: dict[str, int] = {}
+        sums: dict[str, float] = {}
         for buffer in self.held:
             sums[buffer.why] = sums.get(buffer.why, 0) + buffer.nbytes
         return sums
@@ -95,15 +82,11 @@ class MemoryTimeline:
 
         title = f"{self.peak:,} bytes at the peak (moment {self.moment} of {len(self.nbytes)})"
         table = Table("why", "operator", "line", "bytes", title=title)
-        joined: dict[tuple[str, str, str], int] = {}
-        for buffer in self.held:
-            key = buffer.why, buffer.operator, buffer.line
-            joined[key] = joined.get(key, 0) + buffer.nbytes
-        rows = sorted(joined.items(), key=lambda row: -row[1])
-        for (why, operator, line), nbytes in rows[:ROWS]:
-            table.add_row(why, operator, line, f"{nbytes:,}")
+        rows = added_up(self.held)
+        for row in rows[:ROWS]:
+            table.add_row(row.why, row.operator, row.line, f"{row.nbytes:,}")
         if len(rows) > ROWS:
-            table.add_row("", f"{len(rows) - ROWS} more", "", f"{sum(n for _, n in rows[ROWS:]):,}")
+            table.add_row("", f"{len(rows) - ROWS} more", "", f"{sum(row.nbytes for row in rows[ROWS:]):,}")
         if self.offloaded:
             table.caption = f"{sum(buffer.nbytes for buffer in self.offloaded):,} bytes more {OFFLOADED}"
         table.columns[3].justify = "right"
@@ -136,12 +119,12 @@ def memory_timeline(graph: PCG, differentiated: Collection[int], training: Train
     gradients = sum(h.why == GRADIENTS for h in live.throughout)
     table = _pointer_table(gradients + len(graph.outputs)) if backend.eager else 0
     rows = [*_summed_up(live.throughout, table), *(_row(h) for h in live.peak)]
-    throughout = {row.why: row.nbytes for row in rows[: len(WHOLE_STEP)]}
+    throughout = {row.why: round(row.nbytes) for row in rows[: len(WHOLE_STEP)]}
     arguments = throughout[ARGUMENTS] + throughout[FLIGHT]
     outputs = throughout[GRADIENTS] + throughout[RESULTS]
     beside = [h for h in live.throughout if h.why not in WHOLE_STEP]
     rows += [_row(h) for h in beside]
-    temporaries = sum(row.nbytes for row in rows[len(WHOLE_STEP) :])
+    temporaries = sum(round(row.nbytes) for row in rows[len(WHOLE_STEP) :])
     turns, at = dict(_bytes_by_turn(live.region)), live.region.peak_turn
     if live.update:
         turns[UPDATE] = sum(h.nbytes for h in live.update)
