@@ -57,7 +57,7 @@ class Options:
         own = {name: value for name, value in further.items() if name in cls.__dataclass_fields__}
         options = cls(transforms=Transforms.of(further), **own, **values)
         refuse_switches({name: getattr(options, name) for name in ("training", "overlap", "measure", "progress")})
-        _refuse_search_and_transforms(options.objective, options.search, options.transforms, options.constraints)
+        _refuse_search_and_transforms(options.objective, options.search, options.transforms, options.own_constraints)
         _refuse_optimizer(options.optimizer, options.optimizer_slots)
         _refuse_machine(options.machine, options.memory_limit, options.slots)
         _refuse_mesh(options.mesh, options.objective)
