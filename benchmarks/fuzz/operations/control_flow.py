@@ -50,9 +50,18 @@ def layers(d: Draw) -> None:
     x = d.pick(ndim=2, wish=(b, m), fits=lambda s: s.shape[0] >= 2 and s.shape[1] > 0)
     m = d.of(x).shape[1]
     w = d.argument((n, m, m), dtype_name(d.of(x).dtype), "normal")
-    body = d.rng.choice(
-        ("jnp.tanh({h} @ {w})", "{h} + jnp.tanh({h} @ {w})", "jax.nn.softmax({h} @ {w})", "{h} + jax.nn.gelu({h} @ {w}) @ {w}.T")
-    )
+    bodies = [
+        "jnp.tanh({h} @ {w})",
+        "{h} + jnp.tanh({h} @ {w})",
+        "jax.nn.softmax({h} @ {w})",
+        "{h} + jax.nn.gelu({h} @ {w}) @ {w}.T",
+    ]
+    if d.of(x).shape[0] % 2 == 0:  # pairs of neighbouring samples, which are in different micro-batches
+        bodies += [
+            "({h} @ {w} - ({h} @ {w}).reshape({h}.shape[0] // 2, 2, -1).mean(1, keepdims=True).repeat(2, 1).reshape({h}.shape))"
+        ]
+        bodies += ["{h} + jnp.tanh({h} @ {w}).reshape({h}.shape[0] // 2, 2, -1)[:, ::-1].reshape({h}.shape)"]
+    body = d.rng.choice(bodies)
     h, own = d.name("h"), d.name("w")
     r = d.name("v")
     step = Step((r,), body.replace("{h}", "{0}").replace("{w}", "{1}"), (h, own))

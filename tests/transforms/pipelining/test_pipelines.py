@@ -40,8 +40,8 @@ from unity.search.session import Search
 from unity.search.simulator import simulate
 from unity.transforms.pipelining import PipelineSource, Pipelining, pipelined, scans
 from unity.transforms.pipelining.equal_layers import layers
-from unity.transforms.pipelining.micro_batches import joined, split
 from unity.transforms.pipelining.rolling import rolled
+from unity.transforms.strided_micro_batches import joined, split
 
 LAYERS, BATCH, SEQ, WIDTH, WORDS = 8, 16, 4, 16, 24
 # Slow between nodes: what is worth a pipeline.

@@ -27,7 +27,7 @@ from unity.pcg.types.parallel_type import REPLICATED, UNUSED, partitioned
 from unity.plan.plan import Plan
 from unity.search.cost.prediction import predict
 from unity.transforms.pipelining import PipelineSource, pipelined
-from unity.transforms.pipelining.micro_batches import split
+from unity.transforms.strided_micro_batches import split
 
 
 def arguments(batch=64, count=LAYERS, width=WIDTH, seed=0):

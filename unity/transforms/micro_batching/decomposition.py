@@ -22,8 +22,6 @@ from unity.pcg.ir.dead_code import descendants, extract
 from unity.pcg.ir.gradient_flow import carrying, dependent, losses
 from unity.pcg.ir.program import Body, Equation
 from unity.pcg.parallel.stages import Mixed
-from unity.pcg.propagation.placement import along_axis
-from unity.pcg.propagation.propagation import Unmatched
 from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State
 from unity.transforms.chosen_results import narrowed, with_results
@@ -31,6 +29,7 @@ from unity.transforms.cotangent_of_one import check_cotangents
 from unity.transforms.micro_batching.sample_dimensions import DIMENSIONS, SampleDimensions, candidates, divisors
 from unity.transforms.micro_batching.sample_states import SampleStates, sample_states
 from unity.transforms.splice import operator_at, variables_of
+from unity.transforms.strided_micro_batches import Uneven, check_separable
 
 NO_SAMPLES = "no argument that is not differentiated has samples"
 
@@ -72,10 +71,6 @@ class Decomposition:
     def results(self) -> tuple[State, ...]:
         """States of the part's results along that axis."""
         return (*(PARTIAL for _ in self.sums), *(s for _, s in self.each))
-
-
-class Uneven(Mixed):
-    """Raised for an operator that cannot work on micro-batches separately, but may be able to if there are fewer of them."""
 
 
 def decomposed(captured: Captured, count: int) -> Decomposition:
@@ -154,7 +149,7 @@ def _decomposed(captured: Captured, samples: SampleDimensions, count: int) -> De
     result = Decomposition(part, fixed, inactive, read, sums, each, schedule.after, _loss(captured, sums), samples.size)
     if result.loss is not None:
         check_cotangents(part)
-    _check(result, count)
+    check_separable(result.body, result.operands, result.results, count)
     return result
 
 
@@ -314,18 +309,3 @@ def _loss(captured: Captured, sums: Sequence[int]) -> int | None:
     if captured.body.tensors[sums[numbers[0]]].shape:
         raise Mixed(f"{makers[0]} is the last that adds up over the samples, and no scalar")
     return numbers[0]
-
-
-def _check(result: Decomposition, count: int) -> None:
-    """Raise Mixed unless the part works along an axis of `count` devices that partitions the samples, without communication."""
-    try:
-        alone = along_axis(result.body, result.operands, result.results)
-    except Unmatched:
-        alone = None
-    if alone is None or alone.changes or alone.results != result.results:
-        raise Mixed("the program does not add up over its samples")
-    for e, match in zip(result.body.equations, alone.matches, strict=True):
-        if match.communicates:  # such as a loop that goes on until all samples have converged
-            raise Mixed(f"{operator_at(e)} does not work on each sample by itself")
-        if match.size % count:  # such as x[::2], or the reshaping of samples into pairs
-            raise Uneven(f"{operator_at(e)} does not work on each of {count} micro-batches by itself")

@@ -29,8 +29,8 @@ from unity.pcg.types.axis import Axis
 from unity.pcg.types.varying_axes import TIME, NoPosition, at_time
 from unity.transforms.chosen_results import with_results
 from unity.transforms.micro_batching.decomposition import Decomposition, decomposed
-from unity.transforms.pipelining.micro_batches import joined, split
 from unity.transforms.splice import aligned, in_order, operator_at, spliced, with_nodes, within
+from unity.transforms.strided_micro_batches import joined, split
 from unity.transforms.transformation import Transformation, TransformationRecord, TransformationSource, undifferentiated
 
 WALK = "unity:accumulated"  # scope of the loop over micro-batches; no model has it

@@ -9,6 +9,7 @@ from itertools import islice
 
 from unity.pcg.capture.capture import Captured
 from unity.pcg.types.parallel_type import REPLICATED, State
+from unity.transforms.strided_micro_batches import sample_state
 
 DIMENSIONS = 2  # the samples of an input are along its first or its second dimension
 ALONE = 16  # inputs that are tried alone
@@ -33,7 +34,7 @@ class SampleDimensions:
 
     def states(self, count: int) -> dict[int, State]:
         """Return the states of these inputs along an axis of `count` micro-batches."""
-        return {v: REPLICATED if dim is None else State("P", dim, self.size // count) for v, dim in self.dims.items()}
+        return {v: REPLICATED if dim is None else sample_state(dim, self.size, count) for v, dim in self.dims.items()}
 
 
 def divisors(size: int) -> list[int]:

@@ -20,7 +20,6 @@ from itertools import islice, product
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from unity.base.formatting import short
@@ -42,6 +41,7 @@ from unity.pcg.types.varying_axes import TIME, NoPosition
 from unity.transforms.pipelining.independent_carries import StepCarries, carries_of, is_ahead, with_values_by_step
 from unity.transforms.pipelining.tails import Tail
 from unity.transforms.splice import in_order, operator_at, spliced
+from unity.transforms.strided_micro_batches import check_separable, joined, sample_state, split
 
 WALK = "unity:micro-batches"  # scope of the loop over micro-batches; no model has it
 WAYS = 64  # combinations of the carries' dimensions that are tried for each size
@@ -68,6 +68,14 @@ class LayerScan:
     samples: tuple[int, ...]
     size: int
     read: tuple[tuple[int, int], ...] = ()
+
+    def state(self, dim: int, rounds: int | None) -> State:
+        """Return the state of samples in a dimension along an axis of slices, or, if their number is given, of micro-batches."""
+        return partitioned(dim) if rounds is None else sample_state(dim, self.size, rounds)
+
+    def results(self, rounds: int | None = None) -> tuple[State, ...]:
+        """Return the states of what a step carries on."""
+        return tuple(self.state(d, rounds) for d in self.samples)
 
 
 def scans(captured: Captured) -> tuple[list[LayerScan], list[str]]:
@@ -196,10 +204,10 @@ def _samples(carried: Sequence[Tensor]) -> Iterator[tuple[int, ...]]:
         yield from islice(product(*alike), WAYS if size > 1 else 0)
 
 
-def _states(step: Body, consts: int, scan: LayerScan) -> tuple[State, ...]:
-    """Return the states of a step's operands along an axis that partitions the samples."""
+def _states(step: Body, consts: int, scan: LayerScan, rounds: int | None = None) -> tuple[State, ...]:
+    """Return the states of a step's operands along an axis that partitions the samples: of slices, or of micro-batches."""
     dims = dict(scan.read) | {consts + k: d for k, d in enumerate(scan.samples)}
-    return tuple(partitioned(dims[p]) if p in dims else REPLICATED for p in range(len(step.inputs)))
+    return tuple(scan.state(dims[p], rounds) if p in dims else REPLICATED for p in range(len(step.inputs)))
 
 
 def _read(step: Body, consts: int, scan: LayerScan) -> tuple[tuple[int, int], ...]:
@@ -217,7 +225,7 @@ def _read(step: Body, consts: int, scan: LayerScan) -> tuple[tuple[int, int], ..
 
 def _legal(step: Body, consts: int, scan: LayerScan) -> bool:
     """Whether a step works sample by sample, so that it may run along an axis that partitions the samples."""
-    operands, results = _states(step, consts, scan), tuple(partitioned(d) for d in scan.samples)
+    operands, results = _states(step, consts, scan), scan.results()
     inputs = dict(zip(step.inputs, operands, strict=True))
     handed_on = [(inputs[a], result) for a, result in zip(step.outputs, results, strict=True) if isinstance(a, int) and a in inputs]
     if any(state != result for state, result in handed_on):  # a weight becomes the carry
@@ -237,9 +245,11 @@ def _legal(step: Body, consts: int, scan: LayerScan) -> bool:
 def walked(body: Body, scan: LayerScan, rounds: int, tail: Tail | None = None) -> Body:
     """Return the program with one of its scans, and the tail if given, run over `rounds` micro-batches.
 
-    Raises Mixed if a step, or the tail, depends on the micro-batch's number.
+    Raises Mixed if a step, or the tail, depends on the micro-batch's number, or on samples of another one.
     """
     e = body.equations[scan.equation]
+    step, consts = nested_body(e), constants_and_carry(e.params)[0]
+    check_separable(step, _states(step, consts, scan, rounds), scan.results(rounds), rounds)
     operand_types, types = [body.tensor(a) for a in e.operands], body.tensors.values()
 
     def parts(*operands: Any) -> Sequence[Any]:
@@ -253,9 +263,11 @@ def walked(body: Body, scan: LayerScan, rounds: int, tail: Tail | None = None) -
         n = len(e.operands)
         return sums(tail, rounds, scan.size, end, _parts(e, scan, rounds, operands[:n]), operands[n:])
 
+    states, whole = (*tail.states(scan.size, rounds), *scan.results(rounds)), (PARTIAL,) * len(tail.sums)
+    check_separable(tail.body, states, whole, rounds)
+
     def end(parts: Sequence[Any]) -> Sequence[Any]:
-        types = [(s,) for s in (*tail.states, *(partitioned(d) for d in scan.samples))]
-        return run_body(tail.body, parts, types, [(PARTIAL,)] * len(tail.sums), (Axis(TIME, rounds, 0),))
+        return run_body(tail.body, parts, [(s,) for s in states], [(s,) for s in whole], (Axis(TIME, rounds, 0),))
 
     more = (*tail.constants, *(v for v, _ in tail.read))
     _traced("its steps depend", parts, operand_types, types)
@@ -295,8 +307,8 @@ def _parts(e: Equation, scan: LayerScan, rounds: int, operands: Sequence[Any]) -
     """Compute the scan's results one micro-batch at a time, and return them stacked."""
     consts, carry = constants_and_carry(e.params)
     step, time = nested_body(e), (Axis(TIME, rounds, 0),)
-    types = [(s,) for s in _states(step, consts, scan)]
-    results = [(partitioned(d),) for d in scan.samples]
+    types = [(s,) for s in _states(step, consts, scan, rounds)]
+    results = [(s,) for s in scan.results(rounds)]
 
     def whole(part: Any, read: dict[int, Any]) -> Any:
         constants = [read.get(p, operands[p]) for p in range(consts)]
@@ -310,24 +322,3 @@ def _parts(e: Equation, scan: LayerScan, rounds: int, operands: Sequence[Any]) -
     stacks = [split(x, d, rounds) for x, d in zip(operands[consts : consts + carry], scan.samples, strict=True)]
     read = {p: split(operands[p], d, rounds) for p, d in scan.read}
     return list(lax.scan(lambda _, parts: (None, whole(*parts)), None, (stacks, read))[1])
-
-
-def split(x: jax.Array, dim: int, parts: int, size: int | None = None) -> jax.Array:
-    """Split a dimension of n indices into strided parts, as `[parts, ..., n / parts, ...]`.
-
-    `size` is the number of samples, if each has several adjacent indices, which then stay together.
-    """
-    n = x.shape[dim]
-    block = n // (size or n)
-    shape = (*x.shape[:dim], n // block // parts, parts, block, *x.shape[dim + 1 :])
-    parts_first = jnp.moveaxis(x.reshape(shape), dim + 1, 0)
-    return parts_first.reshape(parts, *x.shape[:dim], n // parts, *x.shape[dim + 1 :])
-
-
-def joined(x: jax.Array, dim: int, size: int | None = None) -> jax.Array:
-    """Invert `split`."""
-    parts, n = x.shape[0], x.shape[0] * x.shape[dim + 1]
-    block = n // (size or n)
-    shape = (parts, *x.shape[1 : dim + 1], n // block // parts, block, *x.shape[dim + 2 :])
-    x = jnp.moveaxis(x.reshape(shape), 0, dim + 1)
-    return x.reshape(*x.shape[:dim], n, *x.shape[dim + 3 :])

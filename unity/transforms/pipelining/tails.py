@@ -27,6 +27,7 @@ from unity.pcg.propagation.solver import solve
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
 from unity.transforms.pipelining.straight_tails import straight
 from unity.transforms.splice import operator_at, variables_of
+from unity.transforms.strided_micro_batches import sample_state
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +52,14 @@ class Tail:
     after: frozenset[int]
     loss: int
 
+    def states(self, size: int, count: int) -> tuple[State, ...]:
+        """Return the states of the inputs, except the scan's results, along the axis of `count` micro-batches of `size` samples."""
+        return (*(REPLICATED for _ in self.constants), *(sample_state(d, size, count) for _, d in self.read))
+
     @property
-    def states(self) -> tuple[State, ...]:
-        """States of the inputs, except the scan's results, along an axis that partitions the samples."""
-        return (*(REPLICATED for _ in self.constants), *(partitioned(d) for _, d in self.read))
+    def own(self) -> int:
+        """The number of the body's inputs that are no results of the scan."""
+        return len(self.constants) + len(self.read)
 
     @cached_property
     def graph(self) -> PCG:
@@ -98,7 +103,7 @@ def tail_of(captured: Captured, number: int, samples: Sequence[int], size: int, 
     inputs = (*fixed, *(v for v, _ in read), *results)
     part = straight(replace(part, inputs=inputs, tensors={**part.tensors, **{v: body.tensors[v] for v in results}}))
     tail = Tail(part, fixed, read, sums, frozenset(mine), frozenset(after), loss)
-    states = (*tail.states, *(partitioned(d) for d in samples))
+    states = (*tail.states(size, 1), *(partitioned(d) for d in samples))
     alone = along_axis(part, states, (PARTIAL,) * len(sums))
     if alone is None or alone.communicates or alone.results != (PARTIAL,) * len(sums):
         raise Mixed("what follows the last layer does not add up over the samples")

@@ -34,6 +34,7 @@ from unity.pcg.types.factors import facts_of
 from unity.pcg.types.parallel_type import PARTIAL, REPLICATED, State, partitioned
 from unity.transforms.pipelining.sample_bits import NUMBERED, by_sample, sample_bits
 from unity.transforms.splice import operator_at, spliced, variables_of
+from unity.transforms.strided_micro_batches import sample_state
 
 CHAIN = core.Primitive("chain")  # stands for the chain as one equation
 TRIED = 6  # dimensions of arguments that are tried as samples
@@ -134,9 +135,10 @@ class SampleChain:
             raise Mixed(f"{where} looks at neighbouring samples, or at all of them before it decides what to do")
         return ChainPart(body, inputs, outputs)
 
-    def states(self, variables: Sequence[int]) -> tuple[State, ...]:
-        """Return the states of variables along an axis that partitions the samples."""
-        return tuple(partitioned(self.samples[v]) if v in self.samples else REPLICATED for v in variables)
+    def states(self, variables: Sequence[int], count: int = 1) -> tuple[State, ...]:
+        """Return the states of variables along an axis that partitions the samples, if `count` is above 1 into micro-batches."""
+        dims = self.samples
+        return tuple(sample_state(dims[v], self.size, count) if v in dims else REPLICATED for v in variables)
 
 
 def chain_of(captured: Captured) -> SampleChain:

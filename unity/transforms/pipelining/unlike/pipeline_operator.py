@@ -186,7 +186,7 @@ def _tail(walk: Node, values: Mapping[int, Value], added: Node, pipeline: Node, 
     tensors += [staging.buffer(kind).struct for kind in staging.leaving]
     starts = _starts([tensor_type(t.shape, t.dtype) for t in tensors])
     source = next((e.source for e in reversed(tail.body.equations) if e.source), "")
-    inputs, first = list(map(Value, starts)), len(tail.states)
+    inputs, first = list(map(Value, starts)), tail.own
     names = [f"operand {k}" for k in range(len(tail.body.inputs))]
     program = traced(lambda *rows: staging.left(rows), tensors[first:])
     arrived = applied(graph_of(program, names[: len(tensors) - first], known), inputs[first:], source)

@@ -26,15 +26,16 @@ from unity.pcg.ir.tracing import trace
 from unity.pcg.local.interpreter import run_body
 from unity.pcg.parallel.stages import Mixed
 from unity.pcg.types.axis import Axis
-from unity.pcg.types.parallel_type import PARTIAL
+from unity.pcg.types.parallel_type import PARTIAL, State
 from unity.pcg.types.varying_axes import TIME, NoPosition
 from unity.search.joint.segments import flows
-from unity.transforms.pipelining.micro_batches import WALK, joined, split, sums
+from unity.transforms.pipelining.micro_batches import WALK, sums
 from unity.transforms.pipelining.tails import Tail, tail_of
 from unity.transforms.pipelining.unlike.balance import Cuts
 from unity.transforms.pipelining.unlike.buffers import BufferLayout, layouts
 from unity.transforms.pipelining.unlike.chain import ChainPart, SampleChain
 from unity.transforms.splice import in_order, spliced
+from unity.transforms.strided_micro_batches import check_separable, joined, split
 
 
 def tail_after(captured: Captured, chain: SampleChain) -> Tail:
@@ -118,14 +119,30 @@ class Staging:
 
     def run(self, stage: int, given: Sequence[Any]) -> list[Any]:
         """Run a stage on a micro-batch."""
-        part, chain = self.parts[stage], self.chain
-        types, results = ([(s,) for s in chain.states(variables)] for variables in (part.inputs, part.outputs))
+        part = self.parts[stage]
+        types, results = ([(s,) for s in states] for states in self._ends(part))
         return run_body(part.body, given, types, results, (Axis(TIME, self.rounds, 0),))
 
     def summed(self, tail: Tail, given: Sequence[Any]) -> list[Any]:
         """Run the tail on a micro-batch, from its constants, its further inputs and the chain's results."""
-        states = (*tail.states, *self.chain.states(self.chain.results))
-        return run_body(tail.body, given, [(s,) for s in states], [(PARTIAL,)] * len(tail.sums), (Axis(TIME, self.rounds, 0),))
+        states, results = ([(s,) for s in states] for states in (self._tail_states(tail), [PARTIAL] * len(tail.sums)))
+        return run_body(tail.body, given, states, results, (Axis(TIME, self.rounds, 0),))
+
+    def _ends(self, part: ChainPart) -> tuple[tuple[State, ...], tuple[State, ...]]:
+        """Return the states of a stage's inputs and outputs along the axis of micro-batches."""
+        return self.chain.states(part.inputs, self.rounds), self.chain.states(part.outputs, self.rounds)
+
+    def _tail_states(self, tail: Tail) -> tuple[State, ...]:
+        """Return the states of a tail's inputs along the axis of micro-batches."""
+        own = tail.states(self.chain.size, self.rounds)
+        return (*own, *self.chain.states(self.chain.results, self.rounds))
+
+    def _check_separable(self) -> None:
+        """Raise Mixed if a stage, or the tail, needs samples of several micro-batches at once."""
+        for part in self.parts:
+            check_separable(part.body, *self._ends(part), self.rounds)
+        if self.tail is not None:
+            check_separable(self.tail.body, self._tail_states(self.tail), (PARTIAL,) * len(self.tail.sums), self.rounds)
 
     def local(self, variable: int, dim: int | None = None) -> jax.ShapeDtypeStruct:
         """Return a variable's type in a micro-batch. `dim` is its sample dimension, if the chain does not have it."""
@@ -150,7 +167,11 @@ class Staging:
         return bool(after.of_kind[kind]) and not before.alike(after, kind)
 
     def walked(self) -> Captured:
-        """Return the program over micro-batches. Raises Mixed if an operator depends on the micro-batch's number."""
+        """Return the program over micro-batches.
+
+        Raises Mixed if an operator depends on the micro-batch's number, or on samples of another one.
+        """
+        self._check_separable()
         chain, tail, body = self.chain, self.tail, self.chain.whole
         inputs = [*self.everything, *self.layouts[0].places]
         more, replaced, results = list[int](), set(chain.results), chain.results
@@ -176,7 +197,7 @@ class Staging:
 
     def followed(self, tail: Tail, stacks: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
         """Run the tail over all micro-batches, from the last stage's stacked buffers and the tail's further inputs."""
-        first = len(tail.states)
+        first = tail.own
 
         def end(parts: Sequence[Any]) -> list[Any]:
             return self.summed(tail, (*parts[:first], *self.left(parts[first:])))
