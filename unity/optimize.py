@@ -14,14 +14,14 @@ from unity.base.gc_pause import uncollected
 from unity.base.processes import several
 from unity.base.progress import stages
 from unity.base.user_warnings import warn_user
-from unity.constraints.bound_constraints import BoundConstraints, bind
+from unity.constraints.bound_constraints import bind
 from unity.constraints.excluded_rules import without
 from unity.constraints.kinds import Constraint, WithoutRules
 from unity.constraints.program_shardings import marking, pins
 from unity.exec.hosts.device_order import check_order
 from unity.exec.measure.local_machine import is_unmeasured
 from unity.machine.machine import Machine
-from unity.pcg.capture.capture import Captured, capture
+from unity.pcg.capture.capture import capture
 from unity.pcg.ir.gradient_flow import losses
 from unity.pcg.jaxprs.effects import warn
 from unity.pcg.jaxprs.trace_contexts import unset
@@ -105,7 +105,7 @@ def optimize(
         OptionError: an option is unknown, or excluded by another, or `fn` cannot be called. (It is a ValueError too.)
     """
     refuse_uncallable(fn, "to plan")
-    refuse_unknown(options, OPTIONS, "unity.optimize", "plan#options")
+    refuse_unknown(options, OPTION_NAMES, "unity.optimize", "plan#options")
     checked = Options.checked(
         options,
         argnums=argnums,
@@ -121,10 +121,11 @@ def optimize(
         budget=budget,
         progress=progress,
     )
+    rewriter = _rewriter(checked)
     with stages(progress) as (say, announce), uncollected():
         target = _target(machine or _local(announce, mesh), checked)
         say("capturing the graph")
-        request = _request(fn, args, checked, target, say)
+        request = _request(fn, args, checked, target, rewriter, say)
         with unset():
             plan = plan_on_fewest(request, target) if objective == "devices" else plan_on(request, target)
             plan = plan.on(mesh) if isinstance(mesh, Mesh) else plan
@@ -135,58 +136,53 @@ def optimize(
         return plan
 
 
-OPTIONS = FurtherOptions.__optional_keys__ | {
+OPTION_NAMES = FurtherOptions.__optional_keys__ | {
     name for name, p in signature(optimize).parameters.items() if p.kind == Parameter.KEYWORD_ONLY
 }
 
 
-def _request(fn: Callable[..., Any], args: Sequence[Any], options: Options, target: Machine, say: Callable[[str], None]) -> Request:
-    """Capture a function, and return what is asked for it, with the optimizer's state and the constraints of its program."""
-    captured, bound = _captured(fn, args, options, target)
+def _request(
+    fn: Callable[..., Any], args: Sequence[Any], options: Options, target: Machine, rewriter: Rewriter, say: Callable[[str], None]
+) -> Request:
+    """Capture a function, and return the request for its plan."""
+    marks = marking(target) if options.keeps_shardings else None
+    differentiated = options.argnums if options.training else ()
+    captured = capture(fn, *args, argnums=differentiated, clustering=cache.clustered, marking=marks)
+    if options.training and (warning := resembling_step(getattr(fn, "__name__", "fn"), captured)):
+        warn_user(warning)
     state = NO_STATE
     if options.training:
-        if warning := resembling_step(getattr(fn, "__name__", "fn"), captured):
-            warn_user(warning)
         state = state_sizes(options.optimizer, options.slots, captured, args, options.argnums)
+    state = placed_state(state, target, options.transforms.offload and options.search in CONSTRAINED)
+    kept_shardings = pins(captured.paths, jax.tree.leaves(args), target) if marks else ()
+    bound = bind((*options.call_constraints, *kept_shardings), captured, fn, options.argnums)
     return Request(
         fn=fn,
         captured=captured,
-        training=Training(
-            options.training and bool(losses(captured.graph)),
-            placed_state(state, target, options.transforms.offload and options.search in CONSTRAINED),
-        ),
+        training=Training(options.training and bool(losses(captured.graph)), state),
         objective=options.objective,
         limit=target.device.memory if options.memory_limit is None else options.memory_limit,
         seed=options.seed,
         kind=options.search,
-        budget=options.amount,
-        rewriter=_rewriter(options),
+        budget=options.search_bound,
+        rewriter=rewriter,
         # With several processes, some would have no device of a plan for fewer devices, and could not help to run it.
         local=options.machine is None and not (options.objective == "devices" and several()),
         overlap=options.overlap,
         measure=options.measure,
         say=say,
-        bound=bound,
+        bound=obeyed(bound, options.search),
         transforms=options.transforms,
     )
-
-
-def _captured(fn: Callable[..., Any], args: Sequence[Any], options: Options, target: Machine) -> tuple[Captured, BoundConstraints]:
-    """Capture a function, and bind the constraints to its program: those of the call, and, if they are kept, its shardings."""
-    marks = marking(target) if options.keeps_shardings else None
-    differentiated = options.argnums if options.training else ()
-    captured = capture(fn, *args, argnums=differentiated, clustering=cache.clustered, marking=marks)
-    placed = pins(captured.paths, jax.tree.leaves(args), target) if marks else ()
-    return captured, obeyed(bind((*options.own_constraints, *placed), captured, fn, options.argnums), options.search)
 
 
 def _rewriter(options: Options) -> Rewriter:
     """Return the rewriter with the rules that a search may use, bounded by a number of programs (int) or by seconds (float)."""
     allowed = options.rules if options.search in ("unity", "sequential") else ()
-    excluded = [c for c in options.own_constraints if isinstance(c, WithoutRules)]
+    excluded = [c for c in options.call_constraints if isinstance(c, WithoutRules)]
     library = None if allowed is None and not excluded else without(library_of(allowed), excluded)
     return Rewriter(
-        library, budget_of(CANDIDATES if options.amount is None and options.search == "unity-rules" else options.amount)
+        library, budget_of(CANDIDATES if options.search_bound is None and options.search == "unity-rules" else options.search_bound)
     )
 
 

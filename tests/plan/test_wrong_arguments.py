@@ -151,3 +151,12 @@ def test_a_tree_where_an_array_was_planned_is_named(plan: unity.Plan, wrong: Any
     for way in (plan, jax.grad(plan), jax.jit(plan), jax.jit(jax.grad(plan))):
         with pytest.raises(unity.PlanError, match=rf"args\[1\]: planned for an array, given {kind}"):
             way(jnp.ones((8, 8)), wrong)
+
+
+@pytest.mark.parametrize("options", [{"rules": "nowhere.json"}, {"rules": 3}, {"constraints": unity.without_rules("no such rule")}])
+def test_options_are_refused_before_the_function_is_traced(options: dict[str, Any]) -> None:
+    def traced(w: Any, x: Any) -> Any:
+        raise AssertionError("traced")
+
+    with pytest.raises(unity.UnityError, match="nowhere|rules=|no such rule"):
+        unity.optimize(traced, X, X, machine=unity.Machine.grid(1, 8), progress=False, **options)

@@ -32,21 +32,27 @@ def on_groups(
 ) -> Generator[Solution, None, Solution | None]:
     """Yield the solutions of some programs on groups of devices, where they are better than `than`.
 
-    Returns the best solution, `than` included. Raises InfeasibleError if every program refuses what the plan must have, or if
-    some do and no solution is known.
+    Returns the best solution, `than` included unless the plan must have something else. Raises InfeasibleError if every program
+    refuses what the plan must have, or if some do and no solution is known.
     """
-    best, refusals = than, list[InfeasibleError]()
+    best, refusals, required = than, list[InfeasibleError](), list[Solution]()
     for program in programs:
+        before = than if request.transforms.has_required else best
         try:
-            for solution in _on_groups_of(request, program, prices, best):
+            for solution in _on_groups_of(request, program, prices, before):
                 best = solution
                 yield best
         except InfeasibleError as error:
             refusals.append(error)
-        if request.transforms.has_required and not refusals:
-            break  # this program has what the plan must have
+            best = before  # what was reached lacks something that the plan must have
+            continue
+        if request.transforms.has_required and best is not None and best is not before:
+            required.append(best)
     if refusals and (best is None or len(refusals) == len(programs)):
         raise refusals[-1]
+    if len(required) > 1:
+        best = min(required, key=lambda solution: request.worth(solution[1]))
+        yield best
     return best
 
 

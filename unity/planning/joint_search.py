@@ -3,7 +3,8 @@
 Both start from the captured program. A rewritten program replaces it where that is better by the objective, and so does one with
 padded dimensions, if the user allows it. If the limit excludes the fastest strategy of the better one, layers of that are
 recomputed; if it excludes all, the program with recomputed layers is rewritten, too. Micro-batches are tried next, if the user
-asks for them. Last, a pipeline, and branches on separate groups of devices, are tried on each, and on the captured program.
+asks for them. Last, a pipeline, and branches on separate groups of devices, are tried on the result, on that with
+recomputed layers, and on the captured program.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def _attempts(request: Request, machine: Machine) -> Generator[Solution, None, C
         best, batched = yield from micro_batched(request, program, prices, best)
         if request.transforms.required_micro_batches is not None:
             return None
-    if program is not captured:  # a rewriting may leave no equal layers, no branches, or samples that depend on each other
+    if program is not captured:  # rewriting may remove equal layers or branches, or join samples
         programs = [*programs, captured]
     best = yield from on_groups(request, programs, prices, best)
     if best is None:

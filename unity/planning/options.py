@@ -29,7 +29,7 @@ CONSTRAINED = ("unity", "captured")  # searches that obey constraints, find pipe
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Options:
-    """The options of a call of `unity.optimize`, which documents them, without inconsistencies (`checked`)."""
+    """The validated options of a call of `unity.optimize`, whose docstring describes them. Made by `checked`."""
 
     argnums: int | Sequence[int]
     training: bool
@@ -54,14 +54,14 @@ class Options:
     @classmethod
     def checked(cls, further: FurtherOptions, **values: Any) -> Options:
         """Return the options of a call. Raises OptionError for values that an option does not have, and for conflicts."""
-        own = {name: value for name, value in further.items() if name in cls.__dataclass_fields__}
-        options = cls(transforms=Transforms.of(further), **own, **values)
+        remaining = {name: value for name, value in further.items() if name in cls.__dataclass_fields__}
+        options = cls(transforms=Transforms.of(further), **remaining, **values)
         refuse_switches({name: getattr(options, name) for name in ("training", "overlap", "measure", "progress")})
-        _refuse_search_and_transforms(options.objective, options.search, options.transforms, options.own_constraints)
+        _refuse_search_and_transforms(options.objective, options.search, options.transforms, options.call_constraints)
         _refuse_optimizer(options.optimizer, options.optimizer_slots)
         _refuse_machine(options.machine, options.memory_limit, options.slots)
         _refuse_mesh(options.mesh, options.objective)
-        _refuse_type(options.reduce_in)
+        _refuse_reduce_in(options.reduce_in)
         _refuse_budget(options.budget, options.seconds, options.machine)
         if options.keeps_shardings:
             _refuse_kept_shardings(options.objective)
@@ -71,12 +71,12 @@ class Options:
 
     @property
     def slots(self) -> float:
-        """The values that the optimizer keeps for each weight, if no optimizer says it."""
+        """The values that the optimizer keeps for each weight, assumed if no `optimizer` is given."""
         return ADAM.slots if self.optimizer_slots is None else self.optimizer_slots
 
     @property
-    def amount(self) -> float | None:
-        """The length of the search: a number of programs (int), or seconds (float)."""
+    def search_bound(self) -> float | None:
+        """The bound on the search: a number of programs (int), or seconds (float)."""
         return self.budget if self.seconds is None else float(self.seconds)
 
     @property
@@ -85,8 +85,8 @@ class Options:
         return any(isinstance(c, KeptShardings) for c in self.constraints)
 
     @property
-    def own_constraints(self) -> tuple[Constraint, ...]:
-        """The constraints but those that the function states."""
+    def call_constraints(self) -> tuple[Constraint, ...]:
+        """The constraints of the call itself, without `unity.keep_shardings`."""
         return tuple(c for c in self.constraints if not isinstance(c, KeptShardings))
 
 
@@ -183,7 +183,7 @@ def _refuse_mesh(mesh: Any, objective: str) -> None:
         )
 
 
-def _refuse_type(reduce_in: Any) -> None:
+def _refuse_reduce_in(reduce_in: Any) -> None:
     """Raise OptionError unless `reduce_in` is None or names a type narrower than float32."""
     if reduce_in is not None and not (isinstance(reduce_in, str) and reduce_in in NARROW):
         raise OptionError(

@@ -6,6 +6,7 @@ A plan with its function gives every term of the prediction. For a plan's file, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from unity.base.formatting import duration, short, size
@@ -16,7 +17,7 @@ from unity.plan.summary import RuleUse, Summary, Talk, seconds_by_line
 from unity.report.picture import Description, Rows
 from unity.search.cost.prediction import CollectiveTerm, Prediction
 from unity.search.cost.profile_lookup import ROOFLINE
-from unity.search.memory.buffers_by_line import by_line
+from unity.search.memory.buffers_by_line import by_line, merge_rows
 from unity.search.memory.memory import ARGUMENTS, GRADIENTS, SLOTS, MemoryPrediction
 from unity.search.space.live_buffers import OFFLOADED
 
@@ -94,14 +95,12 @@ def live_memory(memory: MemoryPrediction) -> MemoryTable:
     """Return the live buffers of a device at its peak, by reason and by operator."""
     order = [ARGUMENTS, GRADIENTS, SLOTS]
     parts = sorted(memory.by_reason.items(), key=lambda p: (order.index(p[0]) if p[0] in order else len(order), -p[1]))
+    named = (replace(row, operator="" if row.why in order else row.operator) for row in by_line(memory.held))
     offloaded = sum(h.nbytes for h in memory.offloaded)
     return MemoryTable(
         whole=(memory.total, size(memory.total)),
         parts=tuple((why, nbytes, size(nbytes)) for why, nbytes in parts if nbytes > 0),
         less=tuple((why, -nbytes, size(-nbytes)) for why, nbytes in parts if nbytes < 0),
-        rows=tuple(
-            (row.why, "" if row.why in order else row.operator, row.line, (row.nbytes, size(row.nbytes)))
-            for row in by_line(memory.held)
-        ),
+        rows=tuple((row.why, row.operator, row.line, (row.nbytes, size(row.nbytes))) for row in merge_rows(named)),
         offloaded=(offloaded, size(offloaded)) if offloaded else None,
     )

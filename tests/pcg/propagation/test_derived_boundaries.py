@@ -1,4 +1,4 @@
-"""Choices of operators as they run, which is derived from the types of their operands and results."""
+"""Choices match the programs that run, which are derived from the types of operands and results."""
 
 from __future__ import annotations
 

@@ -344,7 +344,7 @@ class _Builder:
         return tuple(a not in self.active for a in operands)
 
     def inline(self, jaxpr: core.Jaxpr, args: Sequence[Atom], group: tuple[str, ...], call: Place) -> tuple[Atom, ...]:
-        """Add the equations of a jaxpr, with nested calls in the place of their equations, and return its results."""
+        """Add the equations of a jaxpr, with calls replaced by their bodies, and return its results."""
         env: dict[Any, Atom] = dict(zip((*jaxpr.constvars, *jaxpr.invars), args, strict=True))
 
         def read(atom: Any) -> Atom:
@@ -354,7 +354,7 @@ class _Builder:
             return env[atom]
 
         for eqn in jaxpr.eqns:
-            results = self.results_of(eqn, tuple(read(a) for a in eqn.invars), group, call)
+            results = self.add_or_inline(eqn, tuple(read(a) for a in eqn.invars), group, call)
             env.update(zip(eqn.outvars, results, strict=True))
         return tuple(read(a) for a in jaxpr.outvars)
 
@@ -364,8 +364,8 @@ class _Builder:
         """Add the equations of a jaxpr with constants, and return its results."""
         return self.inline(closed.jaxpr, (*map(self.constant, closed.consts), *args), group, call)
 
-    def results_of(self, eqn: core.JaxprEqn, operands: tuple[Atom, ...], group: tuple[str, ...], call: Place) -> Sequence[Atom]:
-        """Return the results of an equation, which is added, or of the simpler program that takes its place."""
+    def add_or_inline(self, eqn: core.JaxprEqn, operands: tuple[Atom, ...], group: tuple[str, ...], call: Place) -> Sequence[Atom]:
+        """Add an equation, or inline the program that replaces it, and return its results."""
         inner = self.program(eqn, operands)
         place = place_of(eqn.source_info, call, "" if inner is None else str(eqn.params.get("name", "")))
         if inner is not None:
@@ -393,8 +393,8 @@ class _Builder:
         if any(not flag and facts_of(kind).reads_for(p) is not None for p, flag in enumerate(inactive)):
             self.active.update(v for v in results if self.tensors[v].floating)
         what = eqn.primitive, eqn.params, operands, results
-        told = inactive if kind in RULED else ()
-        self.equations.append(Equation(*what, place.line, group, eqn, place.scope, told, place.library))
+        recorded = inactive if kind in RULED else ()
+        self.equations.append(Equation(*what, place.line, group, eqn, place.scope, recorded, place.library))
         constant = kind in TABLE and all(isinstance(a, Literal) or a in self.constants for a in operands)
         if constant and all(self.tensors[v].nbytes <= HOISTED for v in results):
             self.constants.update(results)

@@ -80,7 +80,7 @@ def _choices(body: Body, seeds: tuple[Seed, ...], users: int) -> tuple[Choice, .
         if len(by_states) >= 2 * MANY:  # of independent parts, each may be moved whatever the others are
             break
         with suppress(Unmatched):
-            solution = placed(body, *states)  # with these ends no waist may have to move
+            solution = placed(body, *states)  # these boundary states may not need the move
             if solution is not None:
                 offer(solution)
     return _with_inner_states(body, list(by_states.values()), solution_of)

@@ -23,12 +23,12 @@ class LiveBuffer:
 
 
 def by_line(buffers: Iterable[Buffer]) -> list[LiveBuffer]:
-    """Return buffers, those of one reason, operator and line as one, without empty ones and the largest first."""
-    return added_up(LiveBuffer(h.why, h.node.kind, line_behind(h.node), h.nbytes) for h in buffers)
+    """Return the sums of buffers by reason, operator and line, the largest first, without those that are zero."""
+    return merge_rows(LiveBuffer(h.why, h.node.kind, line_behind(h.node), h.nbytes) for h in buffers)
 
 
-def added_up(rows: Iterable[LiveBuffer]) -> list[LiveBuffer]:
-    """Return rows, those of one reason, operator and line as one, without empty ones and the largest first."""
+def merge_rows(rows: Iterable[LiveBuffer]) -> list[LiveBuffer]:
+    """Return rows with those of one reason, operator and line added up, in the order of `by_line`."""
     sums: dict[tuple[str, str, str], float] = {}
     for row in rows:
         key = row.why, row.operator, row.line

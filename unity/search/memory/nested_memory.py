@@ -1,6 +1,6 @@
-"""The memory that nodes with a graph inside add to that of one device: loops, pipelines' tails, remats and branches.
+"""The memory of nodes with a graph inside, on one device: loops, pipelines' tails, remats and branches.
 
-Each function receives the swept graph inside of the node (`Region`), and makes the operands that it reads residuals.
+Each function receives the memory of the graph inside (`Region`), and makes residuals of the operands that this graph needs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unity.search.space.live_buffers import AGAIN, BACKEND, CHANGED, KEPT, WORKI
 
 
 def memory_of_loop(node: Node, collector: ResidualCollector, inside: Region) -> OperatorMemory:
-    """Return what a loop adds.
+    """Return the memory of a loop.
 
     The values of all steps are stacked; while a step runs, its own values and its slices of the stacks are live once more. The
     sliced operands and the stacked results are live as a whole, or their cotangents are.
@@ -111,7 +111,7 @@ def _sum_growth(v: Value, collector: ResidualCollector) -> float:
 
 
 def memory_of_tail(node: Node, collector: ResidualCollector, inside: Region) -> OperatorMemory:
-    """Return what a pipeline's tail adds.
+    """Return the memory of a pipeline's tail.
 
     Its residuals of a micro-batch are live until the end of the tick, and the sums of its operands' gradients always.
     """
@@ -129,7 +129,7 @@ def accumulates(node: Node, collector: ResidualCollector) -> bool:
 
 
 def memory_of_accumulation(node: Node, collector: ResidualCollector, inside: Region) -> OperatorMemory:
-    """Return what a loop over micro-batches adds that adds up their gradients.
+    """Return the memory of a loop that accumulates the gradients of micro-batches.
 
     Residuals of a micro-batch are live during its step of the loop. Throughout the loop, sliced operands and stacked results
     are live as a whole, as are the sums of the gradients of constants, in the type in which they are added up. Those of
@@ -148,12 +148,12 @@ def memory_of_accumulation(node: Node, collector: ResidualCollector, inside: Reg
 
 
 def memory_of_remat(node: Node, collector: ResidualCollector, inside: Region) -> OperatorMemory:
-    """Return what a remat adds.
+    """Return the memory of a remat.
 
     Residuals are the values that its policy saves, and the operands that the backward pass reads.
 
-    While its backward pass runs, all values are live that would be residuals without it. Those that it fetches from the host
-    have a second copy, of the transfer.
+    While its backward pass runs, all values are live that would be residuals without it. Values fetched from the host have a
+    second copy, the transfer's.
     """
     depth = collector.nesting.depth
     read = (v for p, v in enumerate(node.operands) if not collector.setting.recomputed.is_unread(node, p))
@@ -178,7 +178,7 @@ def memory_of_remat(node: Node, collector: ResidualCollector, inside: Region) ->
 
 
 def memory_of_branches(node: Node, collector: ResidualCollector, groups: Sequence[Region]) -> OperatorMemory:
-    """Return what branches add.
+    """Return the memory of branches.
 
     The residuals are those of the largest group, as every device has room for them. While a group runs, its own values and all
     results or their cotangents are live. The backward pass returns the gradients of all operands at once, after those.

@@ -18,21 +18,22 @@ PRODUCT = "dot_general"
 
 @dataclass(frozen=True)
 class OperatorMemory:
-    """What a node of a graph adds to the memory of one device, beside its operands and results.
+    """The memory of one device that a node of a graph needs beside its operands and results.
 
     Attributes:
         node: the node.
         kept: its residuals.
         working: its working set: what is live at its turn in the backward pass, or, without gradients, in the only pass.
         own: the bytes of its working set without operands, results and their cotangents.
-        forward: the bytes of its working set in the forward pass, if the backward pass has another.
+        forward: the bytes of its working set in the forward pass; None if none is counted there, as of nodes with a graph inside.
         values: the values among the residuals.
         ahead: values that the backend computes at the start of the program.
         saved: values that policies of remats around the graph save, each with the depth of the outermost such remat.
         offloaded: values that such policies save in the memory of the host.
-        fetched: the bytes of those of the graph's own operators: while they are used, a copy is on its way.
+        fetched: the bytes of offloaded values that the operator itself reads, whose copies are live while it does.
         invariant: the bytes of values that derivatives read and that depend on no operand.
-        momentary: the bytes of residuals inside of it that are not live beside those of other nodes: one remat is open at a time.
+        momentary: the bytes of residuals inside of it that are not live beside those of other nodes. Of a remat it is a share,
+            1 / n of n remats, as one is open at a time.
         zeros_inside: inside of a remat, the bytes of zeros that are live from the start of the program.
     """
 
@@ -52,7 +53,7 @@ class OperatorMemory:
 
 
 def memory_of_change(node: Node, collector: ResidualCollector) -> OperatorMemory:
-    """Return what a change of type adds.
+    """Return the memory of a change of type.
 
     The working set is both sides at once, unless nothing moves, or one side twice if it is copied for a collective or a
     product. A slice's gradient may be added to zeros that are live from the start.
@@ -82,7 +83,10 @@ def memory_of_change(node: Node, collector: ResidualCollector) -> OperatorMemory
 
 
 def zeros_from_start(node: Node, nbytes: float, collector: ResidualCollector) -> tuple[tuple[Buffer, ...], float]:
-    """Return the buffers of zeros that are live from the start of the program, and their bytes if they are the outer graph's."""
+    """Return zeros that are live from the start of the program.
+
+    In the outermost graph they are buffers; inside of a remat, bytes that the graph around it counts.
+    """
     if not nbytes:
         return (), 0.0
     return ((Buffer(BACKEND, node, nbytes),), 0.0) if collector.nesting.outermost else ((), nbytes)
@@ -95,7 +99,7 @@ def ahead_of_turn(node: Node, zeros: tuple[Buffer, ...], collector: ResidualColl
 
 
 def memory_of_operator(node: Node, collector: ResidualCollector) -> OperatorMemory:
-    """Return what an operator adds.
+    """Return the memory of an operator.
 
     The working set has its operands and results, or their cotangents, and the largest inner value. A convolution, or on some
     backends a product with more than two dimensions, also needs the cotangent of its result in another order of dimensions.

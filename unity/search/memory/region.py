@@ -27,7 +27,7 @@ class Region:
     Attributes:
         residuals: the residuals of the graph, and the sizes of its values.
         operators: what each node adds, in order.
-        inside: the memory of the graphs inside nodes but branches, by id(node).
+        inside: the memory of the graphs nested in nodes, other than branches, by id(node).
         always: the buffers that are live throughout the step.
     """
 
@@ -43,7 +43,7 @@ class Region:
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """The nodes of the graph, but its inputs."""
+        """The nodes of the graph without its inputs."""
         return self.residuals.nodes
 
     def local(self, v: Value) -> float:
@@ -77,7 +77,7 @@ class Region:
 
     @property
     def fetched(self) -> float:
-        """The bytes of those of the graph's own operators."""
+        """The bytes of offloaded values that the graph's own operators read."""
         return sum(operator.fetched for operator in self.operators)
 
     @property
@@ -87,7 +87,7 @@ class Region:
 
     @property
     def momentary(self) -> float:
-        """The bytes of residuals inside nodes that are not live beside others."""
+        """The bytes of residuals inside nodes that are not live beside others, as one remat is open at a time."""
         return sum(operator.momentary for operator in self.operators)
 
     @property
@@ -102,7 +102,7 @@ class Region:
 
     @cached_property
     def forward(self) -> dict[int, float]:
-        """The bytes of the working sets that differ in the forward pass, by the number of the operator."""
+        """The bytes of working sets in the forward pass, by the number of the operator; some have none there."""
         return {i: operator.forward for i, operator in enumerate(self.operators) if operator.forward is not None}
 
     @cached_property

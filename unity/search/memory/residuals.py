@@ -47,12 +47,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Nesting:
-    """What a graph of a program is inside of.
+    """The place of a graph among the nested graphs of a program.
 
     Attributes:
         around: the kind of the node that the graph is inside of; empty for the outermost graph.
         straight: whether only remats are around the graph, so that the backend can compute values at the start of the program.
-        stacks: whether its residuals leave it as arrays, as those of a loop's step do.
+        stacks: whether its residuals are stacked, as those of a loop's steps are.
         depth: the number of remats around it.
     """
 
@@ -68,11 +68,11 @@ class Nesting:
 
     @property
     def in_loop(self) -> bool:
-        """Whether the graph is the step of a loop."""
+        """Whether the graph is a step of a loop that stacks its residuals."""
         return self.around in LOOPS
 
     def inside(self, node: Node, accumulates: bool) -> Nesting:
-        """Return what the graph inside a node is inside of. `accumulates` says whether that is a loop that adds up gradients."""
+        """Return the nesting of the graph inside a node. `accumulates` says whether that is a loop that adds up gradients."""
         remat = node.kind == "remat"
         around = ACCUMULATION if accumulates else node.kind
         return Nesting(around, self.straight and remat, around in LOOPS or around == STAGES, self.depth + remat)

@@ -41,7 +41,7 @@ def sweep(graph: PCG, setting: Setting, nesting: Nesting = OUTERMOST, always: Co
 
 
 def _memory_of(node: Node, collector: ResidualCollector, inside: dict[int, Region]) -> OperatorMemory:
-    """Return what a node adds, and enter the memory of the graph inside of it."""
+    """Return the memory of a node, and record that of the graph nested in it in `inside`."""
     if node.kind in UNCHANGED or collector.stays(node):
         return memory_of_change(node, collector)
     if node.kind in (BRANCHES, STAGES):

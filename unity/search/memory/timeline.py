@@ -19,7 +19,7 @@ from unity.pcg.ir.graph import PCG
 from unity.pcg.ir.user_lines import line_behind
 from unity.search.cost.cost import Training
 from unity.search.memory.backend import Backend
-from unity.search.memory.buffers_by_line import LiveBuffer, added_up
+from unity.search.memory.buffers_by_line import LiveBuffer, merge_rows
 from unity.search.memory.memory import live_ranges
 from unity.search.memory.region import BACKWARD, FORWARD, Region, Turn
 from unity.search.space.live_buffers import ARGUMENTS, FLIGHT, GRADIENTS, OFFLOADED, RESULTS, SLOTS, UPDATED, Buffer
@@ -35,7 +35,7 @@ class MemoryTimeline:
     """The memory of one step on one device.
 
     Attributes:
-        held: the buffers that are live at the peak, largest first; without an operator and a line those of the whole step.
+        held: the buffers that are live at the peak, largest first. Operator and line are empty for those of the whole step.
         nbytes: bytes at every operator's turn, forward and then backward, without the optimizer's slots. If some of these are in
             the memory of the host, the last entry is the update, with those of one weight.
         moment: the index into `nbytes` of the peak.
@@ -82,11 +82,11 @@ class MemoryTimeline:
 
         title = f"{self.peak:,} bytes at the peak (moment {self.moment} of {len(self.nbytes)})"
         table = Table("why", "operator", "line", "bytes", title=title)
-        rows = added_up(self.held)
+        rows = merge_rows(self.held)
         for row in rows[:ROWS]:
-            table.add_row(row.why, row.operator, row.line, f"{row.nbytes:,}")
+            table.add_row(row.why, row.operator, row.line, f"{row.nbytes:,.0f}")
         if len(rows) > ROWS:
-            table.add_row("", f"{len(rows) - ROWS} more", "", f"{sum(row.nbytes for row in rows[ROWS:]):,}")
+            table.add_row("", f"{len(rows) - ROWS} more", "", f"{sum(row.nbytes for row in rows[ROWS:]):,.0f}")
         if self.offloaded:
             table.caption = f"{sum(buffer.nbytes for buffer in self.offloaded):,} bytes more {OFFLOADED}"
         table.columns[3].justify = "right"
