@@ -158,5 +158,5 @@ def test_options_are_refused_before_the_function_is_traced(options: dict[str, An
     def traced(w: Any, x: Any) -> Any:
         raise AssertionError("traced")
 
-    with pytest.raises(unity.UnityError, match="nowhere|rules=|no such rule"):
+    with pytest.raises(unity.UnityError, match=r"nowhere|rules=|no such rule"):
         unity.optimize(traced, X, X, machine=unity.Machine.grid(1, 8), progress=False, **options)

@@ -13,7 +13,7 @@ from typing import Any
 
 from unity.base.formatting import with_article
 from unity.cli.errors import CommandError, user_code_error
-from unity.optimize import OPTIONS
+from unity.optimize import OPTION_NAMES
 from unity.plan.face.former_names import present_options
 from unity.plan.files.plan_file import load
 from unity.plan.plan import Plan
@@ -69,7 +69,7 @@ def model_of(which: str) -> Model:
     if not isinstance(options, Mapping):
         raise CommandError(f"{which}() gives options that are {with_article(type(options).__name__)}; {FORM}")
     options = present_options(options)
-    unknown = set(options) - OPTIONS
+    unknown = set(options) - OPTION_NAMES
     if unknown:
         raise CommandError(f"{which}() gives the option {min(map(str, unknown))}, which unity.optimize has not; {FORM}")
     return Model(result[0], tuple(result[1]), options)

@@ -20,8 +20,7 @@ from unity.base.errors import OptionError, PlanError
 from unity.base.user_warnings import warn_user
 from unity.exec.context import automatic, explicit_mesh
 from unity.exec.hosts.arrays import place
-from unity.optimize import OPTIONS as OPTIMIZE_OPTIONS
-from unity.optimize import optimize
+from unity.optimize import OPTION_NAMES, optimize
 from unity.pcg.jaxprs.shardings import sharding_of
 from unity.pcg.jaxprs.trace_contexts import WIDE, unset, without_mesh
 from unity.plan.call_arguments import bound, refuse_narrow, refuse_others
@@ -50,7 +49,7 @@ _SETTINGS = (  # of JAX, under which a function computes other values or types, 
     "jax_softmax_custom_jvp",
     "jax_threefry_partitionable",
 )
-OPTIONS = OPTIMIZE_OPTIONS - {"argnums", "training", "pack"}
+STEP_OPTION_NAMES = OPTION_NAMES - {"argnums", "training", "pack"}
 
 
 @accepting_former_options
@@ -73,7 +72,7 @@ def step(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] | None =
         OptionError: an option is unknown, `fn` cannot be called, or it has no argument of a number in `donate_argnums`.
     """
     refuse_uncallable(fn, "that is a training step")
-    refuse_unknown(options, OPTIONS | {"donate_argnums"}, "unity.step", "training#options")
+    refuse_unknown(options, STEP_OPTION_NAMES | {"donate_argnums"}, "unity.step", "training#options")
     if isinstance(mesh := options.get("mesh"), Mesh):  # the types of a step's values state no shardings
         options["mesh"] = automatic(mesh)
     return TrainingStep(fn, _donated(fn, donate_argnums), options)

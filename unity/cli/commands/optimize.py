@@ -26,7 +26,7 @@ from unity.cli.arguments import (
 from unity.cli.errors import CommandError
 from unity.cli.model import Model, add_model, model_of
 from unity.cli.output import print_json, stage
-from unity.optimize import OPTIONS, optimize
+from unity.optimize import OPTION_NAMES, optimize
 from unity.plan.plan import Plan
 from unity.plan.undivided import headline, undivided
 from unity.planning.options import OBJECTIVES, SEARCHES
@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
 
 def options_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `unity.optimize` that are on the command line."""
-    specified = {name: value for name, value in vars(options).items() if name in OPTIONS}
+    specified = {name: value for name, value in vars(options).items() if name in OPTION_NAMES}
     if "pipeline" in options:
         specified |= {"pipelines": options.pipeline is not None, "pipeline": options.pipeline}
     if "branch_groups" in options:
