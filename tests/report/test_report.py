@@ -36,9 +36,10 @@ from unity.pcg.capture.capture import capture
 from unity.pcg.capture.repetition import repeated
 from unity.pcg.ir.compact_json import FoldedGraphs, fold, folded_all, unfolded_all
 from unity.pcg.ir.graph import PCG
+from unity.plan.argument_kinds import argument_kinds
 from unity.plan.files.plan_file import sealed
 from unity.report import Source, content, of_file, of_plan, page
-from unity.report.arguments import argument_kinds, slices
+from unity.report.arguments import slices
 from unity.report.drawing import OUTSIDE, drawing_of
 from unity.report.layout import lay_out
 from unity.report.level_layout import ItemRank, LevelEdge, LevelItem, closest_positions, level_layout

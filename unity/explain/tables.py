@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from unity.explain.kernels import inferred_kernels
 from unity.explain.offloading import offloading_in_words, state_in_words
 from unity.pcg.ir.user_lines import line_behind
 from unity.pcg.parallel.axis_names import AxisNames
-from unity.pcg.types.parallel_type import slice_count
+from unity.plan.argument_kinds import argument_kinds
 from unity.plan.plan import Plan
 from unity.plan.undivided import Undivided, headline, undivided
 from unity.plan.warnings import misaligned, undividable
@@ -166,18 +166,14 @@ def _grouped(rows: Iterable[tuple[Any, float]]) -> list[tuple[Any, int, float]]:
 def _arguments(plan: Plan) -> Table:
     columns = ("arguments", "tensors", "shape", "stored", "bytes on a device")
     table = Table(*columns, title="where arguments are stored", title_justify="left")
-    axes = plan.program.pcg.axes
-    rows = []
-    names: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for node in plan.program.pcg.inputs:
-        tensor = node.tensors[0]
-        piece = tensor.nbytes / slice_count(node.types[0], axes)
-        key = pattern(node.name), str(tensor), storage_in_words(node.types[0], plan.program.axis_names)
-        names[key].append(node.name)
-        rows.append((key, piece))
-    kinds = Counter(alike for alike, *_ in names)
-    shown = {key: key[0] if kinds[key[0]] == 1 else joined_lines(paths) for key, paths in names.items()}
-    return _filled(table, [(shown[k], str(n), k[1], k[2], size(b)) for k, n, b in _grouped(rows)], "kinds of arguments")
+    kinds = argument_kinds(plan.program.pcg)
+    times = Counter(kind.name for kind in kinds)
+    cells = []
+    for kind in kinds:
+        tensor, stored = str(kind.node.tensors[0]), storage_in_words(kind.node.types[0], plan.program.axis_names)
+        shown = kind.name if times[kind.name] == 1 else joined_lines(kind.paths)
+        cells.append((shown, str(kind.count), tensor, stored, size(kind.here)))
+    return _filled(table, cells, "kinds of arguments")
 
 
 def _memory(prediction: MemoryPrediction) -> Table:

@@ -3,46 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from unity.base.formatting import pattern, size
+from unity.base.formatting import size
 from unity.diff.placements import type_in_words
-from unity.pcg.ir.graph import PCG, Node, Value
+from unity.pcg.ir.graph import PCG
 from unity.pcg.types.axis import Axis
 from unity.pcg.types.parallel_type import Type, degrees, digits, show
-from unity.search.memory.memory import local
-
-
-@dataclass(frozen=True)
-class ArgumentKind:
-    """Arguments of one shape and type whose names differ in numbers only.
-
-    Attributes:
-        name: the name, with `*` for its numbers.
-        node: one of the arguments.
-        count: the number of arguments.
-        whole: the bytes of all of them.
-        here: the bytes of their pieces on one device.
-    """
-
-    name: str
-    node: Node
-    count: int
-    whole: float
-    here: float
-
-
-def argument_kinds(graph: PCG) -> tuple[ArgumentKind, ...]:
-    """Return the arguments of a parallel graph, those that take the most memory on a device first."""
-    by_content: dict[tuple[str, str, tuple[Type, ...]], ArgumentKind] = {}
-    for node in graph.inputs:
-        name, whole, here = pattern(node.name or "input"), node.tensors[0].nbytes, local(Value(node), graph)
-        key = name, str(node.tensors[0]), node.types
-        kind = by_content.get(key, ArgumentKind(name, node, 0, 0.0, 0.0))
-        by_content[key] = ArgumentKind(name, kind.node, kind.count + 1, kind.whole + whole, kind.here + here)
-    return tuple(sorted(by_content.values(), key=lambda k: -k.here))
+from unity.plan.argument_kinds import ArgumentKind, argument_kinds
 
 
 def rows(graph: PCG) -> list[dict[str, Any]]:

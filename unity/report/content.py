@@ -14,6 +14,7 @@ from unity.machine.machine import Machine
 from unity.pcg.ir.graph import PCG, Node
 from unity.pcg.parallel.axis_names import AxisNames
 from unity.pcg.parallel.serial_view import serial_graph
+from unity.plan.argument_kinds import argument_kinds
 from unity.plan.files.plan_file import read, reading, summaries
 from unity.plan.files.strategies import candidates
 from unity.plan.plan import Plan
@@ -123,7 +124,7 @@ def _function_content(figures: FunctionFigures, interned: Interned) -> tuple[Des
 
 def _file_content(source: Source) -> tuple[Description, dict[str, Any]]:
     """Return what `_function_content` returns, as far as a plan's file tells without the function."""
-    kinds = arguments.argument_kinds(source.planned.graph)
+    kinds = argument_kinds(source.planned.graph)
     total, arguments_size = source.planned.memory, sum(k.here for k in kinds)
     rest = total - arguments_size
     parts = [
