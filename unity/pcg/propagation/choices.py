@@ -81,7 +81,7 @@ def _choices(body: Body, seeds: tuple[Seed, ...], users: int) -> tuple[Choice, .
             break
         with suppress(Unmatched):
             solution = placed(body, *states)  # these boundary states may not need the move
-            if solution is not None:
+            if solution is not None and solution.matches:
                 offer(solution)
     return _with_inner_states(body, list(by_states.values()), solution_of)
 
