@@ -162,7 +162,7 @@ class PlannedProgram:
     @property
     def packing(self) -> Packing:
         """The packing of weights by all transformations; empty if none packs any."""
-        return Packing(tuple(slot for t in self.transformations for slot in t.packing.slots))  # no two pack the same weight
+        return Packing(tuple(slot for t in self.transformations for slot in t.packing.slots))
 
     @property
     def applications(self) -> tuple[RuleApplication, ...]:

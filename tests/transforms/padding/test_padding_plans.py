@@ -12,6 +12,12 @@ from precision import in_64_bits
 import unity
 from unity.base.errors import DerivationError
 from unity.machine.machine import Machine
+from unity.pcg.capture.capture import capture
+from unity.plan.plan import Plan
+from unity.plan.plan_family import PlanFamily
+from unity.search.cost.cost import Training
+from unity.search.session import Search
+from unity.transforms.packing import joining_of
 from unity.transforms.padding import padding
 
 FOUR = Machine.grid(1, 4)
@@ -139,3 +145,26 @@ def test_a_divisible_program_has_no_padding():
 def test_constraints_exclude_padding():
     plan = planned(pack=True, constraints=unity.pin("args[0]['up']", jax.sharding.PartitionSpec()))
     assert plan.program.padding is None
+
+
+def test_a_joined_weight_may_be_stored_with_padding():
+    """The rows of a table are joined with zeros to a multiple of the devices, and those are padded once more."""
+
+    def squares(table, ids):
+        return jnp.sum(table[ids] ** 2)
+
+    rng = np.random.default_rng(0)
+    args = jnp.asarray(rng.normal(size=(10, 3))), jnp.asarray([0, 1, 8, 12, 7, 0, 2], jnp.uint8)
+    captured = capture(squares, *args, argnums=0)
+    joining = joining_of(captured, 4)
+    assert joining is not None
+    padded = padding(joining.after, {12: 17}, stored=True)
+    assert padded is not None
+    search = Search(padded.after.graph, captured.differentiated, FOUR, Training())
+    family = PlanFamily(squares, captured, search, 0.0, transformations=(joining, padded))
+    plan = Plan(family, search.fastest)
+    close(jax.value_and_grad(plan)(*args), jax.value_and_grad(squares)(*args))
+    stored = plan.shard(*args)
+    assert stored[0].shape == (17, 3)
+    close(plan(*stored), squares(*args))
+    np.testing.assert_array_equal(plan.shard.unpack(stored[0]), args[0])

@@ -82,7 +82,10 @@ def _parts(packed: Packed, array: jax.Array) -> list[jax.Array]:
 
 @dataclass(frozen=True)
 class Packing:
-    """All packed arrays of a program. Leaves are those of the function's arguments, by number."""
+    """All packed arrays of a program, in order. Leaves are those of the function's arguments, by number.
+
+    An array may be packed again: weights are joined, and the joined array is stored with padding.
+    """
 
     slots: tuple[Packed, ...]
 
@@ -95,7 +98,8 @@ class Packing:
     @property
     def shapes(self) -> dict[int, Shape]:
         """The shapes of packed leaves in the user's arguments, by number."""
-        return {leaf: shape for s in self.slots for leaf, shape in zip(s.leaves, s.shapes, strict=True) if leaf is not None}
+        pairs = (pair for s in reversed(self.slots) for pair in zip(s.leaves, s.shapes, strict=True))
+        return {leaf: shape for leaf, shape in pairs if leaf is not None}
 
     def pack(self, leaves: Sequence[Any], start: int = 0) -> list[Any]:
         """Return the leaves as the plan takes them. Packed leaves stay as they are.
@@ -108,7 +112,7 @@ class Packing:
         for s in self.slots:
             own = [(leaf - start, shape) for leaf, shape in zip(s.leaves, s.shapes, strict=True) if leaf is not None]
             if all(0 <= k < len(packed) and jnp.shape(packed[k]) == shape for k, shape in own):
-                array = s.pack({k: x for k, x in enumerate(leaves, start)})
+                array = s.pack({k: x for k, x in enumerate(packed, start)})
                 library: Any = np if isinstance(array, np.ndarray) else jnp
                 packed[s.first - start] = array
                 for k in s.others:
@@ -118,7 +122,7 @@ class Packing:
     def unpack(self, leaves: Sequence[Any], start: int = 0) -> list[Any]:
         """Return the leaves as the user has them. Leaves that are not packed stay as they are. Arguments as for `pack`."""
         unpacked = list(leaves)
-        for s in self.slots:
+        for s in reversed(self.slots):
             k = s.first - start
             if 0 <= k < len(unpacked) and jnp.shape(unpacked[k]) == s.stacked:
                 for leaf, x in s.unpack(unpacked[k]).items():
